@@ -24,7 +24,7 @@ help:
 	@echo "make test-fast  lint, unit tests and short simulations"
 	@echo "make test-long  hours: more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
-	@echo "make lint       style, types, layers"
+	@echo "make lint       style, types, layers, mutants that fit, prose"
 	@echo "make bench      measure, beside transformers; PEERS=1: beside llama.cpp and vLLM, built into build/peers; ROWS=decode,server"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"

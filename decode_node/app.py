@@ -1,4 +1,4 @@
-"""The decode daemon: `run(config)`. Nothing heavy is loaded before the core plan is applied."""
+"""The decode daemon: `run(config)`. It loads heavy modules after it has applied the plan of CPU cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shared.config.processes import NodeProcessConfig
 
 
 def run(config: NodeProcessConfig) -> int:
-    """Serves until a signal; gives the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     core_plan.apply(core_plan.of_node(config.cores, config.parts.parallel))
     from decode_node.side import DecodeSide
     from shared.node.build import run_node

@@ -1,9 +1,8 @@
-"""The receiving side of process groups: pages that were announced are asked for, a few at a time, and come into staging
-buffers in the order in which they were asked for.
+"""Receive pages through process groups, in staging buffers. Ask for announced pages in order, a few at a time.
 
-    Ready -> waiting -> Take sent, staging posted -> here: to be pulled from staging like frames
+    Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the buffer like frames.
 
-A transfer that was agreed upon is never cancelled: when its request is over, what comes is thrown away.
+A transfer that was asked for is never cancelled. If its request has ended, the transfer's pages are dropped.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from shared.wire.messages import Broken, Join, Ready, StoreEntry, Take
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """Announced pages of a hand-off on their way into staging."""
-
     handoff: HandoffIn
     ready: Ready
     receiver: StagedReceiver
@@ -35,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """`staging` holds them, or says why they do not come."""
+    """A fetch that has ended. `staging`: the buffer that holds the pages, or the reason why the transfer failed."""
 
     handoff: HandoffIn
     ready: Ready
@@ -43,35 +40,36 @@ class Fetched:
 
 
 class GroupsIn:
-    """Owner of the groups in which this node receives, and of pages until they are in staging."""
+    """Owns this node's receiving groups. Also keeps the record of announced pages until these are staged."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
-        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: announced, not asked for; never empty
-        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # in the order of the group
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: fetches not asked for yet
+        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: fetches asked for, in order
         self._out: list[Fetched] = []
         self._num_groups = 0
         self.table = GroupTable(ctx, RECEIVER)
 
     @property
     def num_under_way(self) -> int:
-        """Announced pages that are not in staging yet, whoever wanted them."""
+        """The number of page sets that `poll` has not returned yet, including page sets of ended requests."""
         return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
 
     def carries(self, transport: str) -> bool:
         return transport in self._receivers
 
     def meet(self, peer: str, transport: str) -> None:
-        """Be in a group with it, from now on."""
+        """Open a process group with the peer, unless one exists."""
         if self.table.get(peer) is not None or self.table.is_full:
-            return  # full: its pages will find no group
+            return  # without a group, fetch() will fail
         self._num_groups += 1
         self._ctx.outbox.send(peer, Join(transport, self._num_groups))
         self._asked[self.table.open(peer, transport, self._num_groups)] = deque()
 
     def fetch(self, handoff: HandoffIn, ready: Ready) -> None:
-        """They come out of `poll`. HandoffFailed when they can't."""
+        """Start fetching pages, which `poll` will return. Raise HandoffFailed if the process group has ended, or if
+        the receiver can't take these pages."""
         fetch = Fetch(handoff, ready, self._receivers[handoff.transport])
         fetch.receiver.check(ready)
         if self.table.get(handoff.source) is None:
@@ -81,7 +79,7 @@ class GroupsIn:
         self._ask(handoff.source)
 
     def forget(self, handoff: HandoffIn) -> None:
-        """What was not asked for never will be."""
+        """Drop the hand-off's fetches for which no Take was sent yet."""
         waiting = self._waiting.pop(handoff.source, deque())
         kept = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
         if kept:
@@ -97,7 +95,7 @@ class GroupsIn:
             self._ctx.outbox.send(peer, take)
             entry.group.post(fetch.receiver.make_staging(ready))
             self._asked[entry].append(fetch)
-        if waiting is not None and not waiting:  # a peer has a new name in each of its lives
+        if waiting is not None and not waiting:  # drop the empty queue: a restarted peer has a new name
             del self._waiting[peer]
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:
@@ -107,7 +105,7 @@ class GroupsIn:
             self._end(entry, HandoffFailed(f"{peer}: {message.reason}"))
 
     def poll(self) -> list[Fetched]:
-        """What has come, or will not any more."""
+        """Return the fetches whose pages have arrived, and the fetches that failed."""
         for entry in self.table:
             self._collect(entry)
             self._ask(entry.peer)
@@ -126,7 +124,7 @@ class GroupsIn:
             self._out.append(Fetched(fetch.handoff, fetch.ready, staging))
 
     def peer_closed(self, peer: str) -> None:
-        """What is in staging already needs nobody."""
+        """End the peer's process group. Pages that are already staged stay valid."""
         entry = self.table.get(peer)
         if entry is not None:
             self._end(entry, HandoffFailed(f"{peer} is gone"))

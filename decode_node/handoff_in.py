@@ -1,4 +1,4 @@
-"""One request on its way here from a prefill node, as the decode node sees it."""
+"""One incoming hand-off, as the decode node records it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from shared.wire.messages import Offer, Prebuilt
 
 @dataclass(slots=True, eq=False)
 class WaitingOffer:
-    """In prealloc: no memory yet."""
+    """An Offer that has no memory yet."""
 
     request: Request
     source: str  # the prefill node's link name
     offer: Offer
     transport: str
     since: float
-    is_vouched: bool  # its router stands behind it
+    is_vouched: bool
 
 
 @dataclass(slots=True, eq=False)
 class HandoffIn:
-    """Granted: row and pages are reserved, pulls may be writing into them. `row` outlives a revoked grant, for the
-    row is held until the last pull is over."""
+    """A granted hand-off: row and pages are reserved, and pulls may write them.
+
+    After a revoked grant, `row` stays reserved until the last pull ends.
+    """
 
     request: Request
     source: str
@@ -38,15 +40,15 @@ class HandoffIn:
     ranges: PageRanges
     since: float
     touched: float
-    source_drafts: bool  # the source has a draft head too, so pages and record bring draft state
+    source_drafts: bool  # the source's pages and record contain draft state
     num_pulling: int = 0
-    num_fetching: int = 0  # announced, and not yet in a staging buffer of ours
+    num_fetching: int = 0  # number of announced page sets that are not staged here yet
     record: Prebuilt | None = None
-    record_since: float = 0.0  # the source sends it when the last chunk is computed
-    draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's, host
+    record_since: float = 0.0  # time when the record arrived
+    draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's draft tensors, on the host
     complete_since: float = 0.0
-    # What the source hears when it is over without being installed
-    failure: BatonError = field(default_factory=lambda: HandoffFailed("the decode node gave it up"))
+    # the error that the source gets if the hand-off ends before installation
+    failure: BatonError = field(default_factory=lambda: HandoffFailed("the decode node ended it"))
 
     @property
     def key(self) -> RequestKey:
@@ -54,7 +56,7 @@ class HandoffIn:
 
     @property
     def needs_source(self) -> bool:
-        """Whether something that only the source has is missing still."""
+        """Whether the source must still send pages or the record."""
         return self.record is None or not self.ranges.all_claimed or self.num_fetching > 0
 
     @property

@@ -1,5 +1,7 @@
-"""Which pages of a hand-off have arrived, layer by layer. Plain numbers of pages in the request's own order, no page
-ids; the last layer stands for all that is behind it in a page, too."""
+"""Track which pages of a hand-off have arrived, by layer. Page numbers follow the order of the request's tokens.
+
+An entry stands for one layer of one page. The last layer's entry also covers the planes that follow the page's layers.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from shared.transfer.interface import WHOLE, Part
 
 
 class PageRanges:
-    """Pages [first, end) are expected, in any order, each layer of each once.
+    """Expects pages [first, end) in any order, and each layer of a page once.
 
     | cached here, not sent | first ........ end |
-    `claimed`: a pull was launched for it;  `arrived`: that pull is over.
+    `claimed`: a page's pull was launched;  `arrived`: the pull has ended.
     """
 
     def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
@@ -25,15 +27,16 @@ class PageRanges:
         self._num_left = (self.end - self.first) * num_layers
 
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
-        """Take a range before it is pulled. False: all of it came before (a duplicate). HandoffFailed: not ours."""
+        """Claim a range of pages before its pull. Return False for a duplicate. Raise HandoffFailed for unrequested
+        pages."""
         if first < self.first or first + count > self.end:
-            raise HandoffFailed(f"pages {first}..{first + count - 1} where {self.first}..{self.end - 1} were asked for")
+            raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")
         layers = self._layers(part)
         claimed = self._claimed[first : first + count, layers]
         if claimed.all():
             return False
         if claimed.any():
-            raise HandoffFailed(f"pages {first}..{first + count - 1} overlap others that came before")
+            raise HandoffFailed(f"pages {first}..{first + count - 1} overlap earlier ones")
         self._claimed[first : first + count, layers] = True
         return True
 

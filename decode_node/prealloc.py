@@ -1,10 +1,13 @@
-"""Prealloc: Offers that wait for memory. Granted in order of arrival, each all or nothing.
+"""Prealloc: Offers that wait for memory. They are granted in order of arrival.
 
-Requests that wait here and in the scheduler (retracted ones, local prompts) share one order: the older goes first.
+A grant reserves all the memory that its request needs.
 
-Every Offer that stays is told `Wait` at once, and again at each quarter of a lease. Waiting is not a failure; a source
-that hears nothing for a whole lease gives us up. A thousand that wait cost 4,000 small messages a lease, spread
-as the Offers came; no round looks at more of them than are due.
+Offers and the scheduler's waiting requests share one order, the oldest first. The scheduler's waiting requests are
+retracted requests and local prompts.
+
+Each Offer gets a `Wait` at once and every quarter of a lease, because a source that gets no message for a lease fails
+the hand-off. A thousand Offers cost 4,000 small messages per lease. Each round handles only the Offers whose next
+`Wait` is due.
 """
 
 from __future__ import annotations
@@ -38,13 +41,14 @@ class Granted:
 
 
 class Prealloc:
-    """Owner of Offers until they are granted."""
+    """Owns Offers until they are granted."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
         self._vouchers = Vouchers(ctx)
-        self._offers: dict[RequestKey, WaitingOffer] = {}  # by arrival
-        self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()  # when each is told to wait next; due ones first
+        self._offers: dict[RequestKey, WaitingOffer] = {}  # in order of arrival
+        # The time when each Offer's next `Wait` is due, the earliest first.
+        self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()
 
     def requests(self) -> list[Request]:
         return [waiting.request for waiting in self._offers.values()]
@@ -59,12 +63,12 @@ class Prealloc:
         transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
         refusal = self._refusal(req, offer) or self._vouchers.refusal(req, offer, source, now)
         if transport is None:
-            refusal = refusal or HandoffFailed("no transport that both nodes have")
+            refusal = refusal or HandoffFailed("the nodes have no transport in common")
         elif refusal is None and self._has_room(source):
             is_vouched = self._ctx.routers.word_of(key) is not None
             self._offers[key] = WaitingOffer(req, source, offer, transport, now, is_vouched)
             if is_vouched:
-                self._vouchers.spend(req, now)
+                self._vouchers.spend(req, offer, now)
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
             return
@@ -72,7 +76,7 @@ class Prealloc:
         self._ctx.outbox.send(source, refuse(offer.key, refusal))
 
     def _has_room(self, source: str) -> bool:
-        """No node takes all the places."""
+        """Whether one more Offer is within the limit on all Offers and within the source's share."""
         most = self._ctx.facts.max_waiting
         of_source = sum(waiting.source == source for waiting in self._offers.values())
         return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
@@ -93,13 +97,15 @@ class Prealloc:
         return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
 
     def _other_masks(self, req: Request, offer: Offer) -> str:
-        """Why two nodes may not follow this request's grammar alike; empty when they do, or it has none."""
+        """Return how the two nodes' grammar versions differ; "" if they are equal or the request has no grammar."""
         ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
         return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
 
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
-        """Grant everything that fits now, and tell the others to wait. One whose router has not said Welcome here yet
-        is passed over, and so is all of a source whose hand-offs hold as much as one source may."""
+        """Grant Offers in order while memory lasts, and send the `Wait`s that are due.
+
+        Skip Offers whose router has not sent Welcome, and sources with a full share.
+        """
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
         granted: list[Granted] = []
@@ -127,7 +133,7 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Whether its router stands behind it. One that came before the router's Welcome is looked at now."""
+        """Whether the Offer's router vouches for it. Offers that came before the router's Welcome are checked now."""
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
@@ -135,12 +141,12 @@ class Prealloc:
             self._forget(waiting.request.key)
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, refusal))
             return False
-        self._vouchers.spend(waiting.request, now)
+        self._vouchers.spend(waiting.request, waiting.offer, now)
         waiting.is_vouched = True
         return True
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
-        """Whether its grammar, if it has one, can be followed now. One that can't be compiled is refused."""
+        """Whether the request's grammar, if any, is compiled. Refuse the Offer if compilation failed."""
         req, constraint = waiting.request, waiting.request.constraint
         if not req.may_begin:
             return False
@@ -179,7 +185,7 @@ class Prealloc:
         return self._take(lambda waiting: waiting.request.deadline < now)
 
     def take_unknown(self, now: float) -> list[WaitingOffer]:
-        """Whose router has said no Welcome here for so long that nobody waits for them any more."""
+        """Remove and return Offers that have waited longer than a lease and whose router has not sent Welcome yet."""
         lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
         return self._take(
             lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None

@@ -1,4 +1,4 @@
-"""Prebuilt: hand-offs whose pages and record are both here. They join the running batch without a forward."""
+"""Prebuilt: complete hand-offs join the running batch without a forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.wire.messages import Installed
 
 
 def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float) -> None:
-    """Install all of them in one admission. From here on the sources' pages are not needed."""
+    """Install complete hand-offs in one admission, and tell their sources."""
     if not complete:
         return
     ctx.core.loop.admit([_arrival(ctx, handoff) for handoff in complete])

@@ -1,5 +1,4 @@
-"""How much of a decode node's memory the unfinished hand-offs of one source hold. A source that finishes none of them
-leaves a quarter to the others; what is installed counts no more."""
+"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter for other sources."""
 
 from __future__ import annotations
 
@@ -10,11 +9,12 @@ from decode_node.handoff_in import HandoffIn, WaitingOffer
 from shared.kv.manager import page_count
 from shared.node.context import NodeContext
 
-MOST_OF_ONE_SOURCE = 0.75  # of rows and pages, and of the offers that may wait
+MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one source may hold
 
 
 class Shares:
-    """For one round of grants. A source that holds nothing may have one hand-off, however long."""
+    """The shares of all sources, for one round of grants. A source without hand-offs may have one hand-off of any
+    length."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv
@@ -23,12 +23,12 @@ class Shares:
         self._most_rows = int(MOST_OF_ONE_SOURCE * ctx.facts.max_running)
         self._pages: Counter[str] = Counter()
         self._rows: Counter[str] = Counter()
-        self._full: set[str] = set()  # the younger ones of such a source wait, too: none overtakes
+        self._full: set[str] = set()  # later offers of these sources wait too, to keep the order
         for handoff in open_handoffs:
             self._add(handoff.source, handoff.ranges.end)
 
     def allow(self, waiting: WaitingOffer) -> bool:
-        """Return whether its source may have this one, too."""
+        """Return whether the Offer's source may have another hand-off. A refusal holds for the whole round."""
         source = waiting.source
         if source in self._full:
             return False
@@ -39,7 +39,6 @@ class Shares:
         return True
 
     def take(self, waiting: WaitingOffer) -> None:
-        """It was granted."""
         self._add(waiting.source, page_count(waiting.request.num_tokens, self._page_size))
 
     def _add(self, source: str, pages: int) -> None:

@@ -1,8 +1,8 @@
-"""The decode node's side of a node: offers, pages and records in; grants and answers out.
+"""The decode side of a node: receives offers, pages and records; sends grants and answers.
 
-    prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  ->  prebuilt  ->  running, in the scheduler
+    prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  -> prebuilt  ->  running, in the scheduler.
 
-Whatever ends a request before it is installed, its prefill node gets Failed, so that pages there are free at once.
+If a request ends before it is installed, its prefill node gets Failed and frees the request's pages at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shared.wire.peers import Received
 
 
 class DecodeSide:
-    """See `shared.node.side.Side`."""
+    """Implements `shared.node.side.Side`."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -50,7 +50,21 @@ class DecodeSide:
     def outside(self) -> list[Request]:
         return self.prealloc.requests()
 
-    # ---- messages of prefill nodes
+    def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
+        """Do nothing: a decode node computes its prompts itself."""
+
+    @property
+    def wakes_at(self) -> float:
+        return float("inf")
+
+    @property
+    def holds_rows(self) -> bool:
+        return bool(self.transfers.held)
+
+    def leave(self) -> None:
+        """Do nothing: no other node reads pages from a decode node."""
+
+    # ---- messages from prefill nodes
 
     def receive(self, received: Received, now: float) -> None:
         message = received.message
@@ -78,8 +92,10 @@ class DecodeSide:
             self._fail(handoff, error)
 
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
-        """The prefill node ends it, perhaps before it has heard Installed. What we have taken over is not its to end:
-        the router may have seen us begin, and then it leaves the request here."""
+        """End a request that the prefill node ended, perhaps before that node received Installed.
+
+        An installed request goes on, because the router may already have seen it begin on this node.
+        """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:
             handoff = self.transfers.open.get(key)
@@ -91,7 +107,7 @@ class DecodeSide:
         self.abort(key)
         self._ctx.core.abort(key)
 
-    # ---- what the scheduler says
+    # ---- scheduler events
 
     def event(self, event: SchedEvent, now: float) -> None:
         if isinstance(event, GrantRevoked):
@@ -102,7 +118,7 @@ class DecodeSide:
         if handoff is None:
             return
         wire = to_wire(handoff.key)
-        if event.retracted:  # we prefill it here: the source's pages are not needed
+        if event.retracted:  # the prompt is computed here, without the source's pages
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
             self._ctx.outbox.send(handoff.source, failed(wire, handoff.lease, handoff.failure))
@@ -138,16 +154,16 @@ class DecodeSide:
     # ---- ends
 
     def abort(self, key: RequestKey) -> None:
-        """The scheduler's GrantRevoked does it for granted ones."""
+        """Refuse the request's Offer if it still waits. A granted request ends through the event GrantRevoked."""
         waiting = self.prealloc.take(key)
         if waiting is not None:
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, Aborted("aborted")))
 
     def peer_up(self, peer: str) -> None:
-        """A decode node dials no other node."""
+        """Do nothing: a decode node dials no other node."""
 
-    def peer_closed(self, peer: str) -> None:
-        """A prefill node died, or the way to it broke. What has arrived completely goes on; the rest fails."""
+    def peer_closed(self, peer: str, *, accepted: bool) -> None:
+        """Handle a lost prefill node or link. Complete hand-offs continue, and incomplete hand-offs fail."""
         error = PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}")
         for waiting in self.prealloc.take_of_source(peer):
             self._ctx.end(waiting.request.key, error)
@@ -166,13 +182,15 @@ class DecodeSide:
         self.transfers.groups.table.close()
 
     def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and
-        tells the router what there is to tell; if it is gone or silent, the router notices that."""
+        """Report a failed hand-off only to its source.
+
+        Only the source knows why its pages are gone. For example, the source may have answered the request itself.
+        """
         if self.transfers.open.get(handoff.key) is handoff:
             handoff.failure = error
             self._ctx.core.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Unless it is over already: the first failure wins."""
+        """Fail the hand-off if it is still open. Ignore later failures of the same hand-off."""
         if self.transfers.open.get(handoff.key) is handoff:
             self._ctx.core.fail(handoff.key, error)

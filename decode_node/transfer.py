@@ -1,5 +1,7 @@
-"""Transfer: granted requests whose pages are being pulled. A pull is a closure on the transfer stream that waits for
-the newest launched step, because the last step of a page's owner before may still write into it.
+"""Transfer: granted requests whose pages are being pulled.
+
+A pull is a closure that runs on the transfer stream. It first waits for the newest launched step, because a page's
+previous owner may still write the page in that step.
 
     Ready  ->  claim the range  (->  fetch into staging)  ->  pull into the request's own pages  ->  arrived (an input
                                                                                                     of a later tick)
@@ -22,14 +24,14 @@ from shared.node.convert import draft_state_of_bytes, drafts_within
 from shared.transfer.interface import Frames, PageReceiver, part_of
 from shared.wire.codec import to_wire
 from shared.wire.fitting import NO_DRAFT_STATE
-from shared.wire.messages import Grant, Prebuilt, Ready
+from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready
 from shared.wire.peers import Received
 
 LEASE_BITS = 32
 
 
 class Transfers:
-    """Owner of granted hand-offs, and of rows that a revoked grant left to a pull in flight (`held`)."""
+    """Owns granted hand-offs, and the rows of revoked ones (`held`) while pulls still write into these rows."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -63,7 +65,7 @@ class Transfers:
         return handoff
 
     def _next_lease(self) -> int:
-        """Never the same twice, in no epoch of this node: a late message fits no later lease."""
+        """Return a lease number that this node never used in any epoch, so that late messages match no newer lease."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases
@@ -72,14 +74,19 @@ class Transfers:
         handoff = self.open.get(key)
         if handoff is not None and handoff.source == source and handoff.lease == lease:
             return handoff
-        self._ctx.drop_late(source, "pages or record for no lease that is out", key)
+        self._ctx.drop_late(source, "pages or record for an unknown lease", key)
         return None
 
     def ready(self, handoff: HandoffIn, received: Received, ready: Ready, now: float) -> None:
-        """Pull a range, unless it came before. HandoffFailed when it is none of ours."""
+        """Pull a range of pages, unless the same range was announced before. Raise HandoffFailed for an invalid
+        range."""
         handoff.touched = now
         count = len(ready.pages)
-        if not count or not handoff.ranges.claim(ready.first_page, count, part_of(ready, self._ctx.core.pool)):
+        if not count:
+            return
+        if ready.inline:
+            self._ctx.outbox.send(handoff.source, FramesTaken(ready.key, handoff.lease))
+        if not handoff.ranges.claim(ready.first_page, count, part_of(ready, self._ctx.core.pool)):
             return
         if self.groups.carries(handoff.transport):
             self.groups.fetch(handoff, ready)
@@ -96,12 +103,12 @@ class Transfers:
         )
 
     def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
-        """Keep the record; HandoffFailed when it does not fit the request."""
+        """Keep the record. Raise HandoffFailed if the record doesn't fit the request or the vocabulary."""
         handoff.touched = now
         if handoff.record is not None:
             return
         if record.committed != handoff.request.num_tokens:
-            raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
+            raise HandoffFailed(f"a record of {record.committed} tokens for a request of {handoff.request.num_tokens}")
         if record.token >= self._ctx.core.spec.vocab_size:
             raise HandoffFailed("a first token beyond the vocabulary")
         state = draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
@@ -110,7 +117,8 @@ class Transfers:
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Book finished pulls and give back rows that waited for them; gives hand-offs whose pull failed."""
+        """Record finished pulls, and free the rows that waited for these pulls. Return hand-offs whose fetch or pull
+        failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
         for fetched in self.groups.poll():
             handoff = fetched.handoff
@@ -152,7 +160,7 @@ class Transfers:
         ]
 
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
-        """The scheduler took the reservation away. The row is free once no pull writes into its pages."""
+        """Forget the hand-off. Its row becomes free once no pull writes the row's pages."""
         handoff = self.open.pop(key, None)
         if handoff is not None:
             self.groups.forget(handoff)
@@ -172,6 +180,6 @@ class Transfers:
         return [handoff for handoff in self.open.values() if handoff.source == source]
 
     def forget_dead(self) -> None:
-        """A prefill node is gone: let go of its memory."""
+        """Release the memory of dead prefill nodes."""
         for name, receiver in self._receivers.items():
             self._tidying.launch(name, receiver.forget_dead, "forget_dead")

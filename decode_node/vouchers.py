@@ -1,6 +1,6 @@
-"""Whether a router stands behind an Offer, and until when. Each ticket opens one hand-off per sequence, once.
+"""Check whether a router vouches for an Offer, and for how long. A ticket allows one hand-off per sequence.
 
-router's clock + (ours - its, as its Welcome came) + what two clocks may have drifted apart since = our clock
+our clock = router's clock + (our clock - router's clock, both at its Welcome) + largest drift since then
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
-from shared.node.routers import RoutersWord
+from shared.node.routers import local_time
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
-DRIFT = 0.001  # two clocks that NTP slews, 500 ppm each
 MAX_SPENT = 1 << 16
+KEPT_LONGER_S = 60.0  # how long a used ticket is kept after its end, because a later Welcome may shift that end
 
 
 class Vouchers:
-    """Owned by Prealloc. `spent` holds keys until their tickets are over; the oldest go first when there are too
-    many."""
+    """Owned by Prealloc. `_spent` keeps the keys of at most MAX_SPENT used tickets, and drops the oldest keys first."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
         self._spent: OrderedDict[RequestKey, float] = OrderedDict()
 
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
-        """Why an Offer is nobody's word; None when its router's word is not known here yet, or stands behind it. Then
-        the request ends with its ticket, whatever the Offer says."""
+        """Return why an Offer is refused. Return None if the router vouches for the Offer or is not known here yet.
+
+        If the ticket ends before the request's deadline, the ticket's end becomes the request's deadline.
+        """
         word = self._ctx.routers.word_of(req.key)
         if word is None:
             return None
@@ -40,25 +41,22 @@ class Vouchers:
         if req.key in self._spent:
             return self._refuse(source, "an Offer whose ticket was used before")
         if len(req.prompt_ids) + req.sampling.max_tokens > ticket.most_tokens:
-            return self._refuse(source, "an Offer of more tokens than its ticket")
+            return self._refuse(source, "an Offer of more tokens than its ticket allows")
         until = local_time(word, ticket.deadline_ms, now)
         if until < now:
-            return DeadlineExceeded("the ticket of the request is over")
+            return DeadlineExceeded("the request's ticket has expired")
         req.deadline = min(req.deadline, until)
         return None
 
-    def spend(self, req: Request, now: float) -> None:
-        """The ticket opens nothing any more for this sequence."""
+    def spend(self, req: Request, offer: Offer, now: float) -> None:
+        """Mark a genuine ticket as used for this sequence."""
         while self._spent and (len(self._spent) >= MAX_SPENT or next(iter(self._spent.values())) < now):
             self._spent.popitem(last=False)
-        self._spent[req.key] = req.deadline
+        word, ticket = self._ctx.routers.word_of(req.key), offer.ticket
+        assert word is not None and ticket is not None
+        self._spent[req.key] = local_time(word, ticket.deadline_ms, now) + KEPT_LONGER_S
 
     def _refuse(self, source: str, why: str) -> HandoffFailed:
         self._ctx.metrics.count(f"{REFUSED_PREFIX}{REFUSED_TICKET}")
         self._ctx.log.warning((source, why), "refused an offer", peer=source, why=why)
         return HandoffFailed(why)
-
-
-def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
-    """Return a router's time by our clock, or a little later: never earlier."""
-    return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)

@@ -1,1 +1,1 @@
-"""Starts, watches and stops: environment set-up, the command line, clusters. No request passes through here."""
+"""The set-up, the command `baton`, clusters and tools. Clients' requests do not pass through here."""

@@ -1,4 +1,4 @@
-"""The `baton` command. Parses, checks, and hands over; each role is loaded only when it is the one to run."""
+"""The `baton` command: parse flags and check settings, then run a tool, or import and run a daemon's app."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from shared.core.orphan_guard import die_with_parent
 OVERVIEW = """\
 Serves a language model with prefill and decode on separate nodes, over an OpenAI-compatible API.
 
-  baton up                 a router, a prefill and a decode node on this machine; ready when it says so
+  baton up                 a router, a prefill and a decode node on this machine
   baton up --decode 2      two decode nodes
   baton up --model FILE    another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
-  baton up --model org/name                a model of the Hugging Face hub, fetched once
+  baton up --model org/name                a model from the Hugging Face hub, fetched once
 """
 
 AFTERWARDS = """\
@@ -49,14 +49,14 @@ The same by hand, in three shells:
   baton prefill --router tcp://127.0.0.1:7001
   baton decode  --router tcp://127.0.0.1:7001
 
-Then: curl http://127.0.0.1:8000/v1/models. Every flag may stand in a TOML file: `baton up --help` groups them as the
+Then: curl http://127.0.0.1:8000/v1/models. Every flag may be set in a TOML file: `baton up --help` groups them by the
 file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help` explains each flag.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word after `baton`. `app` is imported when it runs; `hidden` fields are set by the command itself."""
+    """A command that runs a cluster or one process. `app`: the module to run. `hidden`: settings without a flag."""
 
     process: type
     help: str
@@ -66,7 +66,9 @@ class Command:
     fixed_role: str = ""
 
 
-DEALT_BY_UP = frozenset({"role", "node_id", "router", "bind_host", "bind_port", "node_endpoint", "router_id"})
+DEALT_BY_UP = frozenset(
+    {"role", "node_id", "router", "routers_file", "bind_host", "bind_port", "node_endpoint", "router_id"}
+)
 
 COMMANDS = {
     "up": Command(
@@ -77,7 +79,7 @@ COMMANDS = {
     ),
     "router": Command(
         RouterProcessConfig,
-        "the HTTP API; nodes dial in to it",
+        "the HTTP API; nodes connect to it",
         "baton router --port 8000 --node-endpoint tcp://127.0.0.1:7001",
         app="router.app",
         hidden=frozenset({"borrow"}),
@@ -92,7 +94,7 @@ COMMANDS = {
     ),
     "decode": Command(
         NodeProcessConfig,
-        "a node that takes prompts over and generates",
+        "a node that takes over prompts and generates",
         "baton decode --router tcp://127.0.0.1:7001 --max-running 16",
         app="decode_node.app",
         hidden=frozenset({"role"}),
@@ -103,7 +105,7 @@ COMMANDS = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A word after `baton` that is no process of a cluster."""
+    """A command that is not a process of a cluster."""
 
     help: str
     description: str
@@ -113,19 +115,19 @@ class Tool:
 
 TOOLS = {
     "admin": Tool(
-        "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
+        "show nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
     ),
     "cache": Tool(
         "list and remove packed weights, which nodes keep on disk", cache.DESCRIPTION, cache.add_arguments, cache.run
     ),
     "doctor": Tool(
-        "what is wrong with a cluster and this machine, and what to do",
+        "find faults of a cluster and this machine, and remedies",
         doctor.DESCRIPTION,
         doctor.add_arguments,
         doctor.run,
     ),
     "generate": Tool(
-        "answer a file of requests, offline, and go on after a stop",
+        "answer a file of requests, offline; can resume",
         generate.DESCRIPTION,
         generate.add_arguments,
         generate.run,
@@ -133,19 +135,19 @@ TOOLS = {
     "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),
     "load": Tool(
-        "load on any OpenAI-compatible server, and whether what comes back is true",
+        "load any OpenAI-compatible server, and check its answers",
         load_test.DESCRIPTION,
         load_test.add_arguments,
         load_test.run,
     ),
-    "plan": Tool("how many prefill and decode nodes, if any", plan.DESCRIPTION, plan.add_arguments, plan.run),
-    "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
-    "ray": Tool("a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
+    "plan": Tool("find how many prefill and decode nodes to run", plan.DESCRIPTION, plan.add_arguments, plan.run),
+    "prove": Tool("check token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
+    "ray": Tool("run a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 stopped on purpose, 2 a configuration that can't work, 1 anything else."""
+    """Run a command. Return 0 after an intended stop, 2 for an unusable configuration, 130 for Ctrl-C, else 1."""
     args = make_parser().parse_args(argv)
     if args.command is None:
         make_parser().print_help()
@@ -155,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"baton {args.command}: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except ModuleNotFoundError as error:  # where only the router's list is installed, this may be any command
+    except ModuleNotFoundError as error:  # any command may raise this error if only the router's packages are installed
         package = extras.missing_package(error)
         if not package:
             raise
@@ -193,7 +195,7 @@ def add_parser(commands: Any, name: str, help: str, description: str) -> Any:
 
 def add_command(commands: Any, name: str, command: Command) -> None:
     parser = add_parser(commands, name, command.help, f"baton {name}: {command.help}.\n\n  {command.example}")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go over what it says")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     add_flags(parser, command.process, command.hidden)
 
@@ -216,10 +218,11 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """What can be checked cheaply first, then cores and threads, and only then the app with all that it loads."""
-    if isinstance(config, NodeProcessConfig) and not config.parts.node.router:
+    """Make the cheap checks, set cores and threads, then import the app and run it."""
+    if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
-            "--router is missing: where does the router wait for nodes? e.g. --router tcp://127.0.0.1:7001"
+            "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "
+            "--routers-file FILE"
         )
     if isinstance(config, NodeProcessConfig):
         config = replace(config, parts=with_local_model(config.parts))

@@ -1,8 +1,9 @@
-"""A page of Prometheus text as values. Pure; what our own /metrics says of pages, rows and latencies is read here."""
+"""Parse Prometheus text, and read KV pages, rows and latencies from a router's /metrics. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.core.states import PageState, RowState
@@ -11,7 +12,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
-TOTAL = "baton_kv_pages_total"  # one sample per node
+TOTAL = "baton_kv_pages_total"  # this gauge has one sample per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Page:
     samples: tuple[Sample, ...]
 
     def total(self, name: str) -> float:
-        """Over all labels; 0 where there is none."""
+        """Return the sum of the samples `name` over all labels; 0 if there are none."""
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Of a histogram: (number of observations, their mean) between two pages; mean 0 without any."""
+        """Return (number, mean) of a histogram's observations since `before`; the mean is 0 if there are none."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -41,12 +42,18 @@ def parse_page(text: str) -> Page:
     return Page(tuple(Sample(m[1], dict(LABEL.findall(m[2] or "")), float(m[3])) for m in found if m))
 
 
+def merged(pages: Sequence[Page]) -> Page:
+    """Merge the pages of routers with the same nodes. Nodes' samples come from the first page only."""
+    first, *others = pages
+    return Page((*first.samples, *(one for page in others for one in page.samples if "node" not in one.labels)))
+
+
 def has_nodes(page: Page) -> bool:
     return any(sample.name == TOTAL for sample in page.samples)
 
 
 def unrest(page: Page) -> list[str]:
-    """What should not be so on a server without requests: pages in use, pages that are missing, rows in use."""
+    """Return the faults of an idle server: pages in use, missing pages, rows in use."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

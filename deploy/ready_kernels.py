@@ -1,9 +1,9 @@
-"""Compiles what a node of the default model runs, so that the first start finds it on disk. Set-up runs this.
+"""Compile a node's kernels for the default model, so that its first start finds them on disk.
 
-    python -m deploy.ready_kernels        # seconds where it is compiled already
+  python -m deploy.ready_kernels        # takes seconds if they are compiled already
 
-What is compiled lies beside the sources, or where NUMBA_CACHE_DIR says; other models have some kernels of their own,
-which their first start compiles.
+The set-up runs this module. Compiled code is beside the sources, or in NUMBA_CACHE_DIR. Other models compile more at
+their first start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
 
-LITTLE = 16 << 20  # bytes of KV: nobody is served
+LITTLE = 16 << 20  # bytes of KV memory; a small amount is enough, because no request is served
 
 
 def main() -> int:
@@ -22,7 +22,8 @@ def main() -> int:
         NodeProcessConfig, {"memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}, fixed={"node": {"role": "decode"}}
     )
     core_plan.apply(config.cores)
-    from shared.node.build import build_core, warm_up  # they load torch, whose threads are dealt out now
+    # these imports load torch, so the number of threads must be set before
+    from shared.node.build import build_core, warm_up
     from shared.node.compiling import KernelLog, tell_of_kernels
     from shared.node.cores import NodeCores
     from shared.observe.log import Logger

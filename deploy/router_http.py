@@ -1,4 +1,4 @@
-"""One question to a router over HTTP or HTTPS. Knows nothing of what is asked."""
+"""Send a command's requests to a router over HTTP or HTTPS, and read the keys for them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 
 from deploy.router_url import Url
 from shared.core.errors import ConfigError
+from shared.wire.http_keys import read_key
+from shared.wire.private_file import read_private
 
 HTTP_TIMEOUT_S = 10.0
 UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class RouterHttp:
-    """`url`: of a router, or of a proxy before it. `ca`: a file with the authorities that https is checked against,
-    where the system's do not know the certificate. `other_key`: the clients' beside the operators'."""
+    """Connect to a router, or to the proxy in front of it, for each request.
+
+    `key` is sent as a bearer token, and `other_key` in the header x-api-key. `ca`: a CA file for https; only needed if
+    the system does not know the CA.
+    """
 
     def __init__(
         self, url: Url, key: str, ca: Path | None = None, timeout_s: float = HTTP_TIMEOUT_S, other_key: str = ""
     ) -> None:
         if not (key + other_key).isascii() or not (key + other_key).isprintable():
-            raise ConfigError("the key is more than one line of plain letters: is it the right file?")
+            raise ConfigError("the key is not one line of plain characters: is it the right file?")
         self.url = url
         self._timeout_s = timeout_s
         self._tls = make_tls(ca) if url.scheme == "https" else None
@@ -31,12 +36,12 @@ class RouterHttp:
         self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """(status, body of the answer); one of UNREACHABLE where there is none."""
+        """Return (status, body). Raises one of UNREACHABLE if no answer comes."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
 
     def send(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """The same with a body that is JSON already."""
+        """Send a request whose body is already encoded as bytes."""
         connection = self._connection(timeout_s)
         kind = {"content-type": "application/json"} if data else {}
         try:
@@ -60,16 +65,23 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def read_api_key(path: Path | None) -> str:
-    """The key in --api-key-file; none without the flag."""
+    """Return the key in --api-key-file, or "". Raises ConfigError for a file that others may read."""
+    return read_key(str(path or ""), "--api-key-file")
+
+
+def seers_key(api_key_file: str, admin_key_file: str) -> str:
+    """Return the key that a router wants before it shows its nodes; "" if it wants none.
+
+    If the clients' key file holds a bare key, return that key. If the file is a table of tenants, it holds only hashes,
+    so return the operators' key.
+    """
+    # this module is imported here because `--help` does not need it
+    from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key
+
+    if not api_key_file:
+        return ""
     try:
-        return path.expanduser().read_text(encoding="ascii").strip() if path else ""
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
-
-
-def clients_key(file: str) -> str:
-    """The key that clients of a router with this setting send, "" for none. Which nodes there are is shown with it."""
-    key = read_api_key(Path(file) if file else None)
-    if not key.isprintable():
-        raise ConfigError(f"--api-key-file {file} is more than one line of plain letters: is it the right file?")
-    return key
+        key = bare_key(read_private(Path(api_key_file).expanduser(), MAX_FILE_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{FLAG}: {error.message}") from None
+    return read_key(admin_key_file, "--admin-key-file") if key is None else read_key(api_key_file, FLAG)

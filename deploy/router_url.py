@@ -1,4 +1,4 @@
-"""Where the router is, as every command takes it: the last word, or --url. Sends nothing."""
+"""Parse a router's address, which commands take as their last word or as --url. This module sends nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Url:
     scheme: str
     host: str
     port: int
-    prefix: str  # of the path, without /v1
+    prefix: str  # the URL's path without /v1
 
     @property
     def authority(self) -> str:
@@ -32,7 +32,7 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Read http(s)://host[:port][/path], or host:port. A path may end with /v1, as SDKs are given it."""
+    """Read http(s)://host[:port][/path], or host:port. The path may end with /v1, as for SDKs."""
     try:
         parts = urllib.parse.urlsplit(text if "//" in text else f"http://{text}")
         port = parts.port or (PORTS.get(parts.scheme, 0) if "//" in text else 0)
@@ -44,16 +44,15 @@ def parse_url(text: str) -> Url:
 
 
 def not_a_url(text: str) -> ConfigError:
-    return ConfigError(f"--url: {text!r} is no address of a server; it must look like {DEFAULT_URL}")
+    return ConfigError(f"--url: {text!r} is not a server's address; it must look like {DEFAULT_URL}")
 
 
 def no_answer(url: Url, error: Exception) -> ConfigError:
-    """What every command says when nobody answers."""
     return ConfigError(f"no answer from {url}: {error}; is a server running there?")
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Add both ways, after the parser's other words. `without`: what happens when neither is used."""
+    """Let the parser take the URL as its last word or as --url. `without`: the help's name for the default address."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -67,12 +66,11 @@ def add_url_flag(parser: Any, dest: str = "url") -> None:
 
 
 def url_of(args: argparse.Namespace) -> Url | None:
-    """The router that `add_url` was told of; None where it was told of none."""
     return the_only(args.address, args.url)
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """The one address among these; ConfigError when two of them differ."""
+    """Return the only address among the texts; None if there is none. Raises ConfigError for different addresses."""
     found = [parse_url(text) for text in texts if text is not None]
     for other in found[1:]:
         require_same(found[:1], [other])
@@ -80,7 +78,7 @@ def the_only(*texts: str | None) -> Url | None:
 
 
 def all_of(words: Sequence[str], flags: Sequence[str]) -> list[Url]:
-    """The addresses of a command that takes several; ConfigError when words and --url differ."""
+    """Return the addresses given to a command that takes several. Raises ConfigError if words and --url differ."""
     by_word, by_flag = list(map(parse_url, words)), list(map(parse_url, flags))
     if by_word and by_flag:
         require_same(by_word, by_flag)

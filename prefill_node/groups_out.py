@@ -1,10 +1,9 @@
-"""The sending side of process groups: what a decode node asks for is sent out of the pool, in the order in which it
-asked.
+"""Send pages through process groups, in the order in which a decode node asks for them.
 
-    Join -> group    Take -> posted -> over
+    Join -> group    Take -> posted -> over.
 
-Whatever was asked for is sent, even when its request has ended meanwhile and the pages are somebody else's: the other
-side counts on the order, and tells stale pages by their digests.
+Every Take is answered, even if its request has ended, because the peer relies on the order of the answers. If a page
+was freed before it was sent, its digest does not match at the peer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ GroupMessage = Join | StoreEntry | Take | Broken
 
 
 class GroupsOut:
-    """Owner of the groups in which this node sends."""
+    """Owns the process groups through which this node sends."""
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
@@ -43,7 +42,7 @@ class GroupsOut:
     def _join(self, peer: str, join: Join) -> None:
         older = self.table.get(peer)
         if older is not None and join.group <= older.number:
-            return  # heard before
+            return  # a duplicate
         if older is not None:
             self.table.end(older, HandoffFailed(f"{peer} has a new one"), tell=False)
         if join.transport not in self._senders or self.table.is_full:
@@ -53,17 +52,17 @@ class GroupsOut:
 
     def _take(self, peer: str, take: Take) -> None:
         entry = self.table.get(peer, take.group)
-        if entry is None:  # it is over here, and the peer has not heard so, or never will
+        if entry is None:  # the group has ended here, and the peer may not know that
             self._ctx.outbox.send(peer, Broken(take.group, "the group is over"))
             return
         if take.order < entry.num_agreed:
-            return  # heard before
+            return  # a duplicate
         sender = self._senders[entry.transport]
         try:
             sender.check(take)
             if take.order > entry.num_agreed:
-                raise HandoffFailed(f"transfer {take.order} asked for, after {entry.num_agreed}")
-            if len(entry.unposted) == WINDOW:  # the peer has none of them, and asks for no more before it has one
+                raise HandoffFailed(f"transfer {take.order} asked for when {entry.num_agreed} was next")
+            if len(entry.unposted) == WINDOW:  # a peer with WINDOW open transfers must wait until one of them ends
                 raise HandoffFailed(f"{WINDOW + 1} transfers asked for that have not begun")
         except HandoffFailed as error:
             self.table.end(entry, error, tell=True)

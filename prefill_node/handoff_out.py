@@ -1,7 +1,8 @@
-"""One request on its way to a decode node, as the prefill node sees it."""
+"""One outgoing hand-off, as the prefill node records it."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from shared.core.keys import RequestKey
@@ -13,28 +14,31 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Pages in the request's own order; those before `next_page` are cached at the peer, or described already. Of those
-    before `layers_end` the first layers are described, or will be as soon as they are computed.
+    """Page numbers follow the order of the request's tokens. Pages before `next_page` are cached at the peer or already
+    described.
 
-    | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
-                                           ^ next_page                                 ^ layers_end
+    The first layers of pages before `layers_end` are described once they are computed.
+
+        | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
+                                               ^ next_page                                 ^ layers_end
     """
 
     request: Request
     peer: str
     endpoint: str
     ticket: Ticket | None
-    since: float  # when it came into the queue that it is in
-    touched: float = 0.0  # last sign of life to or from the peer
-    heard_at: float | None = None  # offered: when the peer last said that it has to wait
-    offered: list[str] = field(default_factory=list)  # transports, the one that is wanted first
+    since: float  # time when the hand-off entered its present queue
+    touched: float = 0.0  # time of the last message to or from the peer
+    heard_at: float | None = None  # time of the peer's last answer
+    offered: list[str] = field(default_factory=list)  # the offered transports, the preferred one first
     lease: int = 0
     sender: PageSender | None = None  # None until granted
     next_page: int = 0
     layers_end: int = 0
-    launched: list[ChunkLaunched] = field(default_factory=list)  # until granted: what may be computed still by then
+    launched: list[ChunkLaunched] = field(default_factory=list)  # chunks that were launched before the Grant
     num_final_tokens: int = 0
-    num_describing: int = 0  # page sets that the transfer stream describes; those that wait for room don't count
+    num_describing: int = 0  # number of page sets that the transfer stream describes
+    untaken: deque[int] = field(default_factory=deque)  # size of each Ready's frames, in bytes; see unread.py
     record: PrefillDone | None = None
     record_sent: bool = False
     done_at: float = 0.0
@@ -45,5 +49,5 @@ class HandoffOut:
 
     @property
     def silent_since(self) -> float:
-        """Offered: from when on the peer has said nothing of it."""
+        """The time of the peer's last answer; the time of the Offer if no answer has come."""
         return self.since if self.heard_at is None else self.heard_at

@@ -1,6 +1,7 @@
-"""Inflight: granted requests. Pages are described on the transfer stream and announced: layer by layer while their step
-computes the next ones, what is left when the step is processed. Then the record goes out; the pages stay pinned until
-the peer has answered or is gone.
+"""Inflight: granted requests, whose pages are described on the transfer stream and announced.
+
+A step's first layers are sent while the step computes later layers. The other layers follow, then the record. Pages
+stay pinned until the peer answers or is gone.
 
     step     | layers 0..4 | 5..9 | ... | 25..29, sampling |
     describe               | 0..4 | 5..9 | ...             | 25.. to the end of the page |
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from prefill_node.handoff_out import HandoffOut
-from prefill_node.unread import Unread
+from prefill_node.unread import Unread, take
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
 from shared.engine.transfer_jobs import TransferJobs
@@ -32,7 +33,7 @@ RENEWALS_PER_LEASE = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A page set that is ready to be described: pages[0] is the request's page number `first`."""
+    """Pages that wait to be described. pages[0] is page `first` of the request."""
 
     handoff: HandoffOut
     first: int
@@ -42,36 +43,36 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computing:
-    """Pages whose layers are being computed: pages[0] is the request's page number `first`."""
+    """Pages whose layers are being computed."""
 
     handoff: HandoffOut
     first: int
     pages: PageList
     layers: LayerMarks
-    waits_for: int = 0  # the next of the marks
+    waits_for: int = 0  # index of the layer mark that must be reached next
 
 
 class Inflight:
-    """Owner of hand-offs from Grant to Installed."""
+    """Owns hand-offs from Grant to Installed."""
 
-    def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
+    def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender], unread: Unread) -> None:
         self._ctx = ctx
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._waiting: deque[Waiting] = deque()  # page sets whose peer already holds its share of blocks
-        self._unread = Unread(ctx.wake)
+        self._waiting: deque[Waiting] = deque()  # page sets in order, which wait until their peers have room
+        self._unread = unread
         self.granted: dict[RequestKey, HandoffOut] = {}
 
     def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
-        """HandoffFailed when the grant makes no sense."""
+        """Start the transfer. Raise HandoffFailed for an impossible grant."""
         page_size = self._ctx.core.settings.page_size
         sender = self._senders.get(grant.transport)
         if sender is None:
             raise HandoffFailed(f"granted for transport {grant.transport!r}, which was not offered")
         num_tokens = handoff.request.num_tokens - (handoff.record is not None)
         if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= num_tokens:
-            raise HandoffFailed(f"granted with {grant.cached_prefix_len} cached tokens, which can't be")
+            raise HandoffFailed(f"granted with an impossible {grant.cached_prefix_len} cached tokens")
         handoff.sender, handoff.lease = sender, grant.lease
         handoff.next_page = grant.cached_prefix_len // page_size
         handoff.since = handoff.touched = now
@@ -83,7 +84,7 @@ class Inflight:
         self.push(handoff, now)
 
     def push(self, handoff: HandoffOut, now: float) -> None:
-        """Describe what became final, and send the record once there is one; it need not wait for the pages."""
+        """Describe final pages. Send the record, if any, without waiting for the pages."""
         self._describe_computed()
         self._describe_final(handoff)
         self._launch_waiting(now)
@@ -93,7 +94,6 @@ class Inflight:
             self._ctx.outbox.send(handoff.peer, prebuilt_of(handoff.record, handoff.lease))
 
     def _describe_final(self, handoff: HandoffOut) -> None:
-        """Whole pages, or what is behind the layers that go ahead."""
         kv = self._ctx.core.kv
         end = handoff.num_final_tokens // kv.page_size
         if handoff.record is not None:
@@ -113,25 +113,38 @@ class Inflight:
             self._waiting.append(Waiting(handoff, first + start, pages[start : start + most], part))
 
     def _launch_waiting(self, now: float) -> None:
-        """In order, except that peers without room are passed over."""
+        """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
+        # The peers without room. Without this set, small page sets would take the room that a large page set waits for.
+        full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
             if sender is None or self.granted.get(handoff.key) is not handoff:
-                continue  # ended meanwhile
-            if not self._unread.has_room(handoff.peer, sender):
+                continue  # the hand-off has ended meanwhile
+            num_bytes = self._frame_bytes(entry, sender)
+            if handoff.peer in full or not self._unread.has_room(handoff, sender, num_bytes, self.granted.values()):
+                full.add(handoff.peer)
                 self._waiting.append(entry)
                 continue
-            self._unread.begin(handoff.peer)
+            self._unread.begin(handoff, num_bytes)
             handoff.num_describing += 1
             handoff.touched = now
             job = partial(sender.describe, entry.pages, entry.part)
             self._jobs.launch((handoff, entry.first), job, f"describe({entry.first})")
 
-    # ---- layers, while later ones are computed
+    def _frame_bytes(self, entry: Waiting, sender: PageSender) -> int:
+        where = entry.part.bytes_in(self._ctx.core.pool.planes)
+        return len(entry.pages) * (where.stop - where.start) if sender.is_inline else 0
+
+    def taken(self, handoff: HandoffOut, now: float) -> None:
+        """Record that the peer has taken a Ready's frames. `poll` then sends waiting pages."""
+        if take(handoff):
+            handoff.touched = now
+
+    # ---- layers sent while later layers are computed
 
     def launched(self, handoff: HandoffOut, event: ChunkLaunched) -> None:
-        """Its pages go ahead layer by layer: all that this step fills, and what came before and was not sent yet."""
+        """Send this step's pages and earlier pages layer by layer."""
         page_size = self._ctx.core.settings.page_size
         end = page_count(event.num_tokens, page_size) if event.is_last else event.num_tokens // page_size
         first = max(handoff.next_page, handoff.layers_end)
@@ -147,18 +160,18 @@ class Inflight:
         self._computing = [left for entry in self._computing if (left := self._advance(entry)) is not None]
 
     def _advance(self, entry: Computing) -> Computing | None:
-        """Describe the layers that are there by now. None: nothing is left to wait for."""
+        """Describe the layers that are computed. Return None if no layer is left to describe."""
         marks, index = entry.layers, entry.waits_for
         while index < len(marks.ends) and marks.events[index].query():
             if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
-                return None  # it ended; or its step failed, which ends it
+                return None  # the hand-off has ended, or its failed step will end it
             before = marks.ends[index - 1] if index else 0
             self._describe(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
             index += 1
         return replace(entry, waits_for=index) if index < len(marks.ends) else None
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Announce what was described; gives the hand-offs that failed or stalled."""
+        """Announce described pages. Return the hand-offs that failed or stalled."""
         self._describe_computed()
         failed = []
         for done in self._jobs.take_done():
@@ -166,7 +179,7 @@ class Inflight:
             handoff.num_describing -= 1
             self._unread.described(handoff.peer, done.value)
             if self.granted.get(handoff.key) is not handoff:
-                continue  # ended meanwhile: its pages may have a new owner
+                continue  # the hand-off has ended: its pages may have a new owner
             if done.value is None:
                 failed.append((handoff.key, HandoffFailed(f"pages from {first_page} on: {done.error}")))
                 continue
@@ -179,8 +192,7 @@ class Inflight:
         return failed + self._stalled(now)
 
     def _stalled(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Renew leases of prompts that still wait or compute; give up a peer that has the record, and neither reads
-        nor answers."""
+        """Renew the leases of unfinished prompts. Return hand-offs whose record was not answered within a lease."""
         lease_s, failed = self._ctx.facts.lease_s, []
         for handoff in self.granted.values():
             if handoff.record_sent and not handoff.num_describing:
@@ -193,7 +205,7 @@ class Inflight:
 
 
 def renewal(handoff: HandoffOut) -> Ready:
-    """A Ready without pages: the prefill node lives and has not forgotten."""
+    """Return a Ready without pages, as a sign of life."""
     return Ready(
         key=to_wire(handoff.key),
         lease=handoff.lease,

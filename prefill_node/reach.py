@@ -1,25 +1,25 @@
-"""Decode nodes that were dialled and do not answer. Known by words alone: a dial, PeerUp, anything that the peer sends.
+"""Detect dialled nodes that do not answer.
 
     dialled -> up -> gone (hung up)
-       '--nothing for silence_s: overdue, so can't be reached
+       '--nothing for silence_s: overdue, so unreachable.
 
-A link that closes, or a dial that is given up, is told by the link itself (PeerClosed). Nobody tells of a peer that
-takes the connection and then says nothing, not even who it is.
+The link reports closed connections and failed dials (PeerClosed), but not a silent peer that accepted the connection.
+PeerUp or any message shows that a peer is up.
 """
 
 from __future__ import annotations
 
 
 class Reach:
-    """Owned by the prefill side. Holds the peers of links that are dialled now, no others."""
+    """Owned by the prefill side. Contains only peers that this node dialled."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._silent_since: dict[str, float | None] = {}  # None: it has answered
+        self._silent_since: dict[str, float | None] = {}  # None if the peer has answered
         self._looked_at: float | None = None
 
     def dialled(self, peer: str, now: float) -> None:
-        """Dialling what is dialled already changes nothing."""
+        """Start waiting for the peer, unless it was dialled before."""
         self._silent_since.setdefault(peer, now)
 
     def up(self, peer: str) -> None:
@@ -30,8 +30,11 @@ class Reach:
         self._silent_since.pop(peer, None)
 
     def overdue(self, now: float) -> list[str]:
-        """Return the peers that have been silent for too long. To be called every round: a late round is our own
-        absence (frozen, or one long step), in which no answer could be read: it counts for half a silence at most."""
+        """Return the peers that have been silent for too long. Call this method in every round.
+
+        After a freeze or a long step, a round is late, and the node has read no answers since the last round. So the
+        time between two rounds counts as at most half of `silence_s`.
+        """
         absence = 0.0 if self._looked_at is None else now - self._looked_at - self._silence_s / 2
         self._looked_at = now
         if absence > 0:

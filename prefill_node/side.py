@@ -1,53 +1,93 @@
-"""The prefill node's side of a node: offers, pages and records out; grants, answers and refusals in.
+"""The prefill side of a node: sends offers, pages and records; receives grants, answers and refusals.
 
-    bootstrap (Offer sent)  ->  inflight (Grant here)  ->  gone (Installed)        the scheduler computes meanwhile
+    bootstrap (Offer sent)  ->  inflight (Grant here)  ->  gone (Installed)        the scheduler computes meanwhile.
 
-First failure wins: whatever ends a request here, the decode node gets an Abort and the router a typed error.
+Only a request's first failure counts. When a request ends here, this side sends the decode node an Abort, and the
+router gets a typed error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from prefill_node.bootstrap import Bootstrap
 from prefill_node.groups_out import GroupMessage, GroupsOut
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
+from prefill_node.loans import Loans
+from prefill_node.pulls import TRANSPORTS, Pulls
 from prefill_node.reach import Reach
 from prefill_node.transport_choice import TransportChoice
+from prefill_node.unread import Unread
 from shared.core.errors import BatonError, HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import PageState, QueueStage
 from shared.node.context import NodeContext
-from shared.sched.events import ChunkLaunched, ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
-from shared.transfer.interface import PageSender
+from shared.sched.events import (
+    ChunkLaunched,
+    ChunkReady,
+    Ended,
+    HandoffUnpinned,
+    LoanGaveWay,
+    PrefillDone,
+    PullGaveWay,
+    SchedEvent,
+)
+from shared.transfer.interface import PageReceiver, PageSender
 from shared.wire.codec import key_of, to_wire
 from shared.wire.errors import error_of_peer
-from shared.wire.messages import Abort, Failed, Generate, Grant, Installed, Refuse, Wait
+from shared.wire.messages import (
+    Abort,
+    Failed,
+    FramesTaken,
+    Generate,
+    Grant,
+    Installed,
+    Lent,
+    Pull,
+    Ready,
+    Refuse,
+    Returned,
+    Wait,
+)
 from shared.wire.peers import Received
+
+NOTHING: Mapping[str, PageReceiver] = MappingProxyType({})
 
 
 class PrefillSide:
-    """See `shared.node.side.Side`. All its requests are in the scheduler too."""
+    """Implements `shared.node.side.Side`. All requests of this side are in the scheduler too."""
 
-    def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
+    def __init__(
+        self, ctx: NodeContext, senders: Mapping[str, PageSender], receivers: Mapping[str, PageReceiver] = NOTHING
+    ) -> None:
+        """`receivers` bring prefixes from other prefill nodes; without receivers, this node pulls no prefix."""
         self._ctx = ctx
+        unread = Unread(ctx.wake)
         self.choice = TransportChoice(ctx.facts.transports, ctx.log, ctx.facts.about_transports)
         self._reach = Reach(ctx.facts.silence_s)
         self.bootstrap = Bootstrap(ctx, self.choice, self._reach)
-        self.inflight = Inflight(ctx, senders)
+        self.inflight = Inflight(ctx, senders, unread)
+        self.loans = Loans(ctx, {name: senders[name] for name in TRANSPORTS if name in senders}, unread)
+        self.pulls = Pulls(ctx, {name: receivers[name] for name in TRANSPORTS if name in receivers})
         self.groups = GroupsOut(ctx, senders)
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
         self.bootstrap.add(generate, requests, now)
         return requests
 
+    def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
+        source = self.pulls.begin(generate, req, now)
+        if source is not None:
+            self._reach.dialled(source, now)
+
     def outside(self) -> list[Request]:
         return []
 
     def abort(self, key: RequestKey) -> None:
-        """The scheduler's Ended does it."""
+        """Do nothing: the scheduler's Ended event ends the request here too."""
 
     # ---- the decode node's answers
 
@@ -58,8 +98,14 @@ class PrefillSide:
             self._granted(received.peer, message, now)
         elif isinstance(message, Installed):
             self._installed(received.peer, message, now)
+        elif isinstance(message, FramesTaken):
+            self._taken(received.peer, message, now)
         elif isinstance(message, Wait | Refuse | Failed):
             self._answered(received.peer, message, now)
+        elif isinstance(message, Pull | Returned):
+            self.loans.receive(received.peer, message, now)
+        elif isinstance(message, Lent | Ready):
+            self.pulls.receive(received, message, now)
         elif isinstance(message, GroupMessage):
             self.groups.receive(received.peer, message)
         else:
@@ -69,9 +115,9 @@ class PrefillSide:
         key = key_of(grant.key)
         handoff = self.bootstrap.offered.get(key)
         if handoff is None or handoff.peer != peer:
-            if key not in self.inflight.granted:  # ended here: the peer must not keep memory for it
+            if key not in self.inflight.granted:  # the request ended here: the peer must free its memory
                 self._ctx.outbox.send(peer, Abort(grant.key, all_sequences=False))
-            self._ctx.drop_late(peer, "Grant of nothing that was offered", key)
+            self._ctx.drop_late(peer, "Grant without an Offer", key)
             return
         del self.bootstrap.offered[key]
         self._ctx.metrics.observe_queue(QueueStage.BOOTSTRAP, now - handoff.since)
@@ -89,7 +135,7 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
-            # without the wait for memory, which a decode node that computes the prompt itself has as well
+            # This time leaves out the wait for memory, because a local prompt waits for memory too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
@@ -98,6 +144,14 @@ class PrefillSide:
         self._ctx.core.scheduler.complete_handoff(handoff.key)
         self._ctx.tombstones.bury(handoff.key, now)
         self.bootstrap.leader_gone(handoff.key, now)
+
+    def _taken(self, peer: str, message: FramesTaken, now: float) -> None:
+        """Tell the hand-off that the peer has taken frames. If there is no such hand-off, tell the loan."""
+        handoff = self.inflight.granted.get(key_of(message.key))
+        if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
+            self.inflight.taken(handoff, now)
+        else:
+            self.loans.receive(peer, message, now)
 
     def _answered(self, peer: str, message: Wait | Refuse | Failed, now: float) -> None:
         if isinstance(message, Failed):
@@ -117,10 +171,10 @@ class PrefillSide:
         handoff = self.inflight.granted.get(key)
         if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
             return handoff
-        self._ctx.drop_late(peer, f"{type(message).__name__} of no lease that is out", key)
+        self._ctx.drop_late(peer, f"{type(message).__name__} of an unknown lease", key)
         return None
 
-    # ---- what the scheduler says
+    # ---- scheduler events
 
     def event(self, event: SchedEvent, now: float) -> None:
         if isinstance(event, Ended):
@@ -129,6 +183,10 @@ class PrefillSide:
             self._launched(event)
         elif isinstance(event, ChunkReady | PrefillDone):
             self._progressed(event, now)
+        elif isinstance(event, PullGaveWay):
+            self.pulls.gave_way(event.row, now)
+        elif isinstance(event, LoanGaveWay):
+            self.loans.gave_way(event.name)
         elif isinstance(event, HandoffUnpinned):
             handoff = self.bootstrap.find(event.request.key)
             if handoff is not None:
@@ -137,7 +195,7 @@ class PrefillSide:
 
     def _launched(self, event: ChunkLaunched) -> None:
         handoff = self.inflight.granted.get(event.key)
-        if handoff is not None and handoff.request.row:  # no row: it gave its memory away since
+        if handoff is not None and handoff.request.row:  # without a row, the request was unpinned meanwhile
             self.inflight.launched(handoff, event)
         elif (handoff := self.bootstrap.find(event.key)) is not None:
             handoff.launched.append(event)
@@ -145,7 +203,7 @@ class PrefillSide:
     def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
         key = event.request.key
         handoff = self.inflight.granted.get(key) or self.bootstrap.find(key)
-        if handoff is None or not event.request.row:  # no row: it gave its memory away since
+        if handoff is None or not event.request.row:  # without a row, the request was unpinned meanwhile
             return
         if isinstance(event, ChunkReady):
             handoff.num_final_tokens = max(handoff.num_final_tokens, event.num_tokens)
@@ -160,43 +218,62 @@ class PrefillSide:
         if handoff is not None:
             self._ctx.outbox.send(handoff.peer, Abort(to_wire(key), all_sequences=False))
         self.bootstrap.leader_gone(key, now)
+        self.pulls.ended(key, now)
 
-    # ---- time and death
+    # ---- timeouts and lost peers
 
     def poll(self, now: float) -> None:
         self.groups.poll()
+        self.loans.poll(now)
+        self.pulls.poll(now)
         for peer in self._reach.overdue(now):
             self._unreachable(peer)
         for key, error in self.inflight.poll(now):
             self._fail(key, error)
         lease_s = self._ctx.facts.lease_s
         for handoff in self.bootstrap.unanswered(now - lease_s):
-            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} said nothing of an offer for {lease_s:g} s"))
+            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} did not answer an offer in {lease_s:g} s"))
 
     def peer_up(self, peer: str) -> None:
         self._reach.up(peer)
 
-    def peer_closed(self, peer: str) -> None:
-        self._give_up(peer, PeerUnreachable(f"{self._ctx.facts.node_id} has no connection to {peer}"))
+    def peer_closed(self, peer: str, *, accepted: bool) -> None:
+        """Handle a lost connection. The connections that peers dialled serve only loans."""
+        if accepted:
+            self.loans.peer_closed(peer)
+        else:
+            self._give_up(peer, PeerUnreachable(f"{self._ctx.facts.node_id} has no connection to {peer}"))
 
     def _unreachable(self, peer: str) -> None:
         own, silence_s = self._ctx.facts.node_id, self._ctx.facts.silence_s
-        self._ctx.log.warning((peer, "unreachable"), "can't reach a decode node", peer=peer, tried_s=silence_s)
+        self._ctx.log.warning((peer, "unreachable"), "can't reach a node", peer=peer, tried_s=silence_s)
         self._give_up(peer, PeerUnreachable(f"{own} could not reach {peer} in {silence_s:g} s"))
 
     def _give_up(self, peer: str, error: PeerUnreachable) -> None:
-        """All that goes there ends; the next offer dials anew."""
+        """End all hand-offs to the peer, and pulls from it. The next hand-off dials again."""
         lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
-        for handoff in lost:  # forgotten first: an Abort to a closed peer would wait in a queue
+        for handoff in lost:  # forget them first: an Abort to a closed peer would stay queued
             self.bootstrap.forget(handoff.key)
             self.inflight.granted.pop(handoff.key, None)
         for handoff in lost:
             self._fail(handoff.key, error)
         self._ctx.metrics.count("unreachable", len(lost))
+        self.pulls.peer_closed(peer, error)
         self._reach.gone(peer)
         self.groups.peer_closed(peer)
         self.choice.forget(peer)
         self._ctx.outbox.hang_up(peer)
+
+    @property
+    def wakes_at(self) -> float:
+        return min(self.loans.wakes_at, self.pulls.wakes_at)
+
+    @property
+    def holds_rows(self) -> bool:
+        return bool(self.pulls.held)
+
+    def leave(self) -> None:
+        self.loans.end_all()
 
     def close(self) -> None:
         self.groups.table.close()

@@ -1,10 +1,12 @@
-"""Which transport a decode node is offered first. Each that both nodes have is tried a few times, in turn; then the one
-stays that was fastest from a prompt's last chunk to its installation, which is what a request waits for. The others are
-tried again once in a while.
+"""Choose which transport an Offer to a decode node names first.
 
-    offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm it is
+Each transport that both nodes can use is tried TRIALS times, in turn. Then the transport with the shortest time from a
+prompt's last chunk to its installation is kept, because requests wait for that time. In every AGAIN_EVERY-th offer, the
+next transport in turn is tried again.
 
-A decode node takes the first of those offered that it can use, so one that was passed over can't be used here.
+    offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
+
+A decode node takes the first offered transport that it can use, so it can't use the transports named before that one.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from statistics import median
 from shared.observe.log_once import LogOnce
 
 TRIALS = 5
-KEPT = 15  # hand-offs that a figure is the median of, at most
+KEPT = 15  # how many of the newest hand-offs the median covers
 AGAIN_EVERY = 64
-NEAR = 0.9  # so much of the time must a transport take at most that is to replace a better known one
-FAILED_S = 60.0  # a hand-off that failed counts as so slow
+NEAR = 0.9  # another transport is chosen if it takes less than this share of the chosen transport's time
+FAILED_S = 60.0  # time that is recorded for a failed hand-off
 
 
 @dataclass(slots=True)
 class Measured:
-    """Of one peer, by transport; those that it can't use are gone."""
+    """One peer's measured times. `seconds` has an entry for each transport that both nodes can use."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""
@@ -34,8 +36,7 @@ class Measured:
 
 
 class TransportChoice:
-    """transports: what this node has, best first while nothing was measured. `about`: why these, said with each
-    reason. Owned by the node's loop."""
+    """Owned by the node's loop. `transports`: the likely fastest first. `about`: a text for the end of each reason."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)
@@ -44,25 +45,24 @@ class TransportChoice:
         self._peers: dict[str, Measured] = {}
 
     def order(self, peer: str) -> list[str]:
-        """What to offer, the one that is wanted first."""
+        """Return the transports to offer, the preferred one first."""
         known = self._of(peer)
         known.num_offers += 1
         names = list(known.seconds)
-        first = min(names, key=lambda name: min(TRIALS, len(known.seconds[name])), default="")  # of equals the first
+        first = min(names, key=lambda name: min(TRIALS, len(known.seconds[name])), default="")
         if first and len(known.seconds[first]) >= TRIALS:
             turn = known.num_offers // AGAIN_EVERY
             first = names[turn % len(names)] if known.num_offers % AGAIN_EVERY == 0 else known.chosen
         return [name for name in self._transports if name == first] + [name for name in names if name != first]
 
     def granted(self, peer: str, offered: Sequence[str], transport: str) -> None:
-        """The answer to an offer."""
         known = self._of(peer)
         for name in offered[: offered.index(transport)] if transport in offered else ():
             known.seconds.pop(name, None)
         self._choose(peer, known)
 
     def measured(self, peer: str, transport: str, seconds: float) -> None:
-        """From the last chunk to the answer that it is installed."""
+        """Record the seconds between a hand-off's last chunk and its Installed."""
         known = self._of(peer)
         if transport in known.seconds:
             known.seconds[transport].append(seconds)
@@ -75,7 +75,7 @@ class TransportChoice:
         self._peers.pop(peer, None)
 
     def reasons(self) -> dict[str, str]:
-        """By decode node: the transport, and why."""
+        """Return each decode node's transport, and the reason for it."""
         more = f" ({self._about})" if self._about else ""
         said = {peer: f"{known.chosen or 'in turn'}: {known.why}{more}" for peer, known in self._peers.items()}
         return {peer.partition("@")[0]: why for peer, why in said.items()}

@@ -1,41 +1,69 @@
-"""Limits the pinned blocks that each peer has not read yet, so that one that stops reading can't take them all.
+"""Limit the bytes of frames on their way to a peer, and the pinned blocks that hold frames.
 
-    describe -> frames, in a block of the sender's -> | queue of the peer's connection | -> gone, and the block is back
+    describe -> Ready and frames -> | our queue, TCP, the peer's inbox | -> taken by the peer's loop -> FramesTaken
+    describe -> frames, in a block of the sender's -> | queue of the peer's connection | -> gone, and the block is back.
 
-Pages of a pool on a GPU travel in such blocks (shared/transfer/host_bytes.py); those of one on a CPU lie in the pool.
+The peer's inbox has only one limit: its watch ends a connection with too many unread bytes as a flood. Only pages of a
+GPU's pool travel in blocks (shared/transfer/host_bytes.py).
 """
 
 from __future__ import annotations
 
 import queue
 import weakref
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from shared.transfer.interface import PageSender, PageSet
 
-SHARES = 4  # a peer may hold 1/SHARES of the blocks
+SHARES = 4  # one peer may hold 1/SHARES of the blocks
+UNTAKEN_BYTES = 24 << 20  # limit of a peer's untaken frames; the peer's watch ends a connection with 80 MiB unread
+
+
+class Sent(Protocol):
+    """A hand-off or a loan. `untaken`: bytes of each Ready with frames that the peer has not taken, in order."""
+
+    peer: str
+    untaken: deque[int]
+
+
+def take(sent: Sent) -> bool:
+    """Record that the peer has taken the oldest Ready. Return False if none was on its way."""
+    if not sent.untaken:
+        return False
+    sent.untaken.popleft()
+    return True
 
 
 class Unread:
-    """Owned by the node's loop. `wake` is called on any thread, when a peer has read something."""
+    """Owned by the node's loop. Any thread calls `wake` when a peer has read a block."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._num: Counter[str] = Counter()  # page sets by peer: being described, or not read yet
-        self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers, filled by any thread
+        self._num: Counter[str] = Counter()  # by peer: number of page sets that are not read yet
+        self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers that have read a page set; any thread adds one
 
-    def has_room(self, peer: str, sender: PageSender) -> bool:
-        """Peers together never get more blocks than there are: to take one more would block the transfer thread."""
+    def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
+        """Whether a page set may go to the peer of `sent`. `num_bytes`: the size of the set's frames; 0 without frames.
+
+        `others`: all hand-offs or all loans. If a peer has no untaken frames, a set of any size fits. Return False if
+        no block is free, because the transfer thread would wait for a block."""
+        untaken = sum(sum(other.untaken) for other in others if other.peer == sent.peer) if num_bytes else 0
+        fits = not untaken or untaken + num_bytes <= UNTAKEN_BYTES
+        return fits and self._has_block(sent.peer, sender)
+
+    def _has_block(self, peer: str, sender: PageSender) -> bool:
         most = sender.num_blocks
         return not most or (self._num[peer] < max(1, most // SHARES) and self._num.total() < most)
 
-    def begin(self, peer: str) -> None:
-        """A page set of it is being described."""
-        self._num[peer] += 1
+    def begin(self, sent: Sent, num_bytes: int) -> None:
+        self._num[sent.peer] += 1
+        if num_bytes:
+            sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """It is, or could not be."""
+        """Release the peer's share at once. If the page set is in a block, wait until the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:
@@ -46,7 +74,7 @@ class Unread:
         self._wake()
 
     def take_read(self) -> None:
-        """Book what was read since the last call. Peers that have read all are forgotten."""
+        """Release the shares of page sets that were read since the last call."""
         while not self._read.empty():
             peer = self._read.get()
             self._num[peer] -= 1

@@ -1,4 +1,4 @@
-"""Who was told to stop what, and when. Bounded: the oldest are forgotten first. Knows nothing of messages."""
+"""Record when each peer last got an Abort for a request. Old records are dropped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict
 from shared.wire.messages import Key
 
 MAX_REMEMBERED = 4096
-REPEAT_S = 1.0  # an Abort may have met a full queue, or have come before what it should stop
+REPEAT_S = 1.0  # then an Abort is sent again, because it may be lost in a full queue, or overtake its request
 
 
 class AbortLog:
-    """(peer, key of the first sequence) -> time of the last Abort."""
+    """Maps (peer, key of the first sequence) to the time of the last Abort."""
 
     def __init__(self) -> None:
         self._told: OrderedDict[tuple[str, Key], float] = OrderedDict()
@@ -26,6 +26,5 @@ class AbortLog:
         return (peer, key) in self._told
 
     def is_due(self, peer: str, key: Key, now: float) -> bool:
-        """Never told, or so long ago that it should hear it again."""
         told = self._told.get((peer, key))
         return told is None or now - told >= REPEAT_S

@@ -1,15 +1,14 @@
-"""The router's wiring: the only place of this package that builds things."""
+"""Build the router's components and run them. No other module builds components."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
-import os
 import secrets
 import socket
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -17,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from router.api.admin import AdminHandlers
 from router.api.body_budget import BodyBudget
 from router.api.endpoint import EndpointRules
+from router.api.freed_memory import return_freed_memory
 from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
@@ -31,52 +31,56 @@ from router.placement import Placer
 from router.policy.choose import make_policy
 from router.registry import Registry
 from router.server import bind_http, serve
+from router.tenants.book import KeysFollower, Tenants
+from router.tenants.desk import Desk
+from router.tenants.keys_file import read_keys
+from router.tenants.rate_limit import RateLimits
+from router.tenants.spending import Ledger
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.formats import tool_format
 from shared.config.processes import RouterProcessConfig
-from shared.core.errors import ConfigError
+from shared.device.malloc import share_one_heap
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.observe.tenant_metrics import TenantMetrics
 from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
-from shared.wire.key_files import require_private
+from shared.wire.http_keys import read_key
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink
 from shared.wire.link_options import LinkOptions
 
 RID_BYTES = 8
 NAME_BYTES = 2
-MAX_KEY_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RouterKeys:
-    """What must be sent to use the API, and to move nodes. Empty: nothing."""
-
-    api: str
-    admin: str
+    tenants: Tenants
+    operators: Tenants
 
 
 def run(config: RouterProcessConfig) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
+    """Serve until SIGTERM or SIGINT and return the exit code. Raise ConfigError for unusable settings."""
     ring = ring_of_router(config.security.keys, config.router.router_id)
     config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
     log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
+    share_one_heap()
     keys = RouterKeys(
-        api=read_key(config.router.api_key_file, "--api-key-file"),
-        admin=read_key(config.router.admin_key_file, "--admin-key-file"),
+        tenants=Tenants(read_keys(config.router.api_key_file)),
+        operators=Tenants.with_key(read_key(config.router.admin_key_file, "--admin-key-file")),
     )
     listener = bind_http(config.router.host, config.router.port)
     try:
         link = open_link(config, ring)
         try:
             text = load_text_model(config.model.model, config.text)
-            tool_format({}, config.text.tool_format or None)  # says what is wrong with the name
-            gc.freeze()  # the vocabulary never changes: no collection should walk over it
+            tool_format({}, config.text.tool_format or None)  # raises for an unknown name
+            gc.freeze()  # exempt the constant vocabulary from garbage collection
             return uvloop.run(serve_all(config, listener, link, text, log, keys))
         finally:
             link.close()
@@ -85,15 +89,15 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name this router has for its nodes: given, bound by its key, or drawn, for two routers under one name
-    would each be refused where the other is served."""
+    """Return the name in the key ring, else the configured name, else a random name. A node serves only the first of
+    two routers with the same name."""
     if ring is not None:
         return ring.name
     return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
 
 
 def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
-    """Raise ConfigError for an endpoint that can't be bound."""
+    """Bind the node endpoint. Raise ConfigError if that fails."""
     raise_limit()
     options = LinkOptions.for_silence(config.timeouts.node_silence_s, limits=AT_ROUTER, ring=ring)
     return RouterLink(config.router.node_endpoint, options)
@@ -107,12 +111,13 @@ async def serve_all(
     log: Logger,
     keys: RouterKeys,
 ) -> int:
-    """Builds everything that lives in the event loop, and runs it."""
     prometheus = CollectorRegistry()
     metrics = RequestMetrics(prometheus)
-    follows_caches = make_policy(config.router.policy).reads_caches
-    registry = Registry(config.timeouts.node_silence_s, follows_caches=follows_caches)
-    gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log)
+    follows_caches = make_policy(config.router.policy).reads_caches or config.router.pull_prefixes == "on"
+    silence_s, router_id = config.timeouts.node_silence_s, config.router.router_id
+    registry = Registry(silence_s, follows_caches=follows_caches, router_id=router_id)
+    desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
+    gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
     handlers = Handlers(
         Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format),
         gateway,
@@ -122,27 +127,49 @@ async def serve_all(
         max_context=config.model.max_context,
         strict_fields=config.router.strict_fields,
         max_json_depth=config.http.max_json_depth,
-        seers=tuple(filter(None, (keys.api, keys.admin))) if keys.api else (),
-        signer=Signer(keys.api),
+        tenants=keys.tenants,
+        operators=keys.operators,
+        desk=desk,
+        signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # routers share both files
     )
+    bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
     rules = EndpointRules(
         log=log,
         metrics=metrics,
-        api_key=keys.api,
+        tenants=keys.tenants,
         retry_after_s=config.timeouts.retry_after_s,
         slow_reader_s=config.timeouts.slow_reader_s,
         web=WebRules(config.http.allowed_hosts, config.http.cors_origins),
-        bodies=BodyBudget(config.http.max_bodies_bytes),
+        bodies=bodies,
     )
-    is_on = bool(keys.admin) or config.router.admin_without_key
-    admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on)
-    app = build_routes(rules, handlers, Playground(), admin, keys.admin)
+    is_on = keys.operators.asks_for_keys or config.router.admin_without_key
+    admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on, desk.limits)
+    app = build_routes(rules, handlers, Playground(), admin, keys.operators)
     http_rules = HttpRules(config.http, metrics, LogOnce(log), config.timeouts.retry_after_s)
-    return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)
+    tasks = start_background(config, keys, log)
+    try:
+        return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def start_background(config: RouterProcessConfig, keys: RouterKeys, log: Logger) -> list[asyncio.Task[None]]:
+    """Start the tasks that run beside the server until the caller cancels them."""
+    return [
+        asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
+        asyncio.create_task(return_freed_memory()),
+    ]
 
 
 def make_gateway(
-    config: RouterProcessConfig, registry: Registry, link: RouterLink, metrics: ClusterMetrics, log: Logger
+    config: RouterProcessConfig,
+    registry: Registry,
+    link: RouterLink,
+    metrics: ClusterMetrics,
+    log: Logger,
+    tenants: Tenants,
+    rates: RateLimits,
 ) -> Gateway:
     identity = (config.router.router_id, new_epoch())
     placer = Placer(registry, make_policy(config.router.policy), config.router.local_prefill_tokens)
@@ -151,29 +178,14 @@ def make_gateway(
         max_attempts=config.timeouts.max_attempts,
         request_timeout_s=config.timeouts.request_timeout_s,
         resume_wait_s=config.timeouts.resume_wait_s,
+        max_queued=config.limits.max_queued_requests,
+        pulls_prefixes=config.router.pull_prefixes == "on",
     )
     dispatcher = Dispatcher(identity, registry, placer, Journal(lambda: secrets.token_hex(RID_BYTES)), limits)
-    return Gateway(identity, registry, dispatcher, link, metrics, log, wire_counts=link.stats.counts)
-
-
-def read_key(path: str, flag: str) -> str:
-    """The key that must be sent, "" for none. A file that others may read is refused, for then they have the key."""
-    if not path:
-        return ""
-    file = Path(path).expanduser()
-    try:
-        with file.open(encoding="ascii") as opened:
-            require_private(os.fstat(opened.fileno()), file)
-            key = opened.read(MAX_KEY_CHARS).strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} {path}: {error}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{flag}: {error.message}") from None
-    if not key:
-        raise ConfigError(f"{flag} {path}: the file is empty")
-    return key
+    ledger = Ledger(identity, tenants.now.stream_secret, tenants, rates, dispatcher.queue, time.monotonic())
+    return Gateway(identity, registry, dispatcher, link, metrics, log, wire_counts=link.stats.counts, ledger=ledger)
 
 
 def new_epoch() -> int:
-    """Rises with every start, and differs between two starts in the same millisecond."""
+    """Return a number that grows with each start. The number's random bits distinguish starts in one millisecond."""
     return (time.time_ns() // 1_000_000) << 16 | secrets.randbits(16)

@@ -1,20 +1,22 @@
-"""Attempts: one life of a request on its nodes. Begins it, ends it, and decides what follows. Sans-IO.
+"""Begin, end and repeat attempts for the dispatcher. An attempt is one run of a request on its nodes. Sans-IO.
 
     start --Generate--> its nodes
-    lost, drained, refused or failed: withdraw (Abort to all of them), then the next attempt behind the emitted tokens,
-    as soon as there is a node; when attempts or time run out: Failure
+    a node is lost, drains, refuses or fails: withdraw (Abort to its nodes). Once a node is usable, begin the next
+    attempt, which continues after the emitted tokens. If no attempts or time are left: Failure
 
-One attempt lives at a time: the nodes of the one before get an Abort, and what they still send has an older key.
+A request has one attempt at a time. Messages of earlier attempts have older keys.
 """
 
 from __future__ import annotations
 
 from router.abort_log import AbortLog
+from router.admission import Admission
 from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, given_up, is_nobodys_fault
 from router.journal import Journal, OpenRequest
 from router.placement import NODES_AWAY_S, Placement, Placer
 from router.policy.interface import Wanted
+from router.prefix_sources import PrefixSources
 from router.registry import RegisteredNode
 from router.suspects import Suspects
 from router.tickets import Tickets
@@ -23,13 +25,13 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # attempts of one request
+MAX_EXCUSED = 4  # at most this number of attempts of a request are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
 
 class Attempts:
-    """Owned by the dispatcher. `max_attempts` and `resume_wait_s` are those of DispatchLimits."""
+    """Owned by the dispatcher. `max_attempts` and `resume_wait_s`: see DispatchLimits."""
 
     def __init__(
         self,
@@ -39,6 +41,8 @@ class Attempts:
         told: AbortLog,
         suspects: Suspects,
         tickets: Tickets,
+        admission: Admission,
+        sources: PrefixSources | None,
         *,
         max_attempts: int,
         resume_wait_s: float,
@@ -49,16 +53,18 @@ class Attempts:
         self._told = told
         self._suspects = suspects
         self._tickets = tickets
+        self._admission = admission
+        self._sources = sources
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
-        self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
+        # set after a freeze of this router: lost nodes cost no attempt until this time
+        self._excused_until = -float("inf")
 
     def excuse(self, until: float) -> None:
-        """Nodes that are lost until then cost no attempt."""
         self._excused_until = until
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
-        """Raises nothing: a request that can't be placed now waits a while, a new one only while nodes dial anew."""
+        """Send a request to nodes, or park it. A new request is parked for NODES_AWAY_S at most. Raises nothing."""
         try:
             placement = self._place(request, now)
         except NoNodes as error:
@@ -92,9 +98,9 @@ class Attempts:
         self._placer.pairs.sent(request)
         first = request.prefiller
         assert first is not None
-        effects.sends.append((first.peer, self._generate(request, now)))
+        effects.sends.append((first.peer, self._generate(request, now, effects)))
 
-    def _generate(self, request: OpenRequest, now: float) -> Generate:
+    def _generate(self, request: OpenRequest, now: float, effects: Effects) -> Generate:
         target = request.decode if request.prefill is not None else None
         key, ticket = self.key(request, 0), None
         if request.prefill is not None and target is not None:
@@ -115,19 +121,22 @@ class Attempts:
             cache_salt=request.cache_salt,
             scored=len(request.scores) + 1,
             ticket=ticket,
+            source=self._sources.choose(request, key, effects) if self._sources is not None else None,
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Resume what needs this node elsewhere. What was sent there after the node's last word is free: the node was
-        gone by then. That happens where a router is cut off, or a rack: its links end one after the other."""
+        """Resume this node's requests elsewhere. Requests that were sent after the node's last message are not charged.
+
+        The node was probably gone when these requests were sent. For example, the links of a cut-off router end one by
+        one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """It is known to have died, and one of its requests may have done it. Suspects go on first: they need a node
-        for themselves."""
-        if effects.now < self._excused_until:  # we were away: who hung up then may live
+        """Judge a dead node's requests and resume them. Suspects go first, because each of them needs a node of its
+        own."""
+        if effects.now < self._excused_until:  # this router was frozen, so the node may still be alive
             self.leave(node, error, effects)
             return
         requests = self._needing(node)
@@ -142,7 +151,7 @@ class Attempts:
                 self.resume_or_fail(request, error, effects, is_free=is_free)
 
     def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
-        """Requests that can't go on without it. A prefill node that has handed everything over is not needed."""
+        """Return the requests that need this node. After its hand-off a request doesn't need the prefill node."""
         return [
             request
             for request in self._journal.served_by(node)
@@ -163,9 +172,11 @@ class Attempts:
         is_free: bool = False,
         at_once: bool = True,
     ) -> None:
-        """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
-        nor does what this router missed, nor what is nobody's fault, a few times. Without `at_once` it begins at the
-        next tick, when more is known of the other nodes."""
+        """Begin the next attempt after the emitted tokens, or fail the request.
+
+        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Up to
+        MAX_EXCUSED other attempts that failed without the request's fault are not charged either. Without `at_once` the
+        next attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
@@ -180,13 +191,12 @@ class Attempts:
         if request.is_done:
             self.forget(request, effects.now)
         elif not at_once or isinstance(error, PeerUnreachable):
-            # An unreachable pair: if one of the two has died, that is known by then, and who ran there is judged.
+            # One node of the pair may have died. At the next tick this router knows which one, and judges its requests.
             request.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)
 
     def move(self, request: OpenRequest, decode: RegisteredNode, effects: Effects) -> None:
-        """To another decode node, for its memory. Nothing has failed, and nothing is charged."""
         prefill = request.prefill
         self.withdraw(request, effects)
         request.num_moves += 1
@@ -197,15 +207,14 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Count the attempt as failed, or as one of the few that are free. Without that bound two nodes could pass a
-        request between them for ever."""
+        """Count the attempt as failed or excused. MAX_EXCUSED keeps two nodes from passing a request back and forth for
+        ever."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:
             request.num_failed += 1
 
     def withdraw(self, request: OpenRequest, effects: Effects) -> None:
-        """From its nodes; what follows is the next attempt."""
         self._stop_everywhere(request, effects)
         self._no_verdict(request)
         request.ran_on = next((node.peer for node in request.nodes if request.runs_on(node)), "")
@@ -217,7 +226,7 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
-        """One whose last token is here, and only the word that it was the last is missing, has ended."""
+        """Restart the open sequences. If only the SequenceEnd of a sequence was lost, the sequence is finished."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue
@@ -240,18 +249,18 @@ class Attempts:
         self.end(request, effects.now)
 
     def end(self, request: OpenRequest, now: float) -> None:
-        """Forget a request that is over. A probe that has shown nothing makes room for another."""
         self._no_verdict(request)
         self.forget(request, now)
 
     def _no_verdict(self, request: OpenRequest) -> None:
-        """Where it was a probe that has shown nothing, another one may go."""
+        """Allow another probe of the nodes if this request was a probe and ended without a result."""
         for node in request.nodes:
             node.breaker.abandoned()
         self._placer.pairs.left(request)
 
     def forget(self, request: OpenRequest, now: float) -> None:
-        """Whatever a node still sends for it is dropped without a word."""
+        """Forget a request without telling its client. Later messages for it are dropped."""
+        self._admission.over(request, now)
         for sequence in request.sequences:
             sequence.is_closed = True
         for node in request.nodes:

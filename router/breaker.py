@@ -1,6 +1,6 @@
-"""Keeps requests away from a node that keeps failing, and lets one through now and then to see. Sans-IO.
+"""Keep requests away from a failing node, except for occasional probes. Sans-IO.
 
-Only the node's own faults count (its errors, a refused send): never a 4xx and never a client that hangs up.
+Only the node's faults count: errors and refused sends, never a 4xx or a client that hangs up.
 
     closed --max_faults in a row--> open --open_s passed--> half open --one probe--> closed, or open again
 """
@@ -10,28 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_OPEN_S = 60.0
+MAX_DOUBLINGS = 10  # any wait has reached MAX_OPEN_S by then
 
 
 @dataclass(slots=True)
 class Breaker:
-    """One per node. `now` is a monotonic clock in seconds."""
+    """Each node and each broken pair has a breaker. `now` is a monotonic clock in seconds."""
 
     max_faults: int = 3
     open_s: float = 2.0
 
     _faults: int = 0
-    _open_until: float | None = None  # None: closed
+    _open_until: float | None = None  # None while the breaker is closed
     _times_opened: int = 0
     _probing: bool = False
 
     def allows(self, now: float) -> bool:
-        """Whether a request may go there. Half open: one at a time."""
+        """Whether a request may be sent to the node. A half-open breaker allows one request at a time."""
         if self._open_until is None:
             return True
         return now >= self._open_until and not self._probing
 
     def sent(self) -> None:
-        """A request went there; in the half-open state it is the probe."""
+        """Record that a request was sent. For a half-open breaker, this request is the probe."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:
@@ -41,13 +42,16 @@ class Breaker:
         self._probing = False
 
     def failed(self, now: float) -> None:
+        """Count a fault. Each fault after a wait doubles the next wait.
+
+        Faults during a wait change nothing, because most of these requests were sent before the breaker opened."""
         self._faults += 1
-        if self._open_until is not None or self._faults >= self.max_faults:
-            # each failed probe doubles the wait
-            self._open_until = now + min(self.open_s * 2**self._times_opened, MAX_OPEN_S)
-            self._times_opened += 1
         self._probing = False
+        is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until
+        if is_due:
+            self._open_until = now + min(self.open_s * 2 ** min(self._times_opened, MAX_DOUBLINGS), MAX_OPEN_S)
+            self._times_opened += 1
 
     def abandoned(self) -> None:
-        """The probe ended without a verdict (its client hung up): another one may go."""
+        """Allow another probe, because the last one had no result."""
         self._probing = False

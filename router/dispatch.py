@@ -1,10 +1,10 @@
-"""Runs requests on nodes: attempts, tokens, aborts, lost nodes, deadlines. Sans-IO: every call returns Effects.
+"""Run requests on nodes: attempts, tokens, aborts, lost nodes, deadlines. Sans-IO: every call returns Effects.
 
-    open --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
+    open --room--> start --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
       |                     |lost, drained, refused or failed: the next attempt (attempts.py)
-      '--client gone, stop string, deadline: Abort to every node that has a part in it
+      '--client gone, stop string, deadline: Abort to every node that runs a part
 
-What nodes send back is taken in progress.py.
+progress.py handles nodes' messages. gateway.py carries out the Effects.
 """
 
 from __future__ import annotations
@@ -13,32 +13,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.abort_log import AbortLog
+from router.admission import Admission, Newcomer, Waiting
 from router.attempts import Attempts
 from router.effects import Alarm, Effects
-from router.journal import Journal, OpenRequest, SequenceJournal
+from router.fair_queue import FairQueue
+from router.journal import Journal, OpenRequest, SequenceJournal, cost_of
 from router.moves import Moves
 from router.pairs import ALARM, BrokenPair
 from router.placement import Placer
 from router.prefix_index import PromptPages
+from router.prefix_sources import PrefixSources
 from router.progress import Progress
 from router.registry import RegisteredNode, Registry
 from router.suspects import Suspects
+from router.tenants.tenant import EVERYBODY, Tenant
 from router.tickets import Tickets
 from shared.config.silence import link_silence
-from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes, Overloaded
+from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`max_attempts` counts those that failed; leaving a draining node is none. `resume_wait_s`: how long a broken
-    request waits while no node can take it."""
-
-    max_open: int
-    max_attempts: int
+    max_open: int  # limit of requests that run on nodes at once
+    max_attempts: int  # limit of failed attempts; leaving a draining node does not count
     request_timeout_s: float
-    resume_wait_s: float = 0.0
+    resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
+    max_queued: int = 512  # limit of requests that wait in the router
+    pulls_prefixes: bool = True  # whether prefill nodes copy cached pages from each other
+    # seconds that a prompt token is assumed to take until this time is measured; None: no pulls before that
+    assumed_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,15 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
-    adapter: str = ""  # digest
+    adapter: str = ""  # the adapter's digest
     cache_salt: int = 0
     affinity: str = ""
+    tenant: Tenant = EVERYBODY
+    within_s: float | None = None  # how long the client waits for the whole answer
+
+    @property
+    def cost(self) -> int:
+        return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling)
 
 
 class Dispatcher:
@@ -63,6 +74,8 @@ class Dispatcher:
         self._journal = journal
         self._limits = limits
         told, suspects, self.tickets = AbortLog(), Suspects(registry), Tickets()
+        sources = PrefixSources(registry, self.tickets, limits.assumed_token_s) if limits.pulls_prefixes else None
+        self._admission = Admission(registry, journal, limits.max_open, limits.max_queued)
         self._attempts = Attempts(
             identity,
             placer,
@@ -70,6 +83,8 @@ class Dispatcher:
             told,
             suspects,
             self.tickets,
+            self._admission,
+            sources,
             max_attempts=limits.max_attempts,
             resume_wait_s=limits.resume_wait_s,
         )
@@ -77,17 +92,36 @@ class Dispatcher:
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
-        """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
-        if len(self._journal) + len(news) > self._limits.max_open:
-            raise Overloaded(f"{len(self._journal)} requests are open already; try again")
+        """Queue all these requests of one tenant, or none of them. The requests start when nodes have room.
+
+        Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
         if not self._placer.is_possible(now):
             raise NoNodes("no node can take requests now; try again")
         effects = Effects(now)
+        first = news[0]
+        newcomer = Newcomer(first.tenant, len(news), sum(new.cost for new in news), self._within_s(first))
+        for victim in self._admission.check(newcomer, now):
+            self._attempts.fail(victim, self._admission.full(1), effects)
         requests = [self._new_request(new, now) for new in news]
         for request in requests:
             self._journal.add(request)
-            self._attempts.start(request, now, effects)
+            self._admission.push(request, now)
+        self._start_next(effects)
         return [request.rid for request in requests], effects
+
+    def _within_s(self, new: NewRequest) -> float:
+        limit_s = self._limits.request_timeout_s
+        return limit_s if new.within_s is None else min(new.within_s, limit_s)
+
+    def _start_next(self, effects: Effects) -> None:
+        """Start queued requests while nodes have room."""
+        now = effects.now
+        while (request := self._admission.next(now)) is not None:
+            effects.queue_waits.append(now - request.queued_at)
+            if self._admission.is_hopeless(request, now):
+                self._attempts.fail(request, DeadlineExceeded("the request waited too long to end in time"), effects)
+            else:
+                self._attempts.start(request, now, effects)
 
     def _new_request(self, new: NewRequest, now: float) -> OpenRequest:
         sequences = [SequenceJournal(new.sampling.max_tokens) for _ in range(new.num_sequences)]
@@ -96,33 +130,51 @@ class Dispatcher:
             prompt_ids=new.prompt_ids,
             sampling=new.sampling,
             seed=new.seed,
-            deadline=now + self._limits.request_timeout_s,
+            deadline=now + self._within_s(new),
             sequences=sequences,
             adapter=new.adapter,
             cache_salt=new.cache_salt,
             pages=PromptPages(new.prompt_ids, new.adapter, new.cache_salt),
             affinity=new.affinity,
+            tenant=new.tenant,
             lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:
-        """The client is gone, or wants no more of any of it."""
+        """Abort these requests, because their client is gone or needs no more tokens."""
         effects = Effects(now)
         for request in filter(None, map(self._journal.find, rids)):
             self._attempts.abandon(request, effects)
+        self._start_next(effects)
         return effects
 
     def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:
-        """The router itself found the end of one sequence (a stop string)."""
-        return self._progress.close_sequence(rid, seq_index, now)
+        effects = self._progress.close_sequence(rid, seq_index, now)
+        self._start_next(effects)
+        return effects
 
     def tokens(self, message: Tokens, now: float) -> Effects:
-        """What a step of some node brought. Runs come before ends."""
-        return self._progress.tokens(message, now)
+        effects = self._progress.tokens(message, now)
+        self._start_next(effects)
+        return effects
+
+    def reported(self, now: float) -> Effects:
+        effects = Effects(now)
+        self._start_next(effects)
+        return effects
+
+    @property
+    def queue(self) -> FairQueue:
+        return self._admission.queue
+
+    def waiting(self, now: float) -> list[Waiting]:
+        return self._admission.waiting(now)
 
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
-        """Its connection closed, it fell silent, or it restarted. `has_died`: not merely silent, nor by its own word.
-        One that had been mute for as long as a link waits was cut off, or lost its machine: no request does that."""
+        """Resume the requests of a node that disconnected, fell silent or restarted.
+
+        `has_died`: the connection broke or the node restarted, without a Goodbye. If the link was silent for its full
+        limit, no request is suspected, because the link or the machine has failed."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -134,15 +186,13 @@ class Dispatcher:
         return effects
 
     def begun(self, message: Begun, now: float) -> Effects:
-        """A node computes the prompts of these requests from now on."""
         return self._progress.begun(message, now)
 
     def scores(self, message: Scores, now: float) -> Effects:
-        """How likely some tokens of a prompt were."""
         return self._progress.scores(message, now)
 
     def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
-        """It serves another router: what was sent there goes on elsewhere, at no cost."""
+        """Resume the requests of a node that serves another router. Charge no attempt."""
         effects = Effects(now)
         self._placer.pairs.forget(node)
         node.is_draining = True
@@ -150,20 +200,24 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
+        """Charge no attempt for a node that is lost before `excused_until`. This router was frozen, and it notices
+        broken links one by one."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
-        """It gets nothing new. What still runs there when the time is over goes on elsewhere; the node tells other
-        routers how long that is."""
+        """Send the node no new requests. Move its open requests after `move_after_s`. The node informs other
+        routers."""
         effects = Effects(now)
         node.is_draining, node.drain = True, drain
         node.move_at = now + move_after_s
         effects.sends.append((node.peer, node.drain_now(drain, now)))
         return effects
 
+    def needs(self, node: RegisteredNode) -> bool:
+        return bool(self._journal.served_by(node))
+
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:
-        """A message found a full queue or no peer."""
+        """Handle a message that was not sent, because its queue was full or its peer missing."""
         effects = Effects(now)
         if isinstance(message, Generate):
             node = self._registry.by_peer(peer)
@@ -172,7 +226,7 @@ class Dispatcher:
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
                 self._attempts.avoid(request, request.prefiller)
-                if request.attempt:  # what never left is no failed attempt; the next tick tries again
+                if request.attempt:  # the message was not sent, so the attempt did not fail; the next tick tries again
                     self._attempts.withdraw(request, effects)
                     request.parked_until = now + self._limits.resume_wait_s
                 else:
@@ -180,9 +234,8 @@ class Dispatcher:
         return effects
 
     def tick(self, now: float) -> Effects:
-        """Deadlines, drains that take too long, requests that wait for a node. Called a few times a second."""
         effects = Effects(now)
-        self._placer.is_possible(now)  # it remembers when
+        self._placer.is_possible(now)  # this call records the last time when nodes were connected
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
@@ -190,23 +243,22 @@ class Dispatcher:
                 self._attempts.leave(node, NodeDraining(f"node {node.node_id} is drained"), effects)
         for request in self._journal.parked():
             self._attempts.start(request, now, effects)
+        self._start_next(effects)
         self._look_at_pairs(effects)
         for move in self._moves.due(self._journal.all(), now):
             self._attempts.move(move.request, move.decode, effects)
         return effects
 
     def _look_at_pairs(self, effects: Effects) -> None:
-        """What broke is told a tick later: by then a node that died is known to be dead, and its pairs are gone."""
+        """Report broken pairs one tick late, because the pairs of dead nodes are dropped before the next tick."""
         pairs = self._placer.pairs
         pairs.look(self._journal.find)
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())
 
     def broken_pairs(self) -> list[BrokenPair]:
-        """Pairs of nodes that can't reach each other, as far as is known."""
         return self._placer.pairs.all()
 
     def fail_all(self, error: BatonError, now: float) -> Effects:
-        """The router stops."""
         effects = Effects(now)
         for request in self._journal.all():
             self._attempts.fail(request, error, effects)

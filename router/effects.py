@@ -1,4 +1,7 @@
-"""What the dispatcher wants done: messages to nodes, news for clients, alarms for the log. Plain data."""
+"""The dispatcher's results, as plain data: messages to nodes, news for clients, alarms for the log.
+
+gateway.py carries them out.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
 class Update(msgspec.Struct, frozen=True):
-    """New tokens of one sequence, and its end when it has come. One is made for each token, so its kind is the one that
-    is made fastest."""
+    """New tokens of one sequence, and its end if known. An Update is a msgspec Struct because each token makes one."""
 
     rid: str
     seq_index: int
@@ -23,7 +25,8 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """How likely the next tokens of a prompt were, from its second on; before the first Update."""
+    """Log-probabilities of a prompt's next tokens. The first Scored of a request begins with the prompt's second token.
+    All Scored of a request precede its Updates."""
 
     rid: str
     logprobs: Sequence[TokenLogprob]
@@ -31,7 +34,7 @@ class Scored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The whole rid has failed; nothing more comes for it."""
+    """The last news of a failed request."""
 
     rid: str
     error: BatonError
@@ -48,11 +51,13 @@ class Alarm:
 
 @dataclass(slots=True)
 class Effects:
-    now: float  # when it all happened
+    now: float
     sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
     news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
-    num_resumed: int = 0  # requests that were given another attempt
-    num_by_cost: int = 0  # requests that begin on their decode node because a hand-off costs more
-    picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each node that a policy picked
-    num_moved: int = 0  # requests that went from a decode node without memory to one with room
+    num_resumed: int = 0  # number of requests that get another attempt
+    num_by_cost: int = 0  # number of requests left to their decode node, because a hand-off costs more
+    picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
+    sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes on other nodes
+    queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited
+    num_moved: int = 0  # number of requests moved to a decode node with free memory

@@ -1,4 +1,4 @@
-"""What a sequence's end means as an error, and whether the node is to blame. Knows nothing of HTTP."""
+"""Turn a sequence's end into an error, and decide whether the node is to blame."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLIENTS_WORD: dict[type[BatonError], type[BatonError]] = {
 
 
 def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
-    """None for an end that is an answer."""
+    """Return the error for which a sequence ended; None if the sequence ended without an error."""
     if end.reason in _GOOD:
         return None
     if end.reason == FinishReason.ABORT.value:
@@ -38,29 +38,29 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
 
 
 def is_partners(error: BatonError) -> bool:
-    """Whether the node that sent it blames the other one of the hand-off."""
+    """Whether the node blames its hand-off partner."""
     return isinstance(error, PartnerDraining | PartnerOverloaded)
 
 
 def is_node_fault(error: BatonError) -> bool:
-    """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health, nor does
-    its word that it can't reach another node, or that it lacks an adapter."""
+    """Whether the node is to blame. A node is to blame for every 5xx, except a passed deadline, a missing adapter, an
+    unreachable peer or a partner's fault."""
     nobodys = isinstance(error, DeadlineExceeded | AdapterMissing | PeerUnreachable)
     return error.status >= 500 and not nobodys and not is_partners(error)
 
 
 def is_nobodys_fault(error: BatonError) -> bool:
-    """Whether the attempt ended without a failure: neither node, nor the request, is to blame."""
+    """Whether neither node nor request is to blame."""
     return isinstance(error, PartnerDraining | PeerUnreachable)
 
 
 def can_resume(error: BatonError) -> bool:
-    """Whether another node may do better: not with a request that is wrong, nor when its time is over."""
+    """Whether another node may succeed. No node succeeds with an invalid request or after the deadline."""
     return not isinstance(error, InvalidRequest | DeadlineExceeded)
 
 
 def given_up(error: BatonError, num_attempts: int) -> BatonError:
-    """The last attempt's error, as the client gets it: which node was full is the router's concern."""
+    """Return the last attempt's error for the client, without mention of a hand-off partner."""
     kind = CLIENTS_WORD.get(type(error), type(error))
     tried = f"; given up after {num_attempts} attempts" if num_attempts > 1 else ""
     return kind(error.message + tried, subject=error.subject)

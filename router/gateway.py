@@ -1,6 +1,6 @@
-"""The shell around registry and dispatcher: receives from nodes, sends to them, wakes the waiting HTTP tasks, ticks.
+"""Receive nodes' messages, apply the dispatcher's Effects, wake HTTP tasks and tick.
 
-Everything here runs on the event loop's one thread; nothing blocks.
+HTTP handlers call the gateway. Everything runs on the event loop's thread; nothing blocks.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from router.admission import Waiting
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
 from router.pairs import BrokenPair
 from router.registry import ROLES, RegisteredNode, Registry, misfits_of
+from router.slowness import Share
+from router.tenants.spending import Ledger, carriers
 from router.tickets import deadline_ms
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
@@ -32,7 +35,9 @@ from shared.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    Release,
     Scores,
+    Spending,
     Tokens,
     Unwelcome,
     Welcome,
@@ -40,12 +45,15 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
+# This router counts as frozen after this share of the shortest silence that ends a link. The rest covers messages in
+# flight.
+AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
 
 
 class Link(Protocol):
-    """What the gateway needs of `shared.wire.link.RouterLink`; a simulated network has it too."""
+    """The methods of RouterLink that the gateway uses, also in the simulated network."""
 
     @property
     def endpoint(self) -> str: ...
@@ -56,7 +64,7 @@ class Link(Protocol):
 
 
 class Gateway:
-    """`is_stopping`: no new requests; the open ones go on."""
+    """`is_stopping`: whether new requests are refused, while open requests continue."""
 
     def __init__(
         self,
@@ -68,6 +76,7 @@ class Gateway:
         log: Logger,
         clock: Callable[[], float] = time.monotonic,
         wire_counts: Counter[str] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._identity = identity
         self._wire_counts: Counter[str] = Counter() if wire_counts is None else wire_counts
@@ -75,6 +84,7 @@ class Gateway:
         self._registry = registry
         self._dispatcher = dispatcher
         self._link = link
+        self._ledger = ledger
         self._metrics = metrics
         self._log = log
         self._clock = clock
@@ -85,7 +95,7 @@ class Gateway:
         self.is_stopping = False
 
     def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
-        """Raises Overloaded or NoNodes. The caller owes a `cancel` unless it has seen the end of everything."""
+        """Return the mailbox of new requests, which the caller closes. Raise the errors of Dispatcher.open."""
         if self.is_stopping:
             raise NoNodes("this server is shutting down")
         rids, effects = self._dispatcher.open(requests, self._clock())
@@ -96,13 +106,13 @@ class Gateway:
         return mailbox
 
     def close(self, mailbox: Mailbox) -> None:
-        """The answer is complete or nobody wants it: what still runs of it is aborted. Idempotent."""
+        """Abort an answer's open requests. Idempotent."""
         self._apply(self._dispatcher.cancel(mailbox.rids, self._clock()))
         for rid in mailbox.rids:
             self._mailboxes.pop(rid, None)
 
     def abort(self, answer_id: str, error: BatonError) -> bool:
-        """Ends an answer with an error, on the nodes too. False: there is no such answer under way."""
+        """End an open answer with an error, and abort it on its nodes. Return False for an unknown answer."""
         found = [(rid, mailbox) for rid, mailbox in self._mailboxes.items() if mailbox.answer_id == answer_id]
         for rid, mailbox in found:
             mailbox.put(Failure(rid, error))
@@ -120,8 +130,10 @@ class Gateway:
         self._apply(self._dispatcher.drain(node, drain, move_after_s, self._clock()))
 
     def broken_pairs(self) -> list[BrokenPair]:
-        """Pairs of nodes that can't reach each other, as far as is known."""
         return self._dispatcher.broken_pairs()
+
+    def waiting(self) -> list[Waiting]:
+        return self._dispatcher.waiting(self._clock())
 
     @property
     def num_open(self) -> int:
@@ -137,7 +149,6 @@ class Gateway:
         return self._link.endpoint
 
     async def run(self) -> None:
-        """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive())
             tasks.create_task(self._tick())
@@ -147,7 +158,7 @@ class Gateway:
             until = self._clock() + TURN_S
             for inbound in await self._link.receive():
                 self.handle(inbound)
-                if self._clock() >= until:  # what nodes say must not keep clients waiting
+                if self._clock() >= until:  # many messages from nodes must not keep clients waiting
                     await asyncio.sleep(0)
                     until = self._clock() + TURN_S
 
@@ -157,7 +168,6 @@ class Gateway:
             self.tick()
 
     def tick(self) -> None:
-        """Silent nodes and deadlines. Called every TICK_S."""
         now = self._clock()
         self._note_absence(now)
         self._awake_at = now
@@ -166,21 +176,35 @@ class Gateway:
         for node in self._registry.newly_silent(now):
             self._lose(node, "it has fallen silent", now)
         self._apply(self._dispatcher.tick(now))
+        self._tell_spending(now)
+        self._metrics.queued({row.tenant: (row.requests, row.tokens) for row in self._dispatcher.waiting(now)})
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_S
             self._metrics.sweep({node.node_id for node in self._registry}, now)
 
+    def _tell_spending(self, now: float) -> None:
+        nodes = carriers(self._registry)
+        message = self._ledger.write(now) if self._ledger is not None and nodes else None
+        if message is not None:
+            for node in nodes:
+                self._link.send(node.peer, message)
+
+    def _on_spending(self, peer: str, message: Spending, now: float) -> None:
+        if self._ledger is not None and not self._ledger.read(message, now):
+            why = "another stream_secret, or a node made it up: limits do not hold over all routers"
+            self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
+
     def _note_absence(self, now: float) -> None:
-        """Frozen for so long that nodes may have given this router up; whichever of them it hears of first."""
+        """Detect that this router was frozen. Call this before a message is handled, because nodes may have dropped the
+        router meanwhile."""
         silence_s = self._registry.silence_s
-        may_be_missed_s = link_silence(silence_s).longest_s / 2
+        may_be_missed_s = AWAY_SHARE * link_silence(silence_s).shortest_s
         if self._awake_at is not None and now - self._awake_at > may_be_missed_s:
-            self._log.warning("this router was away", seconds=round(now - self._awake_at, 1))
+            self._log_once.warning(("away",), "this router was frozen", seconds=round(now - self._awake_at, 1))
             self._awake_at = now
             self._dispatcher.was_away(excused_until=now + silence_s)
 
     def handle(self, inbound: Inbound) -> None:
-        """What one node sent, or that its connection is gone."""
         now = self._clock()
         self._note_absence(now)
         if isinstance(inbound, Received):
@@ -197,6 +221,8 @@ class Gateway:
                 self._on_hello(inbound.peer, message, now)
             elif isinstance(message, CacheEvents):
                 self._ask(inbound.peer, self._registry.cache_events(inbound.peer, message))
+            elif isinstance(message, Spending):
+                self._on_spending(inbound.peer, message, now)
             elif isinstance(message, Goodbye):
                 self._on_gone(inbound.peer, "it said goodbye", now)
             elif isinstance(message, Unwelcome):
@@ -213,28 +239,39 @@ class Gateway:
                 self._metrics.count(self._identity[0], f"{REFUSED_PREFIX}{REFUSED_EPOCH}", 1)
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
-        # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
+        # Send the Welcome first: `_lose` may send a Generate, which the node would drop before its Welcome.
         welcome = Welcome(*self._identity, hello.connection, self._dispatcher.tickets.key_of(peer), deadline_ms(now))
         self._link.send(peer, welcome)
         if replaced is not None:
-            self._lose(replaced, "it has started anew", now, has_died=replaced is not node)
+            self._lose(replaced, "it has restarted", now, has_died=replaced is not node)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
-        for other, (first, second, name) in misfits_of(node):  # one line for two kinds, however many nodes they have
+        for other, (first, second, name) in misfits_of(node):  # logged once per pair of kinds
             kinds = frozenset((node.kind, other))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is None:  # its key was away from the list for a while: it does not know that we gave it up
+        if node is None:  # the node's list lacked us for a while, so it doesn't know that we removed it
             self._link.send(peer, Welcome(*self._identity, connection=0))
         else:
             self._metrics.update(report_of(node, beat))
-            if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
+            self._tell_share(node)
+            self._apply(self._dispatcher.reported(now))
+            if node.drain is not None and not beat.draining:  # the Drain was lost with a connection or in a full queue
                 self._link.send(node.peer, node.drain_now(node.drain, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))
+            if beat.leaves and not self._dispatcher.needs(node):  # a lost Release is sent again at the next heartbeat
+                self._link.send(node.peer, Release(node.node_id))
+
+    def _tell_share(self, node: RegisteredNode) -> None:
+        share, times = node.slowness.take_news(), round(node.slowness.times, 2)
+        if share is Share.WHOLE:
+            self._log.info("node is as fast as its peers again, and gets its share", node=node.node_id)
+        elif share is not None:
+            self._log.warning("node is slower than its peers, and gets less work", node=node.node_id, times=times)
 
     def _ask(self, peer: str, replay: CacheReplay | None) -> None:
-        """A question that is lost is asked again with the next heartbeat."""
+        """Send a replay request, if any. If the request is lost, the next heartbeat causes another."""
         if replay is not None:
             self._link.send(peer, replay)
 
@@ -246,7 +283,7 @@ class Gateway:
             self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
-        """No fault of the node, and no loss: it serves somebody else, as if it had never come."""
+        """Remove a node that serves another router of this name. The node is not at fault."""
         self._log_once.error(
             ("unwelcome", message.endpoint),
             "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",
@@ -260,7 +297,9 @@ class Gateway:
             self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
-        self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)
+        self._log.warning(
+            "node is gone" if node.is_draining or node.is_left else "node is lost", node=node.node_id, reason=reason
+        )
         effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)
         if effects.num_resumed:
             self._log.info("requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
@@ -273,6 +312,10 @@ class Gateway:
             self._metrics.moved(effects.num_moved)
         if effects.num_by_cost:
             self._metrics.started_by_cost(effects.num_by_cost)
+        for seconds in effects.queue_waits:
+            self._metrics.waited(seconds)
+        for outcome in effects.sought:
+            self._metrics.sought(outcome)
         for role, reason in effects.picks:
             self._metrics.picked(role, reason)
         for news in effects.news:
@@ -299,4 +342,6 @@ def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
         spec_width=load.spec_width,
         counters=load.counters,
         observations=load.observations,
+        missing_routers=len(beat.lacks),
+        slowness=node.slowness.times,
     )

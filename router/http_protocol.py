@@ -1,7 +1,6 @@
-"""uvicorn's HTTP protocol with limits on what comes before a body: bytes and number of headers, the time they take,
-connections, requests sent ahead of their answers. Knows nothing of paths.
+"""Limit connections, headers (bytes, count and time), chunk framing and pipelined requests in uvicorn's HTTP protocol.
 
-    connected -> head -> body -> answer -> head ...       a head must be whole within its deadline, else the end
+connected -> head -> body -> answer -> head ...       each head must be complete within its deadline
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.api.connection import HANG_UP, REQUEST_ID
@@ -29,16 +28,14 @@ from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
-MOST_AHEAD = 32  # requests that one client sends before their turn
-LINGER_S = 2.0  # a refused client gets so long to read why
-PER_HEADER = 4  # colon, space, end of line
-FRAMING_FACTOR = 2  # times a head's bytes: what may come between two pieces of a chunked body, and behind the last
+MOST_AHEAD = 32  # limit of the pipelined requests on one connection
+LINGER_S = 2.0  # time for a refused client to read the reason
+PER_HEADER = 4  # bytes that the colon, the space and the line end add to each header
+FRAMING_FACTOR = 2  # limit of a chunked body's framing bytes without contents, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRules:
-    """What the connections of one server share."""
-
     limits: HttpConfig
     metrics: RequestMetrics
     once: LogOnce
@@ -46,8 +43,9 @@ class HttpRules:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. The library keeps an unfinished header whatever its length, so bytes are counted as it gets them,
-    a piece at a time: `_head_bytes` of a head, `_framing` since the last contents of a body."""
+    """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
+
+    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes since the last contents of a body."""
 
     def __init__(
         self,
@@ -62,11 +60,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._head_bytes = 0
-        self._named_bytes = 0  # of the line and the headers that are whole
+        self._named_bytes = 0  # bytes of the request line and complete headers
         self._framing = 0
-        self._passed_body = False  # this piece began in a body, or a head ended in it
-        self._has_contents = False  # contents of a body came in this piece
+        self._passed_body = False  # whether this piece of input began in a body, or contained the end of a head
+        self._has_contents = False  # whether this piece of input contained contents of a body
         self._refusal: BatonError | None = None
+        self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
 
     # ---- the transport's side
 
@@ -80,6 +79,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._unset_keepalive_if_required()
+        self._tell_gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -98,8 +98,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not take; or what one of our callbacks refused, which ends parsing, too."""
-        self._refuse(self._refusal or BadHttp("this is no valid HTTP request"))
+        """Refuse invalid HTTP. If one of our callbacks raised an error, send that error."""
+        self._refuse(self._refusal or BadHttp("this is not a valid HTTP request"))
 
     # ---- the parser's side
 
@@ -113,7 +113,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._named(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of a head, or of what follows a chunked body."""
+        """Take a header of a head or of a chunked body's trailers."""
         super().on_header(name, value)
         self._named(len(name) + len(value) + PER_HEADER)
         if len(self.headers) > self._rules.limits.max_headers:
@@ -122,12 +122,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
             self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
+        self.scope["state"][HANG_UP] = self._hang_up
+        super().on_headers_complete()  # raises for a bad URL, so that the head does not end
         self._is_in_head = False
         self._head_bytes = 0
         self._passed_body = self._has_contents = True
         self._disarm()
-        self.scope["state"][HANG_UP] = self._hang_up
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._has_contents = True
@@ -139,20 +139,23 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A head that came in part while an answer was under way gets its time from now on."""
+        """Start the deadline of a head that began to arrive during an answer."""
         super().on_response_complete()
         if self._head_bytes and self._is_idle and self._deadline is None:
             self._arm()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     # ---- counting
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is being answered."""
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def _room(self, num_bytes: int) -> int:
-        """How many of these bytes the parser may have at once: never more than a head has left."""
+        """Return how many of these bytes the parser may get, within the head's limit."""
         limit = self._rules.limits.max_header_bytes
         return min(num_bytes, limit - self._head_bytes if self._is_in_head else limit)
 
@@ -177,7 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return HeadersTooLarge(f"the request's headers are above the limit of {limit} bytes")
 
     def _end_parsing(self, error: BatonError) -> None:
-        """Raise through the parser, which then takes no more: it calls `send_400_response`."""
+        """Raise the error through the parser. The parser then calls `send_400_response`."""
         self._refusal = error
         raise error
 
@@ -194,33 +197,37 @@ class LimitedProtocol(HttpToolsProtocol):
     def _out_of_time(self) -> None:
         self._deadline = None
         if self._is_idle:
-            self._refuse(HeaderTimeout("the request's headers did not come in time"), says_so=self._head_bytes > 0)
+            self._refuse(HeaderTimeout("the request's headers did not arrive in time"), says_so=self._head_bytes > 0)
 
     def _refuse(self, error: BatonError, *, says_so: bool = True) -> None:
-        """Answer, where no other answer is under way, and hang up. Who has said nothing hears nothing."""
+        """Hang up. If `says_so` and no other answer is being sent, send the error as an answer first."""
         self._rules.metrics.refused(error.code)
         self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
         self._disarm()
         is_own = self.cycle is None or self.cycle.response_complete or self._is_reading_first()
         if says_so and is_own:
             self.transport.write(refusal(error, self._rules.retry_after_s))
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._tell_gone()
         self.transport.close()
         self.loop.call_later(LINGER_S, self._hang_up)
 
+    def _tell_gone(self) -> None:
+        """Tell the oldest and the newest open request that their client is gone. The library tells only the newest."""
+        for cycle in (self._answering, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
     def _hang_up(self) -> None:
-        """At once, whatever the client has not read: a transport that is only closed waits for it, for ever."""
+        """Close at once. `close` would wait for ever if the client does not read."""
         self.transport.abort()
 
     def _is_reading_first(self) -> bool:
-        """Whether what is refused is the body of the one request that is open, unanswered yet."""
+        """Whether the refused bytes belong to the body of the only open request, whose answer has not begun."""
         return not self._is_in_head and not self.pipeline and not self.cycle.response_started
 
 
 def refusal(error: BatonError, retry_after_s: int) -> bytes:
-    """Return a whole answer that ends its connection."""
     body = error_json(error)
     length = (b"content-length", str(len(body)).encode())
     request_id = (REQUEST_ID, b"req-" + secrets.token_hex(12).encode())

@@ -1,7 +1,7 @@
-"""What each open request has asked for and got so far. Sans-IO; the only memory of a request that outlives a node.
+"""Record each open request and its tokens. Only this record outlives a node. Sans-IO.
 
-The position rule: a token is taken only at position len(emitted). An earlier one is a duplicate and must be equal;
-a later one waits until the gap is closed.
+The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one.
+A later token waits until the gap is closed.
 
     emitted   [t0 t1 t2]            next position: 3
     run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
@@ -17,6 +17,7 @@ import msgspec
 
 from router.prefix_index import PromptPages
 from router.registry import RegisteredNode
+from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
@@ -24,7 +25,7 @@ from shared.wire.messages import SequenceEnd, TokenLogprob
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What one run brought. `conflict`: a duplicate differed from what was emitted."""
+    """New tokens of one run. `conflict`: whether a duplicate differed from the emitted token."""
 
     ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
@@ -36,7 +37,7 @@ NOTHING_TAKEN = Taken((), (), False)
 
 @dataclass(slots=True)
 class SequenceJournal:
-    """One sequence. `end` may come before the last tokens; it counts once they are all there."""
+    """`end` may arrive before the last tokens, and counts once all tokens have arrived."""
 
     max_tokens: int
     ids: list[int] = field(default_factory=list)
@@ -66,12 +67,12 @@ class SequenceJournal:
         return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
 
     def restart(self) -> None:
-        """A new attempt goes on behind the emitted tokens; what the old one sent ahead is not trusted."""
+        """Prepare a new attempt after the emitted tokens. Drop the old attempt's later tokens."""
         self._waiting.clear()
         self.end = None
 
     def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
-        """Why the emitted tokens are all there will be, whether or not the node's word for it has come."""
+        """Return the reason if the emitted tokens are complete even without a SequenceEnd, else None."""
         if self.ids and self.ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None
@@ -84,21 +85,25 @@ class SequenceJournal:
 
     @property
     def has_all(self) -> bool:
-        """Whether the end has come and every token before it."""
+        """Whether the end and every token before it have come."""
         return self.end is not None and len(self.ids) >= min(self.end.num_output_tokens, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Of a node while it ran a request: who it was, and how many tokens had come by then."""
+    """The death of a node that ran a request. The request had emitted `num_emitted` tokens."""
 
     peer: str
     num_emitted: int
 
 
+def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams) -> int:
+    return prompt_tokens + num_sequences * sampling.max_tokens
+
+
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One rid: one prompt, n sequences, one attempt at a time. With one node only, that one runs all of it."""
+    """The record of one rid: one prompt, and n sequences on the same nodes. It has one attempt at a time."""
 
     rid: str
     prompt_ids: list[int]
@@ -106,28 +111,33 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt, from its second token on
-    lacks_scores: bool = False  # they were asked for, and some have not come
-    adapter: str = ""  # digest; it stays the same when the name is given to another one
+    scores: list[TokenLogprob] = field(default_factory=list)  # scores of the prompt's tokens, except the first token
+    lacks_scores: bool = False
+    adapter: str = ""  # the adapter's digest, in case another adapter takes its name
     cache_salt: int = 0
     pages: PromptPages | None = None
-    affinity: str = ""  # what its client calls itself, or its session
+    affinity: str = ""  # the client's name for itself or its session
+    tenant: Tenant = EVERYBODY
+    queued_at: float = 0.0
+    started_at: float | None = None
     attempt: int = 0
-    num_failed: int = 0  # attempts; those that left a draining node do not count
-    num_excused: int = 0  # attempts that ended by nobody's fault; a few are free
-    avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
-    parked_until: float | None = None  # no node could take the next attempt
-    sent_at: float = 0.0  # when this attempt left
+    num_failed: int = 0  # attempts that count against max_attempts
+    num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
+    # peers that failed the request; they are used only if there are no others
+    avoid: set[str] = field(default_factory=set)
+    parked_until: float | None = None  # the time when the request's wait for a usable node ends
+    sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # for memory of its decode node, as seen by the ticks
-    num_moves: int = 0  # from a decode node without memory to one with room
-    waits_for_prefill: bool = False  # whether its prompt counts as work before `prefiller`
-    begun_by_decode: set[int] = field(default_factory=set)  # sequences the decode node has begun
-    has_begun: bool = False  # whether `prefiller` has begun its prompt
-    ran_on: str = ""  # parked: the peer that had begun it, and was left a moment ago
-    death: Death | None = None  # the last one under it, see suspects.py
-    is_alone: bool = False  # as a suspect, on a node with nothing else of ours
+    waits_since: float | None = None  # the time since which the request waits for memory of its decode node
+    num_moves: int = 0
+    waits_for_prefill: bool = False  # whether the request's prompt counts as work of `prefiller`
+    prompt_work: int = 0  # number of prompt tokens that `prefiller` had not cached
+    begun_by_decode: set[int] = field(default_factory=set)  # sequences that the decode node has begun
+    has_begun: bool = False  # whether `prefiller` has begun the request's prompt
+    ran_on: str = ""  # set while the request is parked: the peer that had begun its last attempt
+    death: Death | None = None  # the death of the last node that died while it ran this request
+    is_alone: bool = False  # whether this request is a suspect on a node without other requests of ours
 
     @property
     def nodes(self) -> tuple[RegisteredNode, ...]:
@@ -143,36 +153,43 @@ class OpenRequest:
 
     @property
     def num_emitted(self) -> int:
-        """Of all sequences."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
     @property
     def is_decoded(self) -> bool:
-        """Whether its decode node has begun a sequence that is still open."""
+        """Whether the request's decode node has begun a sequence that is still open."""
         begun = self.begun_by_decode
         return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
 
     def runs_on(self, node: RegisteredNode) -> bool:
-        """Whether a node is known to compute for it now: its prompt, or the tokens behind it. One that waits there, or
-        has handed over, does not."""
+        """Whether the node is known to compute this request's prompt or tokens now. Return False for a prefill node
+        that has computed the prompt, and for a decode node that still waits for the hand-off."""
         if node is self.decode and self.is_decoded:
             return True
         return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and what was emitted of open sequences: whose KV an attempt that begins now needs."""
+        """The number of tokens of the prompt and of the longest open sequence: a new attempt needs KV for them."""
         emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
         return len(self.prompt_ids) + max(emitted, default=0)
 
     @property
+    def cost(self) -> int:
+        """The number of tokens that this request charges to its tenant's share."""
+        return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling)
+
+    @property
+    def num_used(self) -> int:
+        """The used part of the request's cost: prompt and emitted tokens."""
+        return len(self.prompt_ids) + self.num_emitted
+
+    @property
     def most_tokens(self) -> int:
-        """Prompt and longest answer."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
     def wants_scores(self) -> bool:
-        """Whether log-probabilities of the prompt were asked for."""
         return self.sampling.prompt_logprobs >= 0
 
     @property
@@ -181,28 +198,36 @@ class OpenRequest:
 
     @property
     def has_started(self) -> bool:
-        """Whether every sequence has its first token: then the prompt no longer waits anywhere."""
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
 
     def occupy(self) -> None:
-        """Book the work with the nodes that now have it before them; policies choose by these counts."""
+        """Add the request to its nodes' load, which policies compare."""
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
+        self.prompt_work = self._lacking(prefiller)
         prefiller.open_prompt_tokens += len(self.prompt_ids)
+        prefiller.open_prompt_work += self.prompt_work
         runner.open_sequences += len(self.sequences)
+        prefiller.sent_prompt_work += self.prompt_work
+        runner.sent_sequences += len(self.sequences)
         self.waits_for_prefill = True
         for node in self.nodes:
             node.dispatched += 1
             node.breaker.sent()
 
+    def _lacking(self, node: RegisteredNode) -> int:
+        """Return how many prompt tokens the node has not cached, as far as known."""
+        cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
+        return len(self.prompt_ids) - cached
+
     def prompt_done(self) -> None:
-        """Take the prompt off its node's books: its first tokens are here, or nobody waits for them."""
+        """Remove the prompt from its node's load, because it is computed or aborted."""
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
+            self.prefiller.open_prompt_work -= self.prompt_work
         self.waits_for_prefill = False
 
     def release(self) -> None:
-        """The nodes are done with it, or no longer wanted."""
         self.prompt_done()
         if self.runner is not None:
             self.runner.open_sequences -= len(self.sequences)
@@ -210,8 +235,8 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid. `nonce` makes rids that nobody can guess: a node knows those of its own requests only,
-    and so can't speak of others'."""
+    """All open requests by rid. `nonce` makes rids unguessable, so each node knows only the rids of its own
+    requests."""
 
     def __init__(self, nonce: Callable[[], str]) -> None:
         self._nonce = nonce
@@ -247,7 +272,7 @@ class Journal:
         return list(self._open.values())
 
     def check_integrity(self) -> None:
-        """A request whose sequences are all closed must not be here."""
+        """Raise IntegrityError for a request whose sequences are all closed."""
         done = [request.rid for request in self._open.values() if request.is_done]
         if done:
             raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

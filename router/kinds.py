@@ -1,5 +1,7 @@
-"""Which nodes can work together, asked once for two kinds and not for two nodes: a cluster has hundreds of nodes and
-few kinds. A kind is a role and a fingerprint. Knows nothing of requests and of time."""
+"""Find which nodes can work together, by comparing the few kinds of nodes.
+
+A kind is a role and a fingerprint without `build` and `grammar`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ Misfit = tuple[str, str, str]  # node, other node, the field that differs
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """Nodes that nobody can tell apart when it comes to pages and records."""
+    """Nodes whose pages and records are interchangeable."""
 
     role: str
     fingerprint: Fingerprint
-    node_ids: dict[str, None] = field(default_factory=dict)  # in the order in which they came
-    apart: dict[Kind, str] = field(default_factory=dict)  # kinds that don't fit -> the first field that differs
+    node_ids: dict[str, None] = field(default_factory=dict)  # the nodes' ids in order of arrival
+    apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
 
     @property
     def first(self) -> str:
@@ -29,14 +31,13 @@ class Kind:
 
 
 class Kinds:
-    """The kinds of the nodes that are registered. Two kinds are compared when the second of them appears."""
+    """The registered nodes' kinds. A new kind is compared with each known kind."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Fingerprint], Kind] = {}
-        self._misfits: list[Misfit] | None = []  # None: to be made again
+        self._misfits: list[Misfit] | None = []  # None if they must be computed again
 
     def join(self, hello: Hello) -> Kind:
-        """Return the kind that this node is of; it counts as one of its nodes until it leaves."""
         name = (hello.role, msgspec.structs.replace(hello.fingerprint, build="", grammar=""))
         kind = self._kinds.get(name) or self._add(name)
         kind.node_ids[hello.node_id] = None
@@ -44,7 +45,6 @@ class Kinds:
         return kind
 
     def leave(self, kind: Kind, node_id: str) -> None:
-        """Forget the kind with the last of its nodes."""
         kind.node_ids.pop(node_id, None)
         self._misfits = None
         if kind.node_ids:
@@ -63,8 +63,8 @@ class Kinds:
         return kind
 
     def misfits(self) -> list[Misfit]:
-        """Return who can't be a pair, whichever of them prefills: of two kinds each node of the smaller one, beside
-        the first of the other."""
+        """Return pairs of nodes that can't work together: each node of the smaller kind is paired with the other kind's
+        first node."""
         if self._misfits is None:
             self._misfits = sorted(self._find())
         return self._misfits
@@ -79,6 +79,5 @@ class Kinds:
 
 
 def misfit(node_id: str, other: Kind, differs: str) -> Misfit:
-    """Return a misfit with its two nodes in the order of their names."""
     first, second = sorted((node_id, other.first))
     return first, second, differs

@@ -1,6 +1,6 @@
-"""Hands what nodes send to the task that answers one HTTP request. Knows nothing of messages.
+"""Pass nodes' news to the task that answers one HTTP request.
 
-No task, timer or future per token: a put is a list append, and one future per wait wakes the reader.
+No token needs a task, timer or future: `put` appends to a list, and one future per wait wakes the reader.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from router.effects import News
 
 
 class Mailbox:
-    """One per HTTP request. Bounded by the request's own max_tokens and prompt; owned by the event loop's thread."""
+    """The news of one HTTP request, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 
     def __init__(self, answer_id: str = "") -> None:
-        self.answer_id = answer_id  # what its client calls it
+        self.answer_id = answer_id  # the client's name for the answer
         self.rids: Sequence[str] = ()
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -28,7 +28,7 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[News]:
-        """Everything that has come since the last take; waits for the first."""
+        """Return all news since the last call. If there is none, wait for news."""
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

@@ -1,15 +1,15 @@
-"""Moves: a request that waits for the memory of a full decode node goes to one that has room. Sans-IO.
+"""Move requests that wait for memory on a full decode node to a decode node with room. Sans-IO.
 
-One rule, asked with every tick. A request moves when, for MOVE_AFTER_S without a break,
+The dispatcher checks at each tick. A request moves if both conditions were true for MOVE_AFTER_S without a break:
 
-    its prompt is computed (its first tokens are here), and its decode node has begun none of its open sequences;
-    that node has, by its last report, requests that wait, and no room for this one;
+- Its prompt is computed (its first tokens have arrived), and its decode node has begun none of its open sequences.
+- The decode node's last report shows waiting requests, and no room for this request.
 
-and then another decode node that its prefill node can hand to has, by its last report, nobody who waits and room for
-twice as much. The prefill node stays: its prefix cache has the prompt. A move costs no attempt and no breaker.
+The new decode node must be reachable from the prefill node. The new node must not have waiting requests, and must have
+SPARE times the room that the request needs. The prefill node stays, because its prefix cache has the prompt. A move
+counts neither as a failed attempt nor as a node's fault.
 
-So that nothing goes to and fro, a request moves MAX_MOVES times at most, and what was moved to a node is taken off its
-room until it reports anew.
+A request moves at most MAX_MOVES times. Tokens that move to a node reduce this node's room until its next report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
 MAX_MOVES = 2
-SPARE = 2  # times what the request needs
+SPARE = 2  # the new node must have room for this number of times the request's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,13 @@ class Move:
 
 @dataclass(slots=True)
 class Promise:
-    """What was moved to a node since that report of its came."""
+    """Tokens that were moved to a node since it reported `load`."""
 
     load: NodeLoad | None
     num_tokens: int = 0
 
 
 class Moves:
-    """Owned by the dispatcher."""
-
     def __init__(self, registry: Registry, placer: Placer, suspects: Suspects) -> None:
         self._registry = registry
         self._placer = placer
@@ -52,7 +50,6 @@ class Moves:
         self._promises: dict[str, Promise] = {}  # by peer
 
     def due(self, requests: Iterable[OpenRequest], now: float) -> list[Move]:
-        """Return who goes where now, the longest wait first."""
         self._drop_old_promises()
         late = [request for request in requests if self._has_waited(request, now)]
         roomy = self._with_room() if late else []
@@ -62,9 +59,10 @@ class Moves:
         return [move for request in late if (move := self._move(request, roomy, now)) is not None]
 
     def _with_room(self) -> list[RegisteredNode]:
-        """Return the decode nodes that have some room. Nobody is moved to where a suspect runs alone."""
+        """Return the decode nodes with room, except nodes where a suspect runs alone and nodes that are held back."""
         apart = self._suspects.nodes()
-        return [node for node in self._registry if node.peer not in apart and self._room(node) > 0]
+        free = [node for node in self._registry if node.peer not in apart and not node.is_held_back]
+        return [node for node in free if self._room(node) > 0]
 
     def _drop_old_promises(self) -> None:
         loads = {node.peer: node.load for node in self._registry}
@@ -73,7 +71,7 @@ class Moves:
         }
 
     def _has_waited(self, request: OpenRequest, now: float) -> bool:
-        """Note since when it waits; whether that is long enough."""
+        """Record when the request began to wait. Return whether the request may move."""
         if not waits_for_memory(request):
             request.waits_since = None
             return False
@@ -91,7 +89,7 @@ class Moves:
         return Move(request, target)
 
     def _room(self, node: RegisteredNode) -> float:
-        """In tokens; none where others wait already, and none on prefill nodes."""
+        """Return the node's free tokens; 0 for prefill nodes, and for nodes where requests wait."""
         if node.role != "decode" or node.load is None or node.load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
@@ -99,11 +97,11 @@ class Moves:
 
 
 def waits_for_memory(request: OpenRequest) -> bool:
-    """Whether its decode node, as far as can be known here, holds its offer back for want of pages."""
+    """Whether the request's decode node seems to lack pages for it."""
     decode = request.decode
     if decode is None or request.prefill is None or request.waits_for_prefill:
         return False
     load = decode.load
-    if load is None or not load.waiting or request.is_decoded:  # in this order: it is asked of every request, often
+    if load is None or not load.waiting or request.is_decoded:  # cheap checks first: each tick checks each request
         return False
     return not decode.has_room(request.num_tokens)

@@ -1,9 +1,9 @@
-"""Pairs of nodes that can't reach each other, though this router reaches both. Sans-IO.
+"""Track pairs of nodes that can't reach each other, though this router reaches both. Sans-IO.
 
     closed --"can't reach" by one of the two--> open --open_s--> half open --one probe--> closed, or open twice as long
 
-A pair is one of two lives: a restarted node has another name here, so its pairs begin anew. Only broken pairs are kept,
-and only of nodes that are there. Neither node's own breaker hears of it.
+Only broken pairs of connected nodes are kept. A restarted node has a new peer name, so its pairs are new. Nodes'
+breakers don't count these faults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALARM = "a prefill and a decode node can't reach each other"
 
 @dataclass(slots=True, eq=False)
 class BrokenPair:
-    """`probe`: rid and attempt of the one request that was sent through it since it broke."""
+    """`probe`: rid and attempt of the only request that was sent to the pair since it broke."""
 
     prefill: RegisteredNode
     decode: RegisteredNode
@@ -36,10 +36,10 @@ class BrokenPair:
 
 
 class Pairs:
-    """Owned by the placer; the dispatcher tells it what became of requests."""
+    """Owned by the placer; the dispatcher reports how requests fared."""
 
     def __init__(self) -> None:
-        self._broken: dict[tuple[str, str], BrokenPair] = {}  # by the peers' names
+        self._broken: dict[tuple[str, str], BrokenPair] = {}  # by peer names
 
     def __len__(self) -> int:
         return len(self._broken)
@@ -48,7 +48,6 @@ class Pairs:
         return list(self._broken.values())
 
     def reachable(self, prefills: Sequence[RegisteredNode], decode: RegisteredNode, now: float) -> list[RegisteredNode]:
-        """Those that may be sent a request for that decode node."""
         return [node for node in prefills if self._allows(node, decode, now)] if self._broken else list(prefills)
 
     def _allows(self, prefill: RegisteredNode, decode: RegisteredNode, now: float) -> bool:
@@ -56,14 +55,14 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """A request goes to its two nodes. To a broken pair it is the probe."""
+        """Record that a request was sent. If its pair of nodes is broken, the request is the probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()
             pair.probe = (request.rid, request.attempt)
 
     def failed(self, request: OpenRequest, now: float) -> None:
-        """One of its two nodes can't reach the other. What was sent before the pair broke says nothing new."""
+        """Record that the request's nodes can't reach each other. Once a pair is broken, only its probe counts."""
         if request.prefill is None or request.decode is None:
             return
         pair = self._of(request)
@@ -77,7 +76,7 @@ class Pairs:
         pair.probe, pair.is_news = None, True
 
     def left(self, request: OpenRequest) -> None:
-        """The request leaves its nodes. Where it was the probe, and its decode node had begun it, the pair is whole."""
+        """Judge a probe that leaves its nodes. The pair has healed if the decode node had begun the request."""
         pair = self._of(request)
         if pair is None or pair.probe != (request.rid, request.attempt):
             return
@@ -88,21 +87,20 @@ class Pairs:
             pair.probe = None
 
     def look(self, find: Callable[[str], OpenRequest | None]) -> None:
-        """With every tick: a probe that its decode node has begun has shown that the pair is whole."""
+        """Mark a pair as healed once its probe has begun on the decode node."""
         for pair in self.all():
             request = find(pair.probe[0]) if pair.probe is not None else None
             if request is not None and (request.rid, request.attempt) == pair.probe and request.begun_by_decode:
                 self._heal(pair)
 
     def take_news(self) -> list[BrokenPair]:
-        """Those that broke, or failed again, since the last call."""
         news = [pair for pair in self._broken.values() if pair.is_news]
         for pair in news:
             pair.is_news = False
         return news
 
     def forget(self, node: RegisteredNode) -> None:
-        """It is gone: nothing is left to be reached, and it may have been why."""
+        """Drop the pairs of a node that is gone, because that node may have been the cause."""
         self._broken = {key: pair for key, pair in self._broken.items() if node not in (pair.prefill, pair.decode)}
 
     def _of(self, request: OpenRequest) -> BrokenPair | None:

@@ -1,10 +1,10 @@
-"""Which nodes run a request: the hand-off pair, or one node alone. Knows nothing of messages.
+"""Choose the nodes of an attempt: a hand-off pair, or one node alone.
 
 prefill and decode node there          P -> D, of the pairs that can reach each other
-no prefill node, or no pair is whole   D alone
-hand-off costs more than it saves      D alone: by measured cost, or up to a length that was given
+no prefill node, or all pairs broken   D alone
+hand-off costs more than it saves      D alone: by measured cost, or for prompts up to a given length
 no decode node                         P alone
-scores of the prompt are wanted        P alone, or D where there is none: they reach us ahead of the first token
+prompt log-probabilities wanted        P alone, or D if there is no P: they must precede the first token
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.pairs import Pairs
 from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
 from router.prompt_cost import MOST_LOCAL_TOKENS, Lacking, Work, costs_less_on_decode
-from router.registry import RegisteredNode, Registry, fitting
+from router.registry import RegisteredNode, Registry, fitting, not_held_back
 from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
 
@@ -26,19 +26,16 @@ NODES_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`is_alone`: on a node that had nothing else of ours. `is_by_cost`: without a hand-off, for it costs too much.
-    `picks`: what the policy chose, and why."""
-
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
-    is_alone: bool = False
-    is_by_cost: bool = False
+    is_alone: bool = False  # whether the node has no other requests of ours
+    is_by_cost: bool = False  # whether one node runs the request because a hand-off would cost more
     picks: tuple[Picked, ...] = ()
 
 
 class Placer:
-    """`local_tokens`: prompts up to this length are not handed over. BY_COST: measured cost decides. Until there are
-    figures, the length is UNMEASURED_LOCAL_TOKENS."""
+    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides; until it
+    is measured, UNMEASURED_LOCAL_TOKENS is the limit."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
@@ -58,10 +55,13 @@ class Placer:
         *,
         on_one: bool = False,
     ) -> Placement:
-        """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
-        and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
-        nodes without it are left out. `apart`: peers to be used only where their role has no other node. `on_one`:
-        without a hand-off."""
+        """Choose a request's nodes. Raise NoNodes or AdapterMissing.
+
+        - `avoid`: peers used only if there are no other nodes, and then without a hand-off
+        - `most_tokens`: prompt and longest answer; nodes that can't hold these tokens are used only if no node can
+        - `adapter`: a digest that the nodes must have
+        - `apart`: peers used only if their role has no other node
+        - `on_one`: no hand-off"""
         usable = self._able(wanted.now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without([node for node in others or usable if node.role == "prefill"], apart)
@@ -69,24 +69,30 @@ class Placer:
         if not prefills and not decodes:
             raise NoNodes("no node can take requests now; try again")
         if prefills and (on_one or not decodes):
-            picked = self._policy.pick(prefills, wanted)
+            picked = self._pick(prefills, wanted)
             return Placement(picked.node, None, picks=(picked,))
         if on_one:
-            picked = self._policy.pick(decodes, wanted)
+            picked = self._pick(decodes, wanted)
             return Placement(None, picked.node, picks=(picked,))
         return self._pair(prefills if others else [], decodes, wanted)
 
+    def _pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
+        return self._policy.pick(not_held_back(nodes), wanted)
+
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
-        """The decode node is picked first. One that no fitting prefill node can reach keeps a short prompt. A longer
-        one goes to the next, and to the first alone only where all are like that."""
+        """Pick the decode node first, then a prefill node that can hand requests to it.
+
+        The decode node runs alone if no prefill node fits it, or if the prompt is short and no prefill node reaches it.
+        If no prefill node reaches it and the prompt is longer, the next decode node is tried. If no decode node can be
+        reached, the first one runs alone."""
         left, first = list(decodes), None
         while left:
-            decode = self._policy.pick(left, wanted)
+            decode = self._pick(left, wanted)
             first = first or decode
             is_short = wanted.missing(decode.node) <= self._local_tokens
             partners = fitting(prefills, decode.node) if self._is_by_cost or not is_short else []
             if reachable := self.pairs.reachable(partners, decode.node, wanted.now):
-                return self._start(self._policy.pick(reachable, wanted), decode, wanted)
+                return self._start(self._pick(reachable, wanted), decode, wanted)
             if is_short or not partners:
                 return Placement(None, decode.node, picks=(decode,))
             left.remove(decode.node)
@@ -94,8 +100,9 @@ class Placer:
         return Placement(None, first.node, picks=(first,))
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
-        """Choose where the prompt is computed, by what each node lacks of it, the nodes' figures and loads. By cost,
-        the decode node computes it only if it has room for it and for all prompts that wait there."""
+        """Choose the node that computes the prompt, by uncached tokens, measured figures and load.
+
+        A decode node is chosen by cost only if it has room for this prompt and all prompts that wait there."""
         prefill, decode, now = picked.node, picked_decode.node, wanted.now
         both = Placement(prefill, decode, picks=(picked, picked_decode))
         num_tokens = wanted.missing(decode)
@@ -115,8 +122,8 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """On one node, with nothing else of ours there; where all have something, on the one with the fewest sequences.
-        `apart`: peers where another one runs alone. Decode nodes come first: they have no others' prompts waiting."""
+        """Choose a node without requests of ours, else the node with the fewest sequences. Decode nodes are preferred,
+        because no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")
@@ -128,7 +135,7 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Nodes that may get a request, have its adapter and can hold all of it, as far as any of them can."""
+        """Return usable nodes with the adapter. If some of them have enough context, leave out the other nodes."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:
@@ -138,7 +145,6 @@ class Placer:
         return [node for node in there if node.hello.max_context >= most_tokens] or there
 
     def other_decodes(self, request: OpenRequest, among: Sequence[RegisteredNode], now: float) -> list[RegisteredNode]:
-        """Return those of some decode nodes that its prefill node could hand a request to instead of its own."""
         prefill = request.prefill
         if prefill is None or not prefill.is_there:
             return []
@@ -154,12 +160,13 @@ class Placer:
         ]
 
     def is_possible(self, now: float) -> bool:
-        """There are nodes, or were just now: when a router's own key changes all of them dial it anew."""
+        """Whether a node is connected, or was connected less than NODES_AWAY_S ago. All nodes redial when a router's
+        key changes."""
         if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S
 
 
 def without(nodes: Sequence[RegisteredNode], peers: Collection[str]) -> Sequence[RegisteredNode]:
-    """Return the nodes that are none of these peers, unless that leaves nobody."""
+    """Return the nodes without these peers; all nodes if none would remain."""
     return [node for node in nodes if node.peer not in peers] or nodes if peers else nodes

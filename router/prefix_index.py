@@ -1,9 +1,10 @@
-"""What one node has cached, as its CacheEvents tell, and how much of a prompt that is. Sans-IO.
+"""Track one node's cached pages by its CacheEvents, and compute how much of a prompt they cover. Sans-IO.
 
-    CacheEvents 1 (cleared), 2, 3, 5      taken up to 3; 4 is asked for, and 5 is of no use yet
-    heartbeat: 7 were sent                the last ones were lost: asked for
+    CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
+    heartbeat: 7 were sent                the last were lost; a CacheReplay asks for them
 
-A node that lies, or an index that is wrong, costs a hit: the node matches its own cache, whatever routers believe.
+The registry updates the index, and policies read it. A wrong index costs at most a cache hit, because nodes match
+prompts themselves.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from collections.abc import Sequence
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
-MAX_PAGES = 1 << 20  # of all nodes together: about 150 MB
-MAX_SCHEMES = 4  # ways to make keys that one prompt is tried with; nodes of one model have one
+MAX_PAGES = 1 << 20  # limit of indexed pages of all nodes together: about 150 MB
+MAX_SCHEMES = 4  # limit of key schemes per prompt; nodes of one model normally share one scheme
 
 
 class PageIndex:
-    """Of one life of one node. `is_asked`: it was asked for what is missing, and has not been heard since."""
+    """The cached pages of one incarnation of a node. `is_asked`: whether the index waits for a replay."""
 
     __slots__ = ("_names", "is_asked", "seq")
 
     def __init__(self) -> None:
         self._names: set[bytes] = set()
-        self.seq = 0  # of the last message that was taken
+        self.seq = 0  # number of the last message taken
         self.is_asked = False
 
     def __len__(self) -> int:
@@ -36,7 +37,7 @@ class PageIndex:
         return frozenset(self._names)
 
     def take(self, message: CacheEvents) -> bool:
-        """False: something is missing before it. What was taken before is passed over."""
+        """Apply a message; ignore an old one. Return False if an earlier message is missing."""
         if message.seq <= self.seq:
             return True
         if message.cleared:
@@ -49,28 +50,33 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether the node has sent something else than was taken. It begins to count anew only when it has
-        forgotten us, and so do we."""
+        """Whether messages up to number `seq` are missing. A node that has forgotten this router counts anew."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
 
     def forget_pages(self) -> None:
-        """There is no room for them. What comes later is taken."""
+        """Drop the pages to free memory. Later events still apply."""
         self._names.clear()
 
     def num_pages(self, names: Sequence[bytes], *, has_window: bool) -> int:
-        """Return how many pages of a prompt the node has; `names`: of all its pages, the last one first. A cached page
-        has all before it cached, so the last one is found by halving. Behind a window only the last few are there,
-        and are enough."""
+        """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
+
+        All pages before a cached page are cached too, so bisection finds the last cached page. With a window only the
+        last few pages are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
         return len(names) - bisect_left(names, True, key=known.__contains__)
 
 
+def place_in(num_pages: int) -> int:
+    """Return the largest power of two up to half of `num_pages`, at least 1."""
+    return 1 << max(0, (num_pages // 2).bit_length() - 1)
+
+
 class PromptPages:
-    """The page identities of one prompt, made once for each way in which nodes make keys."""
+    """One prompt's page identities, made once per key scheme."""
 
     __slots__ = ("_adapter", "_prompt_ids", "_salt", "_schemes")
 
@@ -79,14 +85,14 @@ class PromptPages:
         self._schemes: dict[tuple[int, int, int], list[bytes]] = {}
 
     def cached_tokens(self, index: PageIndex, hello: Hello) -> int:
-        """Return the tokens of the prompt that a node need not compute, as far as is known: never all of them."""
+        """Return how many prompt tokens the node has cached, at most all except one."""
         if not len(index):
             return 0
         count = index.num_pages(self.names(hello), has_window=hello.has_window)
         return min(count * hello.fingerprint.page_size, len(self._prompt_ids) - 1)
 
     def names(self, hello: Hello) -> list[bytes]:
-        """Return the identities of the pages that the prompt fills on this node, the last one first."""
+        """Return the identities of the prompt's full pages on this node, last first."""
         slot = self._slot(hello) if self._adapter else 0
         scheme = hello.fingerprint.page_size, slot, min(1, hello.key_lookahead)
         names = self._schemes.get(scheme)
@@ -94,6 +100,15 @@ class PromptPages:
             names = self._make(*scheme) if len(self._schemes) < MAX_SCHEMES else []
             self._schemes[scheme] = names
         return names
+
+    def beginning(self, hello: Hello) -> bytes:
+        """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
+
+        The identity is that of page number p, where p is the largest power of two up to half the number of the
+        prompt's pages, so that prompts of similar length agree. Shorter overlaps don't count (see
+        policy/prefix_aware.py)."""
+        names = self.names(hello)
+        return names[-place_in(len(names))] if names else b""
 
     def _slot(self, hello: Hello) -> int:
         return next((i for i, own in enumerate(hello.adapters, start=1) if own.digest == self._adapter), 0)

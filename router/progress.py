@@ -1,5 +1,7 @@
-"""Progress: what nodes send back for open requests. Tokens and ends become news for clients; a bad end begins the next
-attempt. Sans-IO."""
+"""Apply nodes' messages to open requests, for the dispatcher. Sans-IO.
+
+Tokens and ends become news for clients. An end with an error begins the next attempt.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,6 @@ from shared.wire.messages import Begun, Key, Scores, SequenceEnd, TokenRun, Toke
 
 
 class Progress:
-    """Owned by the dispatcher."""
-
     def __init__(
         self,
         identity: tuple[str, int],
@@ -35,7 +35,7 @@ class Progress:
         self._told = told
 
     def tokens(self, message: Tokens, now: float) -> Effects:
-        """What a step of some node brought. Runs come before ends."""
+        """Apply one step of a node: first its token runs, then the ends of sequences."""
         effects = Effects(now)
         node = self._registry.find(message.node_id, message.epoch)
         if node is None:
@@ -49,7 +49,6 @@ class Progress:
         return effects
 
     def begun(self, message: Begun, now: float) -> Effects:
-        """Prompts that a node computes from now on."""
         effects = Effects(now)
         node = self._registry.find(message.node_id, message.epoch)
         if node is not None:
@@ -61,7 +60,7 @@ class Progress:
         return effects
 
     def scores(self, message: Scores, now: float) -> Effects:
-        """How likely tokens of a prompt were. Each is taken once, at the next position."""
+        """Take a prompt's log-probabilities, each once and in order."""
         effects = Effects(now)
         node = self._registry.find(message.node_id, message.epoch)
         request = None if node is None else self._find(node, message.key, effects)
@@ -80,7 +79,7 @@ class Progress:
         return effects
 
     def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:
-        """The router itself found the end of one sequence (a stop string)."""
+        """End a sequence in which the router found a stop string."""
         effects = Effects(now)
         request = self._journal.find(rid)
         if request is None or request.sequences[seq_index].is_closed:
@@ -93,7 +92,7 @@ class Progress:
         return effects
 
     def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
-        """Take a sequence's tokens of one step. What is asked here is paid for by each token."""
+        """Take a sequence's tokens of one step. Keep checks few here, because they cost time for each token."""
         key, ids, logprobs = run.key, run.ids, run.logprobs
         request = self._find(node, key, effects)
         if request is None:
@@ -118,11 +117,13 @@ class Progress:
             self._after_progress(request, effects)
 
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
-        """They go ahead of the first sequence's tokens, over one connection: what is not here by now was lost with a
-        full queue or a broken connection. The next attempt brings it."""
+        """Begin the next attempt and return True if scores are lost.
+
+        On a connection, scores precede the first sequence's tokens, so missing scores were lost in a full queue or with
+        a broken link."""
         if key.seq_index:
             return False
-        lost = NodeLost(f"what node {node.node_id} said of the prompt's tokens was lost")
+        lost = NodeLost(f"node {node.node_id}'s log-probabilities of the prompt were lost")
         self._attempts.resume_or_fail(request, lost, effects)
         return True
 
@@ -147,10 +148,14 @@ class Progress:
             self._after_progress(request, effects)
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
-        partner calls full or leaving. Two nodes that can't reach each other are avoided as a pair only."""
+        """Begin the next attempt elsewhere, and choose the nodes to avoid.
+
+        - After a failed hand-off, avoid both nodes.
+        - If a node reports its partner full or draining, avoid the partner.
+        - If a node can't reach its partner, avoid only this pair.
+        - Otherwise, avoid the reporting node."""
         if isinstance(error, NodeDraining) and not is_partners(error):
-            node.is_draining = True  # its heartbeat will say so too
+            node.is_draining = True  # the node's next heartbeat will say the same
         elif is_node_fault(error):
             node.breaker.failed(effects.now)
         if isinstance(error, PeerUnreachable):
@@ -172,7 +177,7 @@ class Progress:
             self._attempts.end(request, effects.now)
 
     def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
-        """The open request a key belongs to; who works on anything else is told to stop, now and then."""
+        """Return the open request of a key. If there is none, send the node an Abort, at most once in REPEAT_S."""
         request = self._journal.find(wire_key.rid)
         if (
             request is not None

@@ -1,21 +1,19 @@
-"""What a prompt costs the node that computes it, as measured, and on which node of a pair it costs less. Sans-IO.
+"""Measure what a prompt costs each node, and find the cheaper node of a pair, for the placer. Sans-IO.
 
-The currency is stream-seconds: a second that one stream waits. Weighed against each other are
+The unit is the stream-second: one second during which one stream waits. A stream is a running sequence. Two sums are
+compared:
 
-    on the decode node    the prompt's own time there, behind the prompts that wait there, and the same time of this
-                          prompt's tokens once more for each stream that runs there and stands still meanwhile
-    handed over           the wait on the prefill node, the prompt's own time there, and the part of the hand-off that
-                          computing does not hide, up to the word that it is installed
+    on the decode node    the wait for the prompts there, the prompt's own time, and its tokens' time again for each
+                          stream that waits meanwhile
+    handed over           the same on the prefill node, and the time after the prompt until the KV is installed
 
-The prompt's own time runs until its decode node can go on with it: the first token of a prompt that is handed over
-comes before that, the second one does not. Chunks bound how long a stream stands still at a time. The part of a
-step that its length does not change counts once for a prompt, however many steps it takes. Streams count as the node's
-last heartbeat told of them. Requests that come later count nowhere. Of a prompt counts what each node lacks of it.
+Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue: after a hand-off,
+that is after the first token and before the second. Chunked prefill bounds each pause of the streams. A step's fixed
+part counts once per prompt. The last heartbeat's streams are used; later requests don't count.
 
-    seconds of n prompt tokens = step_s + n * token_s     a line through the steps that a node's heartbeats tell of
+    seconds of n prompt tokens = step_s + n * token_s     a line through the steps in a node's heartbeats
 
-A flat rate would make nodes that are given short prompts look slow, for each step has a part that its length does not
-change.
+A flat rate would make nodes with short prompts look slow, because steps have a fixed part.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HALF_LIFE_STEPS = 64  # a step counts half once so many have followed it
+HALF_LIFE_STEPS = 64  # after this number of further steps, a step has half its weight
 ENOUGH_STEPS = 8
-UNLIKE = 0.1  # lengths that vary by less, beside their mean, tell no line
-HANDOFF_WEIGHT = 0.125  # of the newest
-FRESH_S = 60.0  # older figures are none: what is done no more is measured no more, and may have changed
-MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over whatever it costs: streams to come count nowhere
-# What is beyond is nonsense
+UNLIKE = 0.1  # if lengths vary by less than this, relative to their mean, no line is fitted
+HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
+FRESH_S = 60.0  # older figures are dropped, because speeds may have changed
+MOST_LOCAL_TOKENS = 2048  # longer prompts are always handed over, because the cost ignores later streams
+# Larger values are implausible.
 MOST_STEPS, MOST_TOKENS_PER_S, MOST_STEP_S, MOST_HANDOFF_S = 1e9, 1e8, 600.0, 600.0
 
 STEPS, TOKENS, SECONDS = COUNTERS = ("prompt_steps", "prompt_step_tokens", "prompt_step_seconds")
@@ -38,7 +36,7 @@ STEPS, TOKENS, SECONDS = COUNTERS = ("prompt_steps", "prompt_step_tokens", "prom
 
 @dataclass(frozen=True, slots=True)
 class PromptSpeed:
-    """The line of one node."""
+    """The line of a node's prompt times."""
 
     step_s: float
     token_s: float
@@ -48,13 +46,14 @@ class PromptSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate of a long prompt."""
+        """The rate at which the node computes a long prompt."""
         return 1.0 / self.token_s
 
 
 @dataclass(slots=True)
 class StepSums:
-    """What a line needs of the steps, each weighed by its age. A heartbeat's steps count as equally long."""
+    """The sums for fitting a line, with each step weighted by its age. All steps of one heartbeat count as equally
+    long."""
 
     steps: float = 0.0
     tokens: float = 0.0
@@ -63,7 +62,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the number of new steps, then add these. They weigh no more than HALF_LIFE_STEPS steps."""
+        """Age the sums by the new steps. Then add the new steps, with the weight of at most HALF_LIFE_STEPS."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -72,8 +71,8 @@ class StepSums:
         self.tokens_seconds = kept * self.tokens_seconds + share * tokens * seconds / steps
 
     def speed(self) -> PromptSpeed | None:
-        """Fit the line by least squares. One that would fall, begin below zero or rest on equal lengths gives way to
-        a rate. None: too few steps."""
+        """Return the line fitted by least squares; None for too few steps. A line that falls, starts below zero or
+        rests on nearly equal lengths is replaced by a rate."""
         if self.steps < ENOUGH_STEPS:
             return None
         length, took = self.tokens / self.steps, self.seconds / self.steps
@@ -87,7 +86,7 @@ class StepSums:
 
 
 class PromptFigures:
-    """What one node's heartbeats tell, in one life of it. `now` is a monotonic clock in seconds."""
+    """Figures from one node incarnation's heartbeats. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
@@ -100,8 +99,9 @@ class PromptFigures:
         self._handoff_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
-        """Take a heartbeat's totals, and the seconds of each hand-off behind its prompt. Nonsense is passed over. The
-        first totals are of the whole life before, and only begin the count."""
+        """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
+
+        The first totals cover the node's past, so they only start the count."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -124,12 +124,12 @@ class PromptFigures:
         self._handoff_at = now
 
     def speed(self, now: float) -> PromptSpeed | None:
-        """None: not measured, or not lately."""
+        """Return the node's line; None if not measured lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
-        """Return this node's line. Without figures it is the other node's. With a rate only, it is the other's line
-        times how much slower this node was at its mean length."""
+        """Return this node's line, or the other node's line if this node has no figures. If this node has only a rate,
+        return the other node's line, scaled so that it agrees with this rate at this node's mean length."""
         own = self.speed(now)
         if own is None:
             return other
@@ -140,12 +140,12 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def handoff(self, now: float) -> float | None:
-        """Return the seconds by which this node's hand-offs end behind their prompts. None: as for `speed`."""
+        """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Return whether a node can have computed so much in that time. A total that fell is as implausible."""
+    """Whether a node can compute these tokens in this time. A total that has fallen is implausible, too."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -156,14 +156,14 @@ def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a node has before it. `running`: streams that stand still while it computes prompts."""
+    """A node's pending work. `running`: streams that wait while the node computes prompts."""
 
     waiting_tokens: int
     running: int
 
 
 class Lacking(NamedTuple):
-    """Tokens of a prompt that either node would compute: the others are cached there, as far as is known."""
+    """The number of a prompt's tokens that each node would have to compute."""
 
     on_prefill: int
     on_decode: int
@@ -172,8 +172,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Return whether a prompt loses fewer stream-seconds on its decode node than by a hand-off. `before`: on the
-    prefill node; `beside`: on the decode node."""
+    """Whether a prompt costs no more on its decode node than with a hand-off. `before`: the work pending on the prefill
+    node; `beside`: the work pending on the decode node."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

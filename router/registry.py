@@ -1,7 +1,8 @@
-"""The nodes that dialled in: who they are, what they last reported, and which of them fit together. Sans-IO."""
+"""Track the connected nodes: identity, last report, our requests there, fitting partners. Sans-IO."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,24 +13,30 @@ from router.breaker import Breaker
 from router.kinds import Kind, Kinds, Misfit, misfit
 from router.prefix_index import MAX_PAGES, PageIndex
 from router.prompt_cost import PromptFigures
-from router.room import tokens_in
+from router.pull_cost import PullFigures
+from router.room import prompt_tokens_in, sequences_in, tokens_in
+from router.slowness import Share, Slowness
 from shared.core.states import RowState
 from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hello, NodeLoad
+from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
-HANDOFF_COST = "handoff_cost_seconds"  # of the metrics that nodes report
+HANDOFF_COST = "handoff_cost_seconds"  # the measurement's name in nodes' metrics
 
 
 def age(hello: Hello) -> tuple[int, int]:
-    """Grows with a node's lives, and in each with its connections."""
+    """Return a pair that orders a node's incarnations, and the connections of each incarnation."""
     return hello.epoch, hello.connection
 
 
 @dataclass(slots=True, eq=False)
 class RegisteredNode:
-    """One node of one epoch. The open_* counts are of this router's own requests."""
+    """One epoch of a node. open_*: this router's open requests there. sent_*: this router's requests sent since the
+    node's last report.
 
-    peer: str  # the name its connection goes by
+    Each other router is assumed to have sent as many requests as this router."""
+
+    peer: str
     hello: Hello
     kind: Kind
     node_id: str
@@ -37,25 +44,36 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    # Of its last report, added up when it came: a placement looks at each node.
+    # These sums of the last report are kept, because each placement reads them for every node.
     free_tokens: float = float("inf")
-    num_reported: int = 0  # sequences that run or wait there
-    num_running: int = 0  # those of them that decode
+    num_reported: int = 0  # reported sequences that run or wait
+    num_running: int = 0  # reported sequences that decode
     waiting_tokens: int = 0
     prompts: PromptFigures = field(default_factory=PromptFigures)
     pages: PageIndex = field(default_factory=PageIndex)
+    pulls: PullFigures = field(default_factory=PullFigures)
+    slowness: Slowness = field(default_factory=Slowness)
+    # Limits of our open requests until the node's next report, see room.py.
+    most_sequences: float = float("inf")
+    most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
-    move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
+    is_left: bool = False  # the node's list lacks this router; the node stays while our requests need it
+    lacks: tuple[str, ...] = ()  # routers on the node's list that do not serve it
+    drain: Drain | None = None  # the message is sent again until the node's heartbeats report draining
+    move_at: float = float("inf")  # time when a draining node's remaining requests move
     is_silent: bool = False
     open_sequences: int = 0
     open_prompt_tokens: int = 0
+    open_prompt_work: int = 0  # open prompt tokens that the node had not cached
+    sent_sequences: int = 0
+    sent_prompt_work: int = 0
     dispatched: int = 0
+    others: OthersLoad = NO_OTHERS
+    turn: bytes = b""  # breaks ties between nodes; differs between routers
     _load: NodeLoad | None = None
 
     @property
     def load(self) -> NodeLoad | None:
-        """What it last said of itself."""
         return self._load
 
     @load.setter
@@ -64,18 +82,69 @@ class RegisteredNode:
         self._load, self.num_reported, self.waiting_tokens = load, taken + load.waiting, load.waiting_tokens
         self.num_running = load.rows.get(RowState.RUNNING, 0)
         self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
+        self.most_sequences = sequences_in(load, self.open_sequences)
+        self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
+
+    def report(self, load: NodeLoad, others: OthersLoad) -> None:
+        """Take a report. The report already includes the requests that this router sent before."""
+        self.load, self.others = load, others
+        self.sent_sequences = self.sent_prompt_work = 0
+
+    @property
+    def sequences(self) -> int:
+        """Estimate the sequences of all routers on this node. The node's report is up to a heartbeat old, but our own
+        requests are known."""
+        others = self.others.sequences
+        return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. A report counts whole
+        prompts."""
+        others = self.others.waiting_tokens
+        cached = self.open_prompt_tokens - self.open_prompt_work
+        own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
+        return own + others + self.others.routers * self.sent_prompt_work
+
+    @property
+    def weight(self) -> float:
+        """Return the factor by which policies multiply the node's work to compare nodes. A slow node's factor is more
+        than 1.
+
+        After QUIET_S of idleness a slow node counts as any other. The node's next request shows whether the node has
+        recovered."""
+        weight = self.slowness.weight
+        return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
+
+    @property
+    def weighed_sequences(self) -> float:
+        """Return `sequences`; for a slow node, `(sequences + 1) * weight - 1`."""
+        weight = self.weight
+        return self.sequences if weight == 1.0 else (self.sequences + 1) * weight - 1
+
+    @property
+    def weighed_tokens(self) -> float:
+        return self.prompt_tokens * self.weight
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.sequences and not self.prompt_tokens
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the node is too slow for a second request."""
+        return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether it can take so many tokens now, without waiting. No node without a free page has room, one
-        that has not reported yet has all of it."""
+        """Whether the node can take these tokens at once. A node without a free page can't. A node that has not
+        reported yet counts as able."""
         return self.free_tokens >= max(1, num_tokens)
 
     @property
     def is_there(self) -> bool:
-        return not self.is_draining and not self.is_silent
+        return not self.is_draining and not self.is_silent and not self.is_left
 
     def drain_now(self, drain: Drain, now: float) -> Drain:
-        """Return what it is told of its drain, with what is left of the time."""
         return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
 
     def has_adapter(self, digest: str) -> bool:
@@ -85,16 +154,22 @@ class RegisteredNode:
         return self.is_there and self.breaker.allows(now)
 
 
-class Registry:
-    """Node id -> its newest epoch. A message by an older epoch is nobody's. `follows_caches`: ask nodes what they have
-    cached."""
+def turn_of(router_id: str, node_id: str) -> bytes:
+    """Rank equal nodes differently at each router, so that the routers don't all fill the same node."""
+    return hashlib.blake2b(f"{router_id}\n{node_id}".encode(errors="surrogatepass"), digest_size=8).digest()
 
-    def __init__(self, silence_s: float, *, follows_caches: bool = False) -> None:
+
+class Registry:
+    """Holds the newest epoch of each node, and ignores messages of older epochs. `follows_caches`: track nodes'
+    caches."""
+
+    def __init__(self, silence_s: float, *, follows_caches: bool = False, router_id: str = "") -> None:
         self.silence_s = silence_s
+        self._router_id = router_id
         self._follows_caches = follows_caches
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
-        self.narrowest = 0  # what every node can hold, silent ones too
+        self.narrowest = 0  # smallest max_context of all nodes, including silent nodes
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
@@ -113,13 +188,11 @@ class Registry:
         return next((node for node in self._nodes.values() if node.peer == peer), None)
 
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
-        """(the node, the one it replaces). (None, None) for an older life or connection than known, or a role we don't
-        have. What has fallen silent keeps nobody out: a clock that went back makes the next life look like an older
-        one.
+        """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
-        The same epoch on a new connection: the node keeps its counts and replaces itself, for it has dropped what it
-        had of us when it saw the old one break, and what was on its way is lost. On the same connection it only asks
-        for its Welcome again, and goes on with what it has.
+        A silent node is always replaced: if its clock went back, its next epoch looks older. If the same epoch connects
+        anew, the node replaces itself and keeps its counts. The node dropped our requests when its old connection
+        broke, and messages in flight are lost. A Hello on the same connection only asks for another Welcome.
         """
         known = self._nodes.get(hello.node_id)
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
@@ -132,11 +205,12 @@ class Registry:
             known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
-            if is_new:  # the node has forgotten what it had told
+            if is_new:  # the node counts its CacheEvents anew
                 known.pages = PageIndex()
             self._measure()
             return known, known if is_new else None
         node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
+        node.turn = turn_of(self._router_id, hello.node_id) if self._router_id else b""
         self._nodes[hello.node_id] = node
         self._measure()
         return node, known
@@ -145,24 +219,32 @@ class Registry:
         self.narrowest = min((node.hello.max_context for node in self._nodes.values()), default=0)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> RegisteredNode | None:
-        """None when the sender never said Hello. A silent node that speaks again is back."""
+        """Take a node's report, even if the node counted as silent. Return None for an unknown node."""
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
-            node.load = beat.load
+            node.report(beat.load, beat.others)
             node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_COST, ()), now)
+            node.pulls.learn(beat.load.counters, now)
+            node.slowness.learn(node.role, beat.load, now)
+            node.slowness.judge(self._peers(node, now), now)
             node.is_draining = node.is_draining or beat.draining
-            if beat.draining and beat.move_after_ms is not None:  # the limit that another router may have set
+            node.is_left, node.lacks = beat.leaves, tuple(beat.lacks)
+            if beat.draining and beat.move_after_ms is not None:  # another router may have set the limit
                 node.move_at = now + beat.move_after_ms / 1000
             self.seen(node, now)
         return node
 
+    def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
+        others = (self._nodes[name] for name in node.kind.node_ids if name != node.node_id)
+        return (other.slowness for other in others if other.can_take(now))
+
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
-        """Take what a node says of its own cache; of another one's nobody is believed. Return what to ask it."""
+        """Take a node's events about its own cache. Return the replay to ask for, if any."""
         node = self.find(message.node_id, message.epoch)
         if not self._follows_caches or node is None or node.peer != peer:
             return None
         is_taken = node.pages.take(message)
-        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:  # who tells most makes room for all
+        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:  # drop the largest index
             max(self._nodes.values(), key=lambda each: len(each.pages)).pages.forget_pages()
         if is_taken or node.pages.is_asked:
             return None
@@ -170,7 +252,6 @@ class Registry:
         return CacheReplay(node.node_id, node.pages.seq)
 
     def missed_events(self, node: RegisteredNode, beat: Heartbeat) -> CacheReplay | None:
-        """Return what to ask a node whose heartbeat tells of CacheEvents that have not come."""
         if not self._follows_caches or not node.pages.is_behind(beat.cache_seq):
             return None
         node.pages.is_asked = True
@@ -187,56 +268,56 @@ class Registry:
             self._measure()
 
     def newly_silent(self, now: float) -> list[RegisteredNode]:
-        """Nodes that have just crossed the limit; each is told once."""
         late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self.silence_s]
         for node in late:
             node.is_silent = True
         return late
 
     def usable(self, now: float) -> list[RegisteredNode]:
-        """Nodes that may get a request. Where every breaker is open, all that are there: an answer that may fail is
-        better than none."""
-        there = [node for node in self._nodes.values() if not node.is_draining and not node.is_silent]
+        """Return the nodes that may get a request. If every breaker is open, return all nodes: a likely failure is
+        better than a certain failure."""
+        there = [node for node in self._nodes.values() if node.is_there]
         return [node for node in there if node.breaker.allows(now)] or there
 
     def is_anyone_there(self) -> bool:
-        """Return whether any node is usable."""
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """What the largest node that is there can hold; None without nodes. Not the smallest: one that says little of
-        itself would shut everybody else's requests out."""
+        """Return the largest limit of all nodes, if any. With the smallest limit, a single node could exclude
+        requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
-        """What every node that is there can hold: who asks for no length gets one that ties it to no node."""
+        """Return the limit that every node meets, the default for requests without a length."""
         return min(self._contexts(), default=None)
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Digest of each LoRA adapter by the name that clients use. Where nodes differ, what most of them have counts,
-        and of equally many what was there first: one node gives no name another meaning."""
+        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides; on a tie, the oldest node
+        decides. So one node can't redefine a name."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:
-            own = {adapter.name: adapter.digest for adapter in node.hello.adapters}  # a node has one vote for a name
+            own = {adapter.name: adapter.digest for adapter in node.hello.adapters}  # one vote per name and node
             for name, digest in own.items():
                 votes.setdefault(name, Counter())[digest] += 1
         return {name: max(counts, key=lambda digest: counts[digest]) for name, counts in votes.items()}
 
     def misfits(self) -> list[Misfit]:
-        """Return (node, other node, field) for nodes that can't be a pair, whichever of them prefills."""
         return self._kinds.misfits()
 
 
+def not_held_back(nodes: Sequence[RegisteredNode]) -> Sequence[RegisteredNode]:
+    """Return the nodes that are not held back; all nodes if none would remain."""
+    return [node for node in nodes if not node.is_held_back] or nodes
+
+
 def misfits_of(node: RegisteredNode) -> list[tuple[Kind, Misfit]]:
-    """Return the kinds that a node can't be a pair with, each with an example."""
     return [(other, misfit(node.node_id, other, differs)) for other, differs in node.kind.apart.items()]
 
 
 def fitting(prefills: Sequence[RegisteredNode], decode: RegisteredNode) -> list[RegisteredNode]:
-    """Return the nodes whose pages the decode node can use."""
     strangers = decode.kind.apart
     return [node for node in prefills if node.kind not in strangers]

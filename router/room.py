@@ -1,14 +1,43 @@
-"""How many tokens a node has room for, by its last report. Cached pages give way, so they count."""
+"""Compute a node's room for tokens and requests from its last report.
+
+A node serves requests in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the
+router, where priority, deadlines and tenants count. Between two reports, each start and end of this router's requests
+changes the room at once.
+
+    rows    [running running free free]                room: 2 free rows and `ahead`
+    rows    [running running running running] 3 wait   room: `ahead` less 3 requests
+
+Cached pages count as free, because they can be evicted.
+"""
 
 from __future__ import annotations
 
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
+AHEAD_SHARE = 4  # a node with 4 * n rows may have n waiting requests, so that no row idles
+MIN_AHEAD = 2
+PROMPT_TOKENS_AHEAD = 8192  # limit of the prompt tokens that wait at a node, which make a few chunks
+
 
 def tokens_in(load: NodeLoad, page_size: int) -> int:
-    """Return how many tokens the free pages could take: none where no row is free."""
+    """Return the tokens that free pages can take; 0 without a free row."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0
     return (load.pages.get(PageState.FREE, 0) + load.pages.get(PageState.CACHED, 0)) * page_size
+
+
+def sequences_in(load: NodeLoad, num_open: int) -> int:
+    """Return how many of our sequences the node may hold. `num_open`: our sequences there when the node reported.
+
+    Free rows don't count while requests wait for memory. `ahead` sequences are always allowed, whatever other routers
+    send."""
+    ahead = max(MIN_AHEAD, load.rows_total // AHEAD_SHARE)
+    free = 0 if load.waiting else load.rows.get(RowState.FREE, 0)
+    return max(ahead, num_open + free + ahead - load.waiting)
+
+
+def prompt_tokens_in(load: NodeLoad, num_open: int) -> int:
+    """Return the limit of our open prompt tokens on the node, at least 1. Below it the node gets another prompt."""
+    return max(1, num_open + PROMPT_TOKENS_AHEAD - load.waiting_tokens)

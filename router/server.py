@@ -1,7 +1,7 @@
-"""Runs the HTTP server and the gateway on one uvloop, and stops them in order. Knows nothing of what they serve.
+"""Run the HTTP server and the gateway on one uvloop. Stop them in order.
 
 SIGTERM, SIGINT -> new requests get 503 -> open ones finish (bounded) -> the rest get an error -> sockets close
-a second signal -> no more waiting
+a second signal -> the rest get an error at once
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
-KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that they never send into one just closed
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that no client sends into a closed connection
 BACKLOG = 1024
 POLL_S = 0.05
 
 
 def bind_http(host: str, port: int) -> socket.socket:
-    """The listening socket, bound before anything slow is done, so that a taken port is known at once."""
+    """Bind before slow work, so that a taken port shows early. Raise ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # accepted sockets inherit it: a token is smaller than a segment and must not wait for the next one
+    # Accepted sockets inherit this: a token is smaller than a segment, and must not wait for the next token.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host.strip("[]"), port))
@@ -46,7 +46,7 @@ def bind_http(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: `serve` below decides when it stops."""
+    """uvicorn without signal handlers: `serve` decides when it stops."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class HttpServer(uvicorn.Server):
 
 
 def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
-    protocol: Any = partial(LimitedProtocol, rules)  # uvicorn asks for a class, and calls it
+    protocol: Any = partial(LimitedProtocol, rules)  # uvicorn expects a class here, and calls it
     config = uvicorn.Config(
         app,
         loop="none",
@@ -73,7 +73,7 @@ def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
 async def serve(
     app: ASGIApp, rules: HttpRules, listener: socket.socket, gateway: Gateway, log: Logger, shutdown_s: float
 ) -> int:
-    """Until a signal. Returns the exit code."""
+    """Serve until a signal or a crash, and return the exit code."""
     stops: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,7 +93,7 @@ async def serve(
     gateway.fail_all(NoNodes("this server is shutting down"))
     server.should_exit = True
     first_stop.cancel()
-    with contextlib.suppress(Exception):  # told above
+    with contextlib.suppress(Exception):  # logged above
         await http
     nodes.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -102,7 +102,7 @@ async def serve(
 
 
 async def drain(gateway: Gateway, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
-    """Lets open requests finish for a while; a second signal ends the wait."""
+    """Let open requests finish for `shutdown_s`, or until a second signal."""
     gateway.is_stopping = True
     log.info("stopping", open_requests=gateway.num_open)
     deadline = asyncio.get_running_loop().time() + shutdown_s

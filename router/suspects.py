@@ -1,20 +1,19 @@
-"""Suspects: requests under which a node has died. One that kills its node must not be carried to all the others.
+"""Find requests that kill their nodes, before they kill all nodes. `Attempts` asks at each death. Sans-IO.
 
-    node dies --> requests that ran there are suspects; requests that only waited there are not
-    a suspect --> runs alone: on a node with nothing else of ours, which then gets nothing else
-         |-- gets further than it had come when its node died: cleared
-         '-- its node dies too, and no other suspect ran there: it ends, and nobody else is charged
+    node dies --> requests that ran there become suspects, requests that waited there don't
+    a suspect --> runs alone: on a node with no other requests of ours, which gets no others meanwhile
+         |-- emits CLEARED_AFTER more tokens: cleared
+         '-- its node dies too, and no other suspect ran there: it fails, and no other request is charged
 
-What this can't know:
-- Which of the requests that ran there did it, or whether any did: a machine may have lost its power. So one death ends
-  nobody, and a second one ends a suspect only if no other suspect ran there. A request that two accidents hit in a row,
-  the second before it got further than at the first, ends wrongly.
-- What a node began in the instant before it died: the word for it (Begun, a token) may not have left. Such a request
-  counts as one that waited, and max_attempts bounds what it can do.
-- Whether a connection that closed is a death. One that had been quiet before was cut off, or its machine is gone, and
-  that counts as none; a node that comes back as the same life had not died, and its suspects are cleared. So a request
-  that takes a whole machine down is bounded by max_attempts only.
-- What other routers have on a node.
+Limits:
+- Any running request may be to blame. After a power cut, no request is to blame. So the first death ends no request.
+  But two accidents in a row end an innocent request.
+- If a node dies right after it began a request, the request's Begun and first token may be lost. The request then
+  counts as waiting, and max_attempts bounds the harm.
+- A closed connection may not mean a death. A connection that closes after a silence doesn't count as a death, because
+  the link or the machine has failed. If the same incarnation of the node returns, its suspects are cleared. Only
+  max_attempts bounds requests that kill whole machines.
+- Requests of other routers on a node are unknown.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from dataclasses import dataclass
 from router.journal import Death, OpenRequest
 from router.registry import RegisteredNode, Registry
 
-CLEARED_AFTER = 32  # tokens beyond those it had when its node died: more than any node has computed and not sent
+# A suspect is cleared after this number of tokens since the death. No node computes 32 tokens before it sends any.
+CLEARED_AFTER = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of a node's death. `spares_others`: suspects of an earlier one ran there, so the others pay nothing."""
+    """The judgement of one death. `spares_others`: suspects ran on the node, so other requests are not charged."""
 
     culprit: OpenRequest | None
     suspects: Sequence[OpenRequest]
@@ -38,14 +38,13 @@ class Verdict:
 
 
 class Suspects:
-    """Owned by the dispatcher. Bounded: it holds open requests only."""
+    """Holds open requests that became suspects. So the limit on open requests also bounds their number."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._open: dict[str, OpenRequest] = {}  # by rid
 
     def judge(self, node: RegisteredNode, running: Sequence[OpenRequest]) -> Verdict:
-        """A node is known to have died while it ran these requests."""
         known = [request for request in running if self.is_suspect(request)]
         if len(known) == 1:
             return Verdict(known[0], (), True)
@@ -63,7 +62,7 @@ class Suspects:
         return has_died and request.num_emitted <= death.num_emitted + CLEARED_AFTER
 
     def nodes(self) -> frozenset[str]:
-        """Peers where a suspect runs alone."""
+        """Return peers where a suspect runs alone."""
         if not self._open:
             return frozenset()
         alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]

@@ -1,8 +1,9 @@
-"""The router's word for hand-offs: what nodes are told, and the ticket of each request. Sans-IO."""
+"""Sign the tickets by which nodes accept hand-offs and pulls from each other. Sans-IO."""
 
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 from router.journal import OpenRequest
 from router.registry import RegisteredNode
@@ -11,18 +12,37 @@ from shared.wire.ranges import MAX_MS, MAX_SEQUENCES
 from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
 
 
+class PageSpan(NamedTuple):
+    """The first pages of a prompt. `last`: the identity of the last of these pages."""
+
+    num_tokens: int
+    last: bytes
+
+
 class Tickets:
-    """One per life of a router: its secret leaves the process only as the keys of nodes."""
+    """Each router process has one Tickets. Its secret never leaves the process; nodes get keys derived from it."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
 
     def key_of(self, peer: str) -> bytes:
-        """Return the key of one life of a node, for its Welcome."""
         return ticket_key(self._secret, peer)
 
+    def issue_pull(
+        self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
+    ) -> Ticket:
+        """Return a ticket with which the prefill node may copy these pages of the prompt from the source."""
+        return make_ticket(
+            self.key_of(source.peer),
+            key,
+            prefill.peer,
+            num_sequences=1,
+            most_tokens=pages.num_tokens + 1,
+            deadline_ms=deadline_ms(request.deadline),
+            page=pages.last,
+        )
+
     def issue(self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, decode: RegisteredNode) -> Ticket:
-        """Return the ticket with which the prefill node may hand this attempt to the decode node."""
         return make_ticket(
             self.key_of(decode.peer),
             key,
@@ -34,5 +54,4 @@ class Tickets:
 
 
 def deadline_ms(deadline: float) -> int:
-    """Return a deadline of the router's clock as it stands in tickets."""
     return max(0, round(1000 * min(deadline, MAX_MS / 1000)))

@@ -30,14 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=120, help="seeds of the equivalence matrix (600: the long run)")
     parser.addoption("--transport", default="", help="chaos: what carries all pages; else shared memory and messages")
     parser.addoption("--drill-json", default="", help="drill: a file that gets the figures of its scenarios")
+    parser.addoption("--long", action="store_true", help="tests marked long, too, which take minutes each")
     parser.addoption("--all-ranks", action="store_true", help="every transport with every two numbers of ranks")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--fast"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    for marker, is_left_out in (("slow", config.getoption("--fast")), ("long", not config.getoption("--long"))):
+        marked = [item for item in items if is_left_out and item.get_closest_marker(marker)]
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker("gpu")

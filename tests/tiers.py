@@ -67,21 +67,35 @@ LINT = (
     Tier("mypy", 27, (str(BIN / "mypy"),)),
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
+    Tier("prose", 4, (sys.executable, "-m", "tests.support.prose", "--check")),
 )
 FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
-DRILL = replace(pytest_tier("drill", 360, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
+DRILL = replace(pytest_tier("drill", 410, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
-    pytest_tier("unit", 485, *on_every_core()),
-    pytest_tier("simulation", 186, *on_every_core()),
-    pytest_tier("integration", 630),
-    pytest_tier("chaos", 200),
+    pytest_tier("unit", 1300, *on_every_core()),
+    pytest_tier("simulation", 330, *on_every_core()),
+    pytest_tier("integration", 900),
+    pytest_tier("chaos", 400),
     DRILL,
 )
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
+# minutes on a quiet machine, and nodes come and go as load does
+RAY = ("tests/integration/test_ray_plan_act.py", "tests/integration/test_ray_cluster.py")
+# Files with tests marked long: mixed kinds of steps on virtual GPUs, large kernels, the default model's drafts.
+MIXED = (
+    "tests/unit/test_cuda_engine.py",
+    "tests/unit/test_triton_graphs.py",
+    "tests/unit/test_triton_fixed.py",
+    "tests/unit/test_kernel_byte_pages.py",
+    "tests/unit/test_narrow_vectors.py",
+    "tests/integration/test_speculation_smollm2.py",
+)
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
-    pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", *on_every_core()),
+    pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
+    Tier("ray", 330, (sys.executable, "-m", "pytest", "-q", *RAY, "--durations=5", "--long")),
+    Tier("mixed", 900, (sys.executable, "-m", "pytest", "-q", *MIXED, "--durations=5", "--long", *on_every_core())),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("bodies", 900, (sys.executable, "-m", "tests.chaos.bodies", "--bodies", "1000000")),

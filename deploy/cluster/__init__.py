@@ -1,1 +1,1 @@
-"""Start, watch, stop and change the processes of one machine's cluster, and its keys."""
+"""Start, watch, change and stop one machine's cluster, and make its keys."""

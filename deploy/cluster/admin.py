@@ -1,9 +1,10 @@
-"""`baton admin`: what the nodes of a running cluster do, and who leaves it. Speaks HTTP to the router, nothing else."""
+"""`baton admin`: show a cluster's nodes, drain or restart them, or change their role, through the router's HTTP API."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,19 +14,30 @@ from typing import Any
 
 from deploy.cluster.admin_key import default_path
 from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.router_url import DEFAULT_URL, Url, add_url_flag, add_url_word, no_answer, parse_url, the_only
+from deploy.router_url import (
+    DEFAULT_URL,
+    USUAL,
+    Url,
+    add_url_flag,
+    add_url_word,
+    all_of,
+    no_answer,
+    parse_url,
+    the_only,
+)
 from shared.core.errors import ConfigError
 from shared.core.states import NodeState, PageState
+from shared.wire.http_keys import read_key
 
 POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
 
 EXAMPLES = """\
-baton admin: look at the nodes of a running cluster, and move them. No request fails: what a leaving node does not
-finish in time goes on elsewhere, token for token.
+baton admin: look at the nodes of a running cluster, and move them. No request fails: other nodes continue what a
+leaving node does not finish in time, token for token.
 
   baton admin status                    at http://127.0.0.1:8000
-  baton admin status URL                another router; or --url URL, ahead of the action or behind it
+  baton admin status URL                another router, or several; or --url URL, ahead of the action or behind it
   baton admin drain decode-1            it takes nothing new, finishes, and stays down
   baton admin restart decode-1          the same, and it comes back: new settings, new code
   baton admin restart --all             one after another, each when the one before is back
@@ -36,7 +48,7 @@ finish in time goes on elsewhere, token for token.
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A row of /admin/status."""
+    """One node's row in the answer to /admin/status."""
 
     name: str
     role: str
@@ -45,26 +57,35 @@ class NodeStatus:
 
 
 class AdminClient:
-    """`url`: of the router; `ca`: authorities for https, where the system's do not know it."""
+    """Call a router's /admin paths, and read the router's other pages."""
 
     def __init__(self, url: Url, key: str, ca: Path | None = None) -> None:
         self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer's JSON; ConfigError with the router's own words for everything else."""
+        """Return the answer's JSON. Raises ConfigError on failure, with the router's message if the router sent one."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
         except UNREACHABLE as error:
             raise no_answer(self._http.url, error) from None
         except ValueError:
-            raise ConfigError(f"what answers at {self._http.url} speaks no JSON: is it a router?") from None
+            raise ConfigError(f"the server at {self._http.url} does not answer in JSON: is it a router?") from None
         if status >= 400:
             raise ConfigError(str(found.get("error", {}).get("message", found)))
         return found
 
     def status(self) -> dict[str, Any]:
         return self.call("GET", "/admin/status")
+
+    def text(self, path: str) -> str:
+        try:
+            status, data = self._http.ask("GET", path)
+        except UNREACHABLE as error:
+            raise no_answer(self._http.url, error) from None
+        if status != 200:
+            raise ConfigError(f"{self._http.url}{path} answered with status {status}")
+        return data.decode(errors="replace")
 
     def nodes(self) -> dict[str, NodeStatus]:
         rows = self.status()["nodes"]
@@ -75,53 +96,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url_flag(parser)
     add_router(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add_place(actions.add_parser("status", help="every node: role, state, work"))
-    for action, text in (("drain", "it finishes and stays down"), ("restart", "it finishes and comes back")):
+    status = actions.add_parser("status", help="show the role, state and work of every node")
+    status.add_argument("addresses", nargs="*", metavar="URL", help=f"routers ({USUAL})")
+    status.add_argument("--url", dest="action_urls", action="append", default=[], metavar="URL", help="the same as URL")
+    for action, text in (("drain", "the node finishes and stays down"), ("restart", "it finishes and comes back")):
         one = actions.add_parser(action, help=text)
         one.add_argument("node", nargs="?" if action == "restart" else None)
         if action == "restart":
-            one.add_argument("--all", action="store_true", help="every node, one after another")
+            one.add_argument("--all", action="store_true", help="restart every node, one after another")
         add_common(one)
     abort = actions.add_parser("abort", help="end one answer")
-    abort.add_argument("id", help="as its client sees it")
+    abort.add_argument("id", help="the answer's id, as its client sees it")
     add_place(abort)
-    role = actions.add_parser("role", help="it finishes and comes back as the other kind")
+    role = actions.add_parser("role", help="let the node finish its work and come back in the other role")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
     add_common(role)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """The router once more, behind the words of an action."""
     add_url_word(parser)
     add_url_flag(parser, dest="action_url")
 
 
 def add_router(parser: argparse.ArgumentParser) -> None:
-    """What the router wants to see before it answers."""
     parser.add_argument(
         "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="who signed the proxy's certificate, if not well known")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="the TLS proxy's CA, if the system does not know it")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument(
-        "--move-after", type=float, metavar="S", help="seconds its requests get to finish there (default: the router's)"
+        "--move-after", type=float, metavar="S", help="seconds its requests get to finish (default: set by the router)"
     )
-    parser.add_argument("--force", action="store_true", help="even if no other node is left to serve")
+    parser.add_argument("--force", action="store_true", help="do it even if no other node is left to serve")
     parser.add_argument("--no-wait", action="store_true", help="return at once")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: %(default)g)")
 
 
 def run(args: argparse.Namespace) -> int:
     take_url_from_node(args)
-    url = the_only(args.url, args.address, args.action_url) or parse_url(DEFAULT_URL)
-    client = AdminClient(url, read_key(args.admin_key_file), args.ca)
     if args.action == "status":
-        print(table(client.status()))
-        return 0
+        return show_status(args)
+    url = the_only(args.url, args.address, args.action_url) or parse_url(DEFAULT_URL)
+    client = AdminClient(url, read_admin_key(args.admin_key_file), args.ca)
     if args.action == "abort":
         client.call("POST", "/admin/abort", {"id": args.id})
         return 0
@@ -131,25 +151,43 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(move(client, name, args) for name in names) else 1
 
 
+def show_status(args: argparse.Namespace) -> int:
+    """Print each router's table. Each table counts only the streams and open requests of its own router."""
+    flags = all_of(args.action_urls, list(filter(None, [args.url])))
+    urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
+    clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
+    if len(clients) == 1:
+        print(table(clients[0].status()))
+        return 0
+    failed = 0
+    for url, client in zip(urls, clients, strict=True):
+        try:
+            print(f"{url}\n{table(client.status())}\n")
+        except ConfigError as error:
+            failed += 1
+            print(f"{url}\n{error.message}\n")
+    return 1 if failed else 0
+
+
 def take_url_from_node(args: argparse.Namespace) -> None:
-    """`restart --all URL` names no node, so that its only word is the URL."""
+    """Read the single argument of `restart --all URL` as the URL, not as a node's name."""
     if args.action == "restart" and args.all and ":" in (args.node or "") and args.address is None:
         args.node, args.address = None, args.node
 
 
-def read_key(path: Path | None) -> str:
-    """Without a flag, the launcher's own file, and no key where there is none."""
-    chosen = path or default_path()
-    try:
-        return chosen.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        if path is None:
-            return ""
-        raise ConfigError(f"--admin-key-file {path}: {error}") from None
+def read_admin_key(path: Path | None) -> str:
+    """Return the key in --admin-key-file, or else in the file that `baton up` made; "" without a file.
+
+    Raises ConfigError for a file that other users may read.
+    """
+    if path is None and not os.access(default_path(), os.R_OK):
+        return ""
+    return read_key(str(path or default_path()), "--admin-key-file")
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """One node leaves; whether it did (and came back) in time."""
+    """Drain or restart a node, or change its role. Return whether this was done in time. With --no-wait, return True at
+    once."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -163,7 +201,7 @@ def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
     stays_down = args.action == "drain"
     done = wait_for(lambda: has_moved(client.nodes().get(name), told["epoch"], stays_down), args.timeout)
     if not done:
-        print(f"{name}: still at it after {args.timeout:g} s", file=sys.stderr)
+        print(f"{name}: not done after {args.timeout:g} s", file=sys.stderr)
         return False
     print(f"{name}: gone" if stays_down else f"{name}: back as {client.nodes()[name].role}", flush=True)
     return True
@@ -193,25 +231,56 @@ def table(status: dict[str, Any]) -> str:
         rows.append([node["node"], *map(str, cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    more = [*hand_overs(status), *prompts(status), *cores(status), *unreachable(status)]
+    more = [
+        *queue(status),
+        *limits(status),
+        *hand_overs(status),
+        *prompts(status),
+        *slow(status),
+        *cores(status),
+        *unreachable(status),
+        *lacking(status),
+    ]
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
+# An older router may not send a field. Each function below then returns no lines.
+def queue(status: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
+        f"{row['oldest_s']:.1f} s; priority {row['priority']}"
+        for row in status.get("queue", [])
+    ]
+
+
+def limits(status: dict[str, Any]) -> list[str]:
+    """Return a line for each tenant: its remaining requests and tokens for this minute."""
+    told = []
+    for row in status.get("limits", []):
+        left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
+        told.append(f"{row['tenant']}: {' and '.join(left)} left of its limits")
+    return told
+
+
 def unreachable(status: dict[str, Any]) -> list[str]:
-    """Pairs that can't reach each other; an older router does not say."""
     return [
         f"{pair['prefill']} -> {pair['decode']}  can't connect to {pair['endpoint']}, for {pair['since_s']:.0f} s"
         for pair in status.get("unreachable", [])
     ]
 
 
+def lacking(status: dict[str, Any]) -> list[str]:
+    """Return a line for each router that is on a node's list but does not serve this node."""
+    missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
+    return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
+
+
 def cores(status: dict[str, Any]) -> list[str]:
-    """What nodes compute on; an older router does not say."""
     return [f"{node['node']} on cores {node['cores']}" for node in status["nodes"] if node.get("cores")]
 
 
 def prompts(status: dict[str, Any]) -> list[str]:
-    """What prompts and hand-offs were lately measured to take; an older router does not say."""
+    """Return a line for each node: how long its recent prompts and hand-offs took."""
     told = []
     for node in status["nodes"]:
         rate, handoff_s = node.get("prompt_tokens_per_s"), node.get("handoff_s")
@@ -225,7 +294,18 @@ def prompts(status: dict[str, Any]) -> list[str]:
     return told
 
 
+def slow(status: dict[str, Any]) -> list[str]:
+    """Return a line for each node that gets less work because it is slower. Such a node's steps take longer than the
+    steps of its peers."""
+    gets = {"eased": "gets less work", "trickle": "gets one request at a time"}
+    slow = [node for node in status["nodes"] if node.get("share") in gets]
+    return [
+        f"{node['node']} is slow: {node['slowness']:.1f} times its peers' time per step; it {gets[node['share']]}"
+        for node in slow
+    ]
+
+
 def hand_overs(status: dict[str, Any]) -> list[str]:
-    """From which node to which, over what, and why."""
+    """Return the transport of each pair of nodes, and the reason for that transport."""
     ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
     return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

@@ -1,4 +1,4 @@
-"""The key for the router's /admin paths: one file of this user, made on the first `baton up`."""
+"""The key for the router's /admin paths: one file per user, made by the first `baton up`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def default_path() -> Path:
 
 
 def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
-    """A configuration that names a key file, unless none is wanted. Where none can be written, /admin stays off."""
+    """Return the configuration with a key file added, unless the configuration has one or needs none.
+
+    If the file can't be written, /admin stays off.
+    """
     if config.router.admin_key_file or config.router.admin_without_key:
         return config
     path = default_path()
@@ -31,7 +34,7 @@ def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
 
 
 def ensure_key(path: Path) -> None:
-    """Written in one go and for this user's eyes only; whoever comes second takes what is there."""
+    """Write the file atomically, readable by this user only. Keep an existing file."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One supervised process: its command, its pipe of log lines, its starts and ends."""
+"""One supervised process: its start, output, signals and exit status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run. `vital`: without it nothing works, so giving it up ends the whole cluster."""
+    """`vital`: the child is stopped before the others. If a vital child dies before the cluster is ready, the cluster
+    ends."""
 
     name: str
     argv: tuple[str, ...]
@@ -25,12 +26,12 @@ class ChildSpec:
 
 
 class Child:
-    """Owned by the supervisor's loop. Output of the process comes as whole lines that carry its name."""
+    """Own one process, and write its output in whole lines, each with the process's name."""
 
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
         self.policy = policy
-        self.restart_at: float | None = None  # set while it waits to be started again
+        self.restart_at: float | None = None  # set while the child waits for a restart
         self.given_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._write_line = write_line
@@ -45,7 +46,8 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> int:
-        """Returns the descriptor to read its output from. A session of its own: Ctrl-C reaches the supervisor only."""
+        """Start the process in a new session, so that Ctrl-C reaches only the supervisor. Return the descriptor of its
+        output."""
         self.restart_at = None
         self._process = subprocess.Popen(
             self.spec.argv,
@@ -63,7 +65,7 @@ class Child:
         return self._process.stdout.fileno()
 
     def pump(self) -> bool:
-        """Passes on what it wrote; False when there will be no more."""
+        """Write the available output. Return False at the end of the output."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -77,13 +79,14 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Our own records name the process already (third word); a traceback or a library's cry does not."""
+        """Write a line with the child's name. Our own log records already contain the name, as their third word."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")
 
     def reap(self) -> int | None:
-        """Exit status if it has ended (negative: by which signal), else None. Reads what is left in its pipe."""
+        """Return an ended process's exit status, after draining its pipe; None while the process runs. A negative
+        status is the number of a signal."""
         if self._process is None or self._process.poll() is None:
             return None
         status = self._process.returncode
@@ -96,7 +99,8 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Whether a read would give something now: a grandchild may hold the pipe open without writing."""
+        """Return whether a read would return at once. A read may also block, because a grandchild may hold the pipe
+        open."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

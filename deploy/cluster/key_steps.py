@@ -1,5 +1,7 @@
-"""The steps of `baton keys`: each changes one folder and says what to copy where. Knows nothing of running routers and
-nodes, which follow their own copy of it."""
+"""The steps of `baton keys`. Each step changes one folder, and prints which files to copy.
+
+Running routers and nodes notice changes of their own copies of the files.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ SHOWN_DIGITS = 16
 def create(folder: Path, routers: list[str], nodes: list[str]) -> None:
     wanted = [(ROUTER, check_name(name)) for name in routers] + [(NODE, check_name(name)) for name in nodes]
     if not wanted:
-        raise ConfigError("create: for whom? e.g. --router router --node prefill-0 decode-0")
+        raise ConfigError("create: name a router or a node, e.g. --router router --node prefill-0 decode-0")
     if len({name for _, name in wanted}) < len(wanted):
-        raise ConfigError("create: a name stands there twice")
+        raise ConfigError("create: a name is given twice")
     make_folder(folder)
     entries = list(read_allowed(folder).entries) if (folder / ALLOWED).exists() else []
     known = {entry.name: entry.kind for entry in entries}
@@ -57,7 +59,7 @@ def write_list(folder: Path, entries: list[Entry]) -> None:
 def entries_of(folder: Path, name: str) -> list[Entry]:
     found = read_allowed(folder).of_name(check_name(name))
     if not found:
-        raise ConfigError(f"{name} is not in {folder / ALLOWED}: `baton keys show {folder}` tells who is")
+        raise ConfigError(f"{name} is not in {folder / ALLOWED}: `baton keys show {folder}` lists the names")
     return found
 
 
@@ -65,13 +67,13 @@ def prepare(folder: Path, name: str) -> None:
     found = entries_of(folder, name)
     if len(found) > 1:
         raise ConfigError(f"{name}'s key is being rotated already: --use or --drop-old is next, see `show`")
-    if not (folder / (name + NEXT)).exists():  # else it was made, and could not be listed
+    if not (folder / (name + NEXT)).exists():  # an earlier run may have made this key without adding it to the list
         write_pair(folder, name, new_pair(), NEXT)
     pair = read_pair(folder, name, NEXT)
     write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])
-    print(f"{name} has two keys now, both allowed; it goes on with the old one.")
+    print(f"{name} has two keys now, both allowed; it still uses the old one.")
     print(
-        f"When it is there, and {folder / (name + NEXT)} on {name}'s machine: baton keys rotate {folder} {name} --use"
+        f"When it is copied, and {folder / (name + NEXT)} to {name}'s machine: baton keys rotate {folder} {name} --use"
     )
 
 
@@ -79,11 +81,11 @@ def use(folder: Path, name: str) -> None:
     pair = read_pair(folder, name, NEXT)
     if pair.public not in [entry.public for entry in entries_of(folder, name)]:
         raise ConfigError(
-            f"{folder / ALLOWED} does not list {name}'s new key yet: copy it here first, else it is shut out"
+            f"{folder / ALLOWED} does not list {name}'s new key yet: copy the new list here first, or it is shut out"
         )
     (folder / (name + NEXT)).replace(folder / (name + SECRET))
-    print(f"{name} shows its new key from now on: if it runs here, within a second; if elsewhere, do the same there.")
-    print(f"When it does, where keys are made: baton keys rotate {folder} {name} --drop-old")
+    print(f"{name} uses its new key within a second if it runs here. If it runs elsewhere, repeat this there.")
+    print(f"Then, where keys are made: baton keys rotate {folder} {name} --drop-old")
 
 
 def drop_old(folder: Path, name: str) -> None:
@@ -93,7 +95,7 @@ def drop_old(folder: Path, name: str) -> None:
     if read_pair(folder, name).public != found[-1].public:
         raise ConfigError(f"{name} does not use its new key yet: baton keys rotate {folder} {name} --use comes first")
     write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found[:-1]])
-    print(f"{name}'s old key is no longer allowed: what comes by connections opened with it is ignored.")
+    print(f"Routers and nodes refuse {name}'s old key now, and ignore messages on its connections.")
 
 
 def remove(folder: Path, name: str) -> None:
@@ -101,7 +103,7 @@ def remove(folder: Path, name: str) -> None:
     write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found])
     for suffix in (SECRET, NEXT):
         (folder / (name + suffix)).unlink(missing_ok=True)
-    print(f"{name} is no longer allowed: nobody listens to it wherever the list arrives.")
+    print(f"Every machine that gets the new list refuses {name} and ignores its messages.")
 
 
 def shown(folder: Path) -> str:

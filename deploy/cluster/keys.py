@@ -1,4 +1,4 @@
-"""`baton keys`, the command's face: what it does is loaded when it runs, for it loads zmq."""
+"""The command line of `baton keys`. The steps load zmq, so this module imports them only when they run."""
 
 from __future__ import annotations
 
@@ -24,26 +24,45 @@ A new key for NAME, in three steps; nothing is restarted, running routers and no
 and streams go on:
 
   baton keys rotate DIR NAME               both keys are allowed; copy DIR/allowed to every machine
-  baton keys rotate DIR NAME --use         NAME shows its new key (there: the same command, or copy DIR/NAME.secret)
+  baton keys rotate DIR NAME --use         NAME uses its new key (there: the same command, or copy DIR/NAME.secret)
   baton keys rotate DIR NAME --drop-old    only the new one is allowed; copy DIR/allowed to every machine
 
   baton keys remove DIR NAME               a machine is gone or was broken into; copy DIR/allowed to every machine
-  baton keys show DIR                      who is allowed, whose secrets lie here, which rotations are under way
+  baton keys show DIR                      who is allowed, whose secrets are here, which rotations are under way
+
+Clients have keys of another kind, in one file of the router's that holds their hashes and limits:
+
+  baton keys tenant FILE NAME              a key for a new tenant, or one more for a known one; printed once
+  baton router --api-key-file FILE         follows the file: no restart when it changes
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = add_action(actions, "create", "make keys, and the folder; names that are there already keep theirs")
-    create.add_argument("--router", nargs="+", default=[], metavar="NAME", help="routers, by their --router-id")
-    create.add_argument("--node", nargs="+", default=[], metavar="NAME", help="nodes, by their --node-id")
+    create.add_argument("--router", nargs="+", default=[], metavar="NAME", help="routers' names, as in --router-id")
+    create.add_argument("--node", nargs="+", default=[], metavar="NAME", help="nodes' names, as in --node-id")
     add_action(actions, "show", "who is allowed, and whose secrets are here")
     rotate = add_action(actions, "rotate", "a new key for one name, in three steps")
     rotate.add_argument("name")
     steps = rotate.add_mutually_exclusive_group()
-    steps.add_argument("--use", action="store_true", help="second step: the new key takes the place of the old one")
-    steps.add_argument("--drop-old", action="store_true", help="third step: the old key is no longer allowed")
-    add_action(actions, "remove", "a name is no longer allowed").add_argument("name")
+    steps.add_argument("--use", action="store_true", help="second step: the new key replaces the old one")
+    steps.add_argument("--drop-old", action="store_true", help="third step: refuse the old key")
+    add_action(actions, "remove", "refuse the key of a router or node").add_argument("name")
+    add_tenant_action(actions)
+
+
+def add_tenant_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "a key for a tenant of the HTTP API: printed once, its hash written into the router's keys file"
+    tenant = actions.add_parser("tenant", help=text, description=text)
+    tenant.add_argument("file", type=Path, metavar="FILE", help="the router's --api-key-file; made if it is missing")
+    tenant.add_argument("name", metavar="NAME")
+    for unit in ("requests", "tokens"):
+        flag = f"--{unit}-per-minute"
+        tenant.add_argument(flag, type=int, default=0, metavar="N", help="limit of a new tenant (default: none)")
+    tenant.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="a new tenant's priority; higher goes first (default: 0)"
+    )
 
 
 def add_action(
@@ -55,6 +74,12 @@ def add_action(
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "tenant":
+        from deploy.cluster.tenant_keys import add_tenant
+
+        file: Path = args.file.expanduser()
+        add_tenant(file, args.name, args.requests_per_minute, args.tokens_per_minute, args.priority)
+        return 0
     from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown, use
 
     folder: Path = args.folder.expanduser()

@@ -1,5 +1,7 @@
-"""`baton up`: a whole cluster on this machine. Deals out names, ports and cores, checks what can be checked before
-anything starts, and hands over to the supervisor. Imports no router and no node: they are commands to it.
+"""`baton up`: run a whole cluster on this machine.
+
+It assigns names, ports and cores, makes all possible checks first, and supervises the processes. Routers and nodes run
+as separate commands, so their apps are not imported here.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import http.client
 import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TextIO
 
@@ -17,39 +19,47 @@ from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.child import ChildSpec
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
-from deploy.router_http import clients_key
+from deploy.router_http import seers_key
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.router_settings import RouterConfig
+from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
-MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
-MOST_GPU_MEMORY = 0.9  # of a GPU's, for all nodes together: every one of them takes the first GPU
+MOST_MEMORY = 0.8  # The share of free memory that all nodes' KV pools get together.
+MOST_GPU_MEMORY = 0.9  # The share of the first GPU's memory that all nodes get together.
 
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
-    """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
-    asked, config = config.nodes.model.model, with_name(config)
+    """Serve until SIGINT or SIGTERM. The children end when the process `parent_pid` ends."""
+    asked = config.nodes.model.model
     check_keys(config)
-    config = replace(config, nodes=with_local_model(config.nodes))  # router and nodes get the path
+    # The router and the nodes then get the same local path.
+    config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
-    config = with_admin_key(with_ports(config), log)
-    specs = child_specs(config, usable_cores(), parent_pid)
+    config = with_admin_key(config, log)
+    routers = deal_routers(config)
+    specs = child_specs(config, routers, usable_cores(), parent_pid)
     names = ", ".join(spec.name for spec in specs)
     log.info(f"starting {names}", model=asked, transport=config.nodes.node.transport)
-    host, port, num_nodes = config.router.host, config.router.port, len(specs) - 1
-    key = clients_key(config.router.api_key_file)
+    num_nodes = len(specs) - len(routers)
+    key = seers_key(config.router.api_key_file, config.router.admin_key_file)
+
+    def serves() -> bool:
+        return all(is_ready(router.host, router.port, num_nodes, key) for router in routers)
+
     supervisor = Supervisor(
         specs,
-        Readiness(lambda: is_ready(host, port, num_nodes, key), lambda: announce(config), config.local.start_timeout_s),
+        Readiness(serves, lambda: announce(config, routers), config.local.start_timeout_s),
         log,
         max_restarts=config.local.max_restarts,
         stop_timeout_s=config.local.stop_timeout_s,
@@ -58,45 +68,54 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     return supervisor.run()
 
 
-def with_name(config: ClusterConfig) -> ClusterConfig:
-    """The one router of this cluster has a name that stays the same, for logs and metrics."""
-    return replace(config, router=replace(config.router, router_id=config.router.router_id or ROUTER_ID))
+def router_names(config: ClusterConfig) -> tuple[str, ...]:
+    """Return the routers' names, which are the same at every start."""
+    name, number = config.router.router_id or ROUTER_ID, config.local.routers
+    return (name,) if number == 1 else tuple(f"{name}-{index}" for index in range(number))
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """With keys, everyone that is to be started has one."""
-    from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq, which the command itself does without
+    """Raise ConfigError if keys are used and a router or node has none."""
+    from shared.wire.keyring import ring_of_node, ring_of_router  # this import loads zmq, which other steps do not need
 
-    folder, local = config.nodes.security.keys, config.local
+    folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
     nodes = [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
     try:
-        ring_of_router(folder, config.router.router_id)
+        for name in routers:
+            ring_of_router(folder, name)
         for name in nodes:
             ring_of_node(folder, name)
     except ConfigError as error:
-        command = f"baton keys create {folder} --router {config.router.router_id} --node {' '.join(nodes)}"
+        command = f"baton keys create {folder} --router {' '.join(routers)} --node {' '.join(nodes)}"
         raise ConfigError(f"{error.message}\n(the keys of this cluster: {command})") from None
 
 
 def write_line(line: str, stream: TextIO | None = None) -> None:
-    """To stderr, one log stream for all processes. A full disk or a closed pipe is no reason to end."""
+    """Write to stderr, the common log. Ignore a full disk or a closed pipe."""
     with contextlib.suppress(OSError):
         print(line, file=stream or sys.stderr, flush=True)
 
 
-def with_ports(config: ClusterConfig) -> ClusterConfig:
-    """The HTTP port checked (or found, for 0), and a free one for the nodes to dial."""
-    host, port = config.router.host, config.router.port
-    if port == 0:
-        port = free_port(host)
-    else:
-        require_free(host, port)
-    endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-    return replace(config, router=replace(config.router, port=port, node_endpoint=endpoint))
+def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
+    """Give each router a name, a port for nodes and a free HTTP port.
+
+    The HTTP ports are --port, --port + 1 and so on. With --port 0 they are any free ports.
+    """
+    host, first, used = config.router.host, config.router.port, set[int]()
+    if first + config.local.routers - 1 > MAX_PORT:
+        raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
+    dealt = []
+    for index, name in enumerate(router_names(config)):
+        port = first + index if first else free_port(host, used)
+        if first:
+            require_free(host, port)
+        endpoint = f"tcp://127.0.0.1:{free_port('127.0.0.1', used | {port})}"
+        used |= {port, int(endpoint.rpartition(":")[2])}
+        dealt.append(replace(config.router, router_id=name, port=port, node_endpoint=endpoint))
+    return tuple(dealt)
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on this address, or OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,9 +127,12 @@ def bound(host: str, port: int) -> socket.socket:
     return probe
 
 
-def free_port(host: str) -> int:
-    with bound(host, 0) as probe:
-        return int(probe.getsockname()[1])
+def free_port(host: str, used: Collection[int] = ()) -> int:
+    while True:
+        with bound(host, 0) as probe:
+            port = int(probe.getsockname()[1])
+        if port not in used:
+            return port
 
 
 def require_free(host: str, port: int) -> None:
@@ -125,34 +147,47 @@ def require_free(host: str, port: int) -> None:
         ) from None
 
 
-def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) -> list[ChildSpec]:
-    """Router first, so that nodes find it when they dial; each as the command a person would type."""
+def child_specs(
+    config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
+) -> list[ChildSpec]:
+    """Return the commands, as a person would type them. Routers come first, so that nodes find them."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
-    router = RouterProcessConfig(
+    plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
+    daemons = [router_config(config, router, own) for router, own in zip(routers, plans, strict=True)]
+    fronts = [spec(one.router.router_id, "router", one, parent_pid, vital=True) for one in daemons]
+    endpoints = tuple(router.node_endpoint for router in routers)
+    return [*fronts, *node_specs(config, endpoints, plan, parent_pid)]
+
+
+def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) -> RouterProcessConfig:
+    return RouterProcessConfig(
         model=config.nodes.model,
-        router=config.router,
+        router=router,
         http=config.http,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,
-        cores=plan.router,
+        cores=cores,
         security=config.nodes.security,
         log=config.nodes.log,
     )
-    return [spec("router", "router", router, parent_pid, vital=True), *node_specs(config, plan, parent_pid)]
 
 
-def node_specs(config: ClusterConfig, plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
+def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
+    """Return the nodes' commands. `routers`: the endpoints at which the routers listen for nodes."""
     roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
     roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
+    names = [f"{role}-{index}" for role, index, _ in roles]
     return [
-        spec(f"{role}-{index}", role, node_config(config, f"{role}-{index}", role, cores, len(roles)), parent_pid)
-        for role, index, cores in roles
+        spec(name, role, node_config(config, name, role, routers, cores, len(roles)), parent_pid)
+        for name, (role, _, cores) in zip(names, roles, strict=True)
     ]
 
 
-def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, num_nodes: int) -> NodeProcessConfig:
+def node_config(
+    config: ClusterConfig, name: str, role: str, routers: tuple[str, ...], cores: CorePlan, num_nodes: int
+) -> NodeProcessConfig:
     nodes, local = config.nodes, config.local
     parallel = nodes.parallel.of(role)
     if role == "decode":
@@ -165,7 +200,7 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
             gpu_mem_fraction=min(nodes.memory.gpu_mem_fraction, MOST_GPU_MEMORY / num_nodes),
         ),
         parallel=parallel,
-        node=replace(nodes.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
+        node=replace(nodes.node, role=role, node_id=name, router=routers),
     )
     return NodeProcessConfig(parts, cores)
 
@@ -173,7 +208,7 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
 def spec(
     name: str, command: str, config: RouterProcessConfig | NodeProcessConfig, parent_pid: int, *, vital: bool = False
 ) -> ChildSpec:
-    """-P: a folder named like one of ours in the working directory is not imported instead."""
+    """Return a child's command. With -P, Python imports nothing from the working directory."""
     program = (sys.executable, "-P", "-m", "deploy.cli", command, f"--parent-pid={parent_pid}")
     return ChildSpec(name=name, argv=(*program, *to_argv(config, frozenset({"role"}))), vital=vital)
 
@@ -183,8 +218,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. One node could serve, but whoever
-    starts a cluster waits for all of it. `key`: a client's API key; "" when the router asks for none."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the result of `seers_key`."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
@@ -197,7 +231,6 @@ def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
 
 
 def count_ready(body: bytes) -> int:
-    """Nodes that take requests, in the router's own answer."""
     try:
         return sum(bool(node["ready"]) for node in json.loads(body)["nodes"])
     except (ValueError, KeyError, TypeError):
@@ -205,21 +238,22 @@ def count_ready(body: bytes) -> int:
 
 
 def example(config: ClusterConfig) -> tuple[str, str]:
-    """A path of the API and fields that this model answers."""
+    """Return the path and JSON fields of an example request for this model."""
     folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'
     return "chat/completions", '"messages": [{"role": "user", "content": "Hi!"}]'
 
 
-def announce(config: ClusterConfig) -> None:
-    """To stdout, apart from the log: what a person, or a script that waits for it, does next."""
-    base = url(config.router.host, config.router.port)
+def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
+    """Print the next steps to stdout, for people and for scripts that wait for this text."""
+    base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'
     browser = f"  chat in the browser   {base}/\n" if path.startswith("chat") else ""
+    more = "".join(f"  another router        {other}\n" for other in others)
     write_line(
-        f"\nBaton is ready: {base}\n{browser}"
+        f"\nBaton is ready: {base}\n{more}{browser}"
         f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json' \\\n"
         f"                          -d '{body}'\n"
         f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="none")\n'

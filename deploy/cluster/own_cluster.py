@@ -1,4 +1,4 @@
-"""A cluster of a command's own, for as long as the command needs it: `baton up` as a child, its log in a file."""
+"""Run `baton up` as a child of another command, with its log in a file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SHOWN_LOG_CHARS = 2000
 
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
-    """Yield its address once all its nodes are there. It ends with the body, and with this process, however that ends.
+    """Yield the cluster's address once all nodes are ready. Stop the cluster after the `with` block.
 
-    Ctrl-C is for the command alone, which stops the cluster when it has put its own things away.
+    The cluster also ends if this process dies. Ctrl-C reaches only this process, not the cluster, so this process can
+    clean up first.
     """
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
@@ -42,7 +43,7 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def num_nodes(flags: Sequence[str]) -> int:
-    """What --prefill and --decode add up to; one each where not said."""
+    """Return the sum of --prefill and --decode, each 1 by default."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     pairs = dict(zip(words, words[1:], strict=False))
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))

@@ -1,4 +1,4 @@
-"""A daemon that ends to come back: the same process, a fresh program, in the same role or the other one."""
+"""Restart a daemon: the same process runs a new program, in the same or the other role."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import NoReturn
 
 
 def argv_as(role: str, original: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The command line to start again with.
+    """Return the command line of the new program.
 
-    `original` is the interpreter's own (with its options, as in sys.orig_argv), `own` what stands behind the program's
-    name: a role's word first, then its flags.
+    `original`: sys.orig_argv, with the interpreter's options. `own`: sys.argv[1:], the role and then its flags.
 
         python -P -m deploy.cli  decode --router ...  ->  python -P -m deploy.cli  prefill --router ...
     """
@@ -21,7 +20,7 @@ def argv_as(role: str, original: Sequence[str], own: Sequence[str]) -> list[str]
 
 
 def start_again(role: str) -> NoReturn:
-    """Never returns: the process keeps its id, its parent and the pipe of its log."""
+    """Replace the program. The process keeps its id, its parent and its log pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, argv_as(role, sys.orig_argv, sys.argv[1:]))

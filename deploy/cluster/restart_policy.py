@@ -1,4 +1,4 @@
-"""When a dead child is started again. Pure: takes times, gives decisions."""
+"""Decide when to restart a dead child. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from shared.core.exit_codes import EXIT_DRAINED
 WINDOW_S = 60.0
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 15.0
-EXIT_CONFIG = 2  # what our commands end with when their configuration can't work
+EXIT_CONFIG = 2  # exit code of our commands for an unusable configuration
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Of one child. Delays double with each death within a minute; too many deaths, or a configuration that can't
-    work, and it stays down."""
+    """Count one child's deaths. Each further death within a minute doubles the delay.
+
+    The child stays down after too many deaths, a drain, or an unusable configuration.
+    """
 
     max_restarts: int
     deaths: deque[float] = field(default_factory=deque)
 
     def delay_after_death(self, now: float, status: int) -> float | None:
-        """Seconds until the next start, None for never."""
+        """Return the seconds until the next start; None if the child stays down."""
         if status in (EXIT_CONFIG, EXIT_DRAINED):
             return None
         self.deaths.append(now)

@@ -1,6 +1,6 @@
-"""Starts children, passes their log lines on, restarts those that die, and stops them all in order.
+"""Start children, pass on their log lines, restart dead children, and stop all children in order.
 
-One thread, one loop. Knows nothing of routers and nodes: which child is vital and what "ready" means is told.
+The supervisor is one loop on one thread. Its caller says which children are vital and what "ready" means.
 
     start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
 """
@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`probe` says whether all of it serves (within a fraction of a second); `announce` is called once, then."""
+    """`probe` quickly returns whether all processes serve. `announce` is called once, as soon as they all serve."""
 
     probe: Callable[[], bool]
     announce: Callable[[], None]
@@ -34,7 +34,7 @@ class Readiness:
 
 
 class Supervisor:
-    """Children are started in the given order; `run` returns the exit status of the whole."""
+    """Run children. They are started in the given order."""
 
     def __init__(
         self,
@@ -56,7 +56,11 @@ class Supervisor:
         self._ready = False
 
     def run(self) -> int:
-        """Serves until a signal or until a vital child is lost for good. Leaves no child behind, whatever happens."""
+        """Serve until a signal or a failure, and leave no child behind. Return the exit status.
+
+        Failures: the cluster is not ready in time, a child stays down before the cluster is ready, all vital children
+        are down, or all children that are not vital are down.
+        """
         waker, wakes = socket.socketpair()
         waker.setblocking(False)
         wakes.setblocking(False)
@@ -94,7 +98,6 @@ class Supervisor:
         self._log.debug("started", process=child.spec.name, pid=child.pid)
 
     def _wait(self, timeout_s: float) -> None:
-        """Until there is output, a signal, or nothing for a while."""
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, Child):
                 if not key.data.pump():
@@ -109,7 +112,7 @@ class Supervisor:
                 self._after_death(child, status, now)
 
     def _reap_one(self, child: Child) -> int | None:
-        """Takes its pipe out of the poll before it is closed."""
+        """Return an ended child's status, and unregister its pipe."""
         fd = child.fileno() if child.running else -1
         status = child.reap()
         if status is not None and fd in self._selector.get_map():
@@ -127,8 +130,9 @@ class Supervisor:
         if status == EXIT_DRAINED:
             self._log.info(f"{child.spec.name} was drained and stays down")
             return
-        last = all(other.given_up for other in self.children_not_vital)
-        self._failed = self._failed or child.spec.vital or not self._ready or last
+        kind = [other for other in self.children if other.spec.vital is child.spec.vital]
+        last = all(other.given_up for other in kind)
+        self._failed = self._failed or not self._ready or last
         self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""))
 
     @property
@@ -151,7 +155,7 @@ class Supervisor:
             self._log.error("not ready in time; stopping", timeout_s=self._readiness.timeout_s)
 
     def _stop(self) -> None:
-        """Vital children first: the router ends its open requests while the nodes still serve them."""
+        """Stop vital children first: routers finish open requests while nodes still serve."""
         self._log.info("stopping; once more to stop at once")
         for group in ([c for c in self.children if c.spec.vital], self.children_not_vital):
             for child in group:

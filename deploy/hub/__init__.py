@@ -1,1 +1,1 @@
-"""Models named as org/name: fetched from a Hugging Face hub into its cache, once, before anything starts."""
+"""Fetch models named org/name once from a Hugging Face hub into its cache, before any daemon starts."""

@@ -1,4 +1,5 @@
-"""From a name on the hub to a local folder or GGUF file. What can't be served is refused while it is still cheap.
+"""Turn a name on the hub into a local folder or GGUF file. Before fetching weights, refuse models that Baton can't
+serve.
 
 ask the hub (or the cache) -> files and sizes -> config.json -> is it served? -> is there room? -> weights
 """
@@ -20,7 +21,8 @@ Say = Callable[[str], None]
 
 
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Return where the model lies. A router does without its weights, unless they and the tokenizer are one file."""
+    """Return the model's local path. A router needs no weights, but it gets a model's GGUF file, which also holds the
+    tokenizer."""
     with explained(name, hub):
         repository = find(name, hub, say)
         check_listing(name, repository.sizes)
@@ -36,13 +38,13 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
 
 
 def commit_of(name: HubName, hub: Hub, say: Say) -> str:
-    """Return the commit that a name stands for. Machines that are given it agree, however late they start."""
+    """Return the commit that the name stands for now, so that all machines fetch the same files."""
     with explained(name, hub):
         return find(name, hub, say).commit
 
 
 def find(name: HubName, hub: Hub, say: Say) -> Repository:
-    """Ask the hub. Where it can't be reached, the cache will do: nodes start again while a hub is down."""
+    """Find the model on the hub. If the hub can't be reached, use the cache, so that nodes can restart."""
     if hub.offline:
         return recall(name, hub)
     try:
@@ -54,7 +56,7 @@ def find(name: HubName, hub: Hub, say: Say) -> Repository:
         found = cached_or_none(name, hub)
         if found is None:
             raise
-        say(f"can't reach {hub.endpoint} ({reason}): taking {name} from the cache")
+        say(f"can't reach {hub.endpoint} ({reason}): using {name} from the cache")
         return found
 
 
@@ -75,7 +77,7 @@ def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
 
 
 def check_served(name: HubName, folder: Path) -> None:
-    """Raise ConfigError for a model that no node could load, by its config.json alone."""
+    """Raise ConfigError if config.json describes a model that no node could load."""
     from shared.model.hf_config import config_from_hf
 
     if has_encoder(read_json_if_there(folder / "config.json")):
@@ -88,7 +90,8 @@ def check_served(name: HubName, folder: Path) -> None:
 
 
 def check_gguf_architecture(repository: Repository) -> None:
-    """The hub reads GGUF headers. Where it says nothing, the file's own header is checked once it is here."""
+    """Check the architecture that the hub has read from the GGUF header. The file itself is checked when it is
+    loaded."""
     from shared.model.config import GGUF_ARCHITECTURES
 
     told = repository.architecture
@@ -100,7 +103,6 @@ def check_gguf_architecture(repository: Repository) -> None:
 
 
 def complete(repository: Repository, files: list[str], say: Say) -> None:
-    """Fetch what is missing, if there is room for it."""
     need = num_missing_bytes(files, repository.sizes, repository.folder)
     if need and not repository.hub.offline:
         check_room(repository, need)

@@ -1,7 +1,6 @@
-"""Which files of a repository are fetched. An allow-list: no pickles, no code. Knows no network.
+"""Choose which files of a repository to fetch: allowed names only, no pickles, no code. Uses no network.
 
-Only files of the top folder are taken, beside chat templates and a GGUF that was named: names that a server makes up
-never leave the model's folder.
+Only files of the top folder, chat templates and a named GGUF file are allowed, so no name leads out of the folder.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
-DESCRIPTION = ("config.json", "generation_config.json", INDEX)  # fetched first: they say whether the rest is of use
+# These files are fetched first. They decide whether the other files are fetched.
+DESCRIPTION = ("config.json", "generation_config.json", INDEX)
 TEXT = (
     "config.json",
     "generation_config.json",
@@ -32,11 +32,11 @@ TEXT = (
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN_FILES = 5
 _PART_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
-Sizes = Mapping[str, int]  # a repository's files, in bytes
+Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that match, each pattern within its own folder."""
+    """Return the names that match one of the patterns. A pattern matches only names in its own folder."""
     patterns = tuple(patterns)
     return sorted(
         name
@@ -47,7 +47,7 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def check_listing(name: HubName, sizes: Sizes) -> None:
-    """Raise ConfigError where the repository can't hold what was asked for."""
+    """Raise ConfigError if the repository can't hold the requested files."""
     if name.file:
         _check_gguf(name, sizes)
         return
@@ -83,7 +83,8 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """Return the shards of the index where there is one. Some repositories hold the same weights twice."""
+    """Return the names of the weight files. If there is an index, these are the shards that it names, because some
+    repositories hold the weights twice."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
     return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)

@@ -1,7 +1,5 @@
-"""A hub as huggingface_hub speaks to it: where it is, where its cache is, what it says about a repository.
-
-huggingface_hub loads in these functions only: a local model costs nothing of it.
-"""
+"""Ask a hub for models, and download them into its cache, through huggingface_hub. Local models work without that
+package."""
 
 from __future__ import annotations
 
@@ -27,14 +25,12 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of the disk that the folder is or will be on."""
+    """Return the number of free bytes on the disk on which the folder is or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where models come from and where they stay."""
-
     endpoint: str
     cache: Path
     offline: bool = False
@@ -55,14 +51,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes` are those of all its files, fetched or not."""
+    """A model at one commit. `sizes`: the sizes in bytes of all its files, whether fetched or not."""
 
     name: HubName
     hub: Hub
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # of its GGUF files, "" where the hub does not say
+    architecture: str  # the architecture in its GGUF files; "" if the hub does not say
 
     @property
     def commit(self) -> str:
@@ -73,7 +69,7 @@ def hub_of_environment(offline: bool) -> Hub:
     """Read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does."""
     try:
         from huggingface_hub import constants
-    except ModuleNotFoundError:  # a router's list of packages lacks it
+    except ModuleNotFoundError:  # the router's package list does not contain huggingface_hub
         line = extras.pip_line(REQUIREMENT)
         raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
     if not constants.ENDPOINT.startswith(("http://", "https://")):
@@ -83,10 +79,11 @@ def hub_of_environment(offline: bool) -> Hub:
 
 
 def ask(name: HubName, hub: Hub) -> Repository:
-    """Ask the hub for a repository's commit and files. Raise what huggingface_hub raises."""
+    """Ask the hub for a repository's commit and files. Raises huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
-    revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)  # remembered for offline
+    # This call also saves the revision in the cache, for offline use.
+    revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Repository(name, hub, revision, folder_of(name, hub, revision), sizes, architecture_of(info.gguf))
 
@@ -97,7 +94,7 @@ def architecture_of(gguf: Any) -> str:
 
 
 def recall(name: HubName, hub: Hub) -> Repository:
-    """Find a repository in the cache. Raise what huggingface_hub raises where it is not there."""
+    """Find a repository in the cache. Raises huggingface_hub's errors."""
     hub = replace(hub, offline=True)
     asked = name.revision or None
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache, local_files_only=True)
@@ -106,7 +103,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """The listing that was kept with the download; what lies there, where another program made it and kept none."""
+    """Return the sizes from the listing that was saved with the download. If there is none, list the files that another
+    program downloaded."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -123,7 +121,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch a few small files, and with them the repository's listing, which tells offline what is missing."""
+    """Fetch the small files, and save the listing. An offline start uses the listing to notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub
@@ -140,8 +138,10 @@ def describe(repository: Repository, files: Sequence[str]) -> None:
 
 
 def download(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch files one after another, on this thread: Ctrl-C ends it at once and leaves no half file behind. A file that
-    is there costs no request. Offline, raise for one that is not."""
+    """Fetch files that the cache lacks, one by one on this thread, so that Ctrl-C leaves no partial files.
+
+    Offline, a missing file raises an error.
+    """
     from huggingface_hub import hf_hub_download
 
     hub = repository.hub
@@ -159,7 +159,7 @@ def download(repository: Repository, files: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """HF_HUB_DISABLE_PROGRESS_BARS says what it says: the library warns where code goes against it."""
+    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing, because the library would warn."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -1,4 +1,4 @@
-"""The one step from what --model says to what is on this disk. Commands take it first; all else sees local paths."""
+"""Turn --model into a local path. Commands do this first, so that other code sees only local paths."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shared.config.settings import ModelConfig
 
 
 def with_local_model(nodes: NodeParts) -> NodeParts:
-    """Return the same settings with the model's local path. ConfigError."""
+    """Return the settings with the model's local path. Raises ConfigError."""
     name = parse_hub_name(nodes.model.model)
     return nodes if name is None else replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline)))
 
 
 def with_pinned_model(nodes: NodeParts) -> NodeParts:
-    """Return them with the commit that the name stands for now: machines that fetch it by themselves agree on it."""
+    """Return the settings with the model's current commit, so that all machines fetch the same files."""
     name = parse_hub_name(nodes.model.model)
     if name is None:
         return nodes
@@ -29,7 +29,7 @@ def with_pinned_model(nodes: NodeParts) -> NodeParts:
 
 
 def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
-    """Return the same settings with the path of the model's tokenizer and templates: a router reads no weights."""
+    """Return the settings with the local path of the tokenizer and the templates. No weights are fetched."""
     name = parse_hub_name(router.model.model)
     if name is None:
         return router
@@ -38,12 +38,11 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
 
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
-    """Clients go on calling it org/name, unless it is served as another."""
+    """Set the model's local path. Clients still call the model org/name, unless it is served under another name."""
     return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
 
 
 def local_path(model: str, offline: bool = False, *, with_weights: bool = True) -> str:
-    """Return what --model says; for a name on the hub, the path that it was fetched to. ConfigError."""
     name = parse_hub_name(model)
     return model if name is None else fetched(name, offline, with_weights=with_weights)
 

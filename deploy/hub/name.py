@@ -1,4 +1,4 @@
-"""The spelling of a model on the hub: org/name[@revision][:file.gguf]. Knows no network."""
+"""Parse a model's name on the hub: org/name[@revision][:file.gguf]. Uses no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model on the hub. `revision` is a branch, tag or commit, "" the default branch; `file` is a GGUF or ""."""
+    """`revision`: a branch, tag or commit; "" for the default branch. `file`: the name of a GGUF file; "" for none."""
 
     repo: str
     revision: str = ""
@@ -25,7 +25,8 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Return the name on the hub, None for anything else. A local path of this spelling wins."""
+    """Return the parsed name. Return None if the text has another form, or if it is the path of an existing file or
+    folder."""
     found = _NAME.fullmatch(text)
     if found is None or Path(text).exists():
         return None

@@ -1,4 +1,4 @@
-"""One sentence for everything that can go wrong between here and a hub. ConfigError, never a traceback."""
+"""Explain each failure of a hub or a download in a ConfigError of one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGAIN = "run it again: whole files are kept"
 
 @contextlib.contextmanager
 def explained(name: HubName, hub: Hub) -> Iterator[None]:
-    """Raise ConfigError for what huggingface_hub raises inside."""
+    """Turn huggingface_hub's errors into ConfigError."""
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -29,7 +29,6 @@ def explained(name: HubName, hub: Hub) -> Iterator[None]:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, outermost first."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -37,7 +36,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why the hub could not be reached; "" where it answered."""
+    """Return why the hub could not be reached; "" if the hub answered."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -55,7 +54,7 @@ def reason_of(error: BaseException, name: HubName, hub: Hub) -> str:
 
     if hub.offline:
         again = "run it once without --offline and HF_HUB_OFFLINE"
-        return f"offline, and it is not, or not whole, in the cache {hub.cache}; {again}"
+        return f"offline, and the cache {hub.cache} lacks it or a part of it; {again}"
     if lost := unreachable(error):
         return f"can't reach {hub.endpoint} ({lost}), and it is not whole in the cache {hub.cache}; {AGAIN}"
     answered = next((cause for cause in causes(error) if isinstance(cause, HfHubHTTPError)), None)
@@ -65,13 +64,13 @@ def reason_of(error: BaseException, name: HubName, hub: Hub) -> str:
 
 
 def refusal(error: Exception, name: HubName, hub: Hub) -> str:
-    """The hub answered, and said no. Its most special words come first: they are subclasses of one another."""
+    """Explain the hub's refusal. Each error class is checked before its base classes."""
     from huggingface_hub import errors
 
     page = f"{hub.endpoint}/{name.repo}"
     sentences: list[tuple[type[Exception], Callable[[], str]]] = [
         (errors.RevisionNotFoundError, lambda: f"the model has no revision {name.revision or 'of its own'!r}"),
-        (errors.RemoteEntryNotFoundError, lambda: f"a file of it is not there any more; {AGAIN}"),
+        (errors.RemoteEntryNotFoundError, lambda: f"one of its files no longer exists; {AGAIN}"),
         (errors.DisabledRepoError, lambda: f"its owner or the hub has disabled it ({page})"),
         (errors.GatedRepoError, lambda: gated(page, hub)),
         (errors.RepositoryNotFoundError, lambda: not_there(name, hub)),
@@ -104,7 +103,6 @@ def refused_with(status: int, hub: Hub) -> str:
 
 
 def trouble_here(error: BaseException, hub: Hub) -> str:
-    """The disk, or bytes that are not what the hub had promised."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"the disk of {hub.cache} is full; free some, or set HF_HOME to a larger disk"

@@ -1,1 +1,1 @@
-"""`baton ray`: a cluster's processes, each beside an actor that starts, watches and stops it. Ray sees no request."""
+"""`baton ray`: run a cluster on Ray. An actor starts, watches and stops each process. Requests bypass Ray."""

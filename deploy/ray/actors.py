@@ -1,8 +1,8 @@
-"""The actors themselves: one beside each daemon, and how they are asked for. Ray's calls end here; what is decided is
-decided elsewhere.
+"""Define the actors, one for each daemon, and the calls that find or make actors. The module fleet.py decides what the
+actors do.
 
-An actor is named after its daemon, detached (it outlives `baton ray up`) and started again by Ray without end: when its
-machine or its process dies, or when its daemon does, for then it ends itself.
+An actor has its daemon's name, outlives `baton ray up` (it is detached), and exits if its daemon dies. Ray restarts the
+actor without limit, even after the actor's machine or process dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deploy.cluster.child import describe_end
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, ActorReport, Order, Place, StartOrder, role_of
-from deploy.router_http import clients_key
+from deploy.router_http import seers_key
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig, RayClusterConfig
 from shared.core.errors import ConfigError
@@ -35,20 +35,19 @@ STOP_MARGIN_S = 5.0
 
 
 class DaemonActor:
-    """Starts, watches and stops one router or node. Its methods return at once."""
+    """Start, watch and stop one router or node. Its methods return at once."""
 
     def __init__(self, name: str, stop_timeout_s: float) -> None:
         self._name = name
         self._life = secrets.token_hex(8)
         self._keeper = Keeper(
             log,
-            lambda status: end_actor(f"its daemon did, {describe_end(status)}"),
+            lambda status: end_actor(f"its daemon {describe_end(status)}"),
             stop_timeout_s,
         )
         self._started: StartOrder | None = None
 
     def tend(self, order: Order | None) -> ActorReport:
-        """Takes an order, if there is one, and says how things are."""
         if isinstance(order, StartOrder):
             self._start(order)
         elif order is not None:
@@ -56,7 +55,7 @@ class DaemonActor:
         return self._report()
 
     def _start(self, order: StartOrder) -> None:
-        """The daemon's own guard is told this process's id: it ends with it."""
+        """Start the daemon as a child that ends with this process."""
         if self._keeper.state != RUNNING:
             self._started = order
             self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))
@@ -77,20 +76,22 @@ class DaemonActor:
         )
 
     def page(self, path: str) -> str:
-        """What this machine's router answers, "" when it does not."""
+        """Return a page of this actor's router; "" on failure, or if the daemon is a node."""
         router = self._started.config if self._started is not None else None
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
-        return get(router.router.host, router.router.port, path, router.router.api_key_file)
+        own = router.router
+        return get(own.host, own.port, path, (own.api_key_file, own.admin_key_file))
 
 
 def log(line: str) -> None:
-    """To where Ray keeps what this process says; a full disk there is no reason to end."""
+    """Write to the log that Ray keeps of this process. Ignore a full disk."""
     local.write_line(line, sys.stdout)
 
 
 def end_actor(why: object) -> None:
-    """Ray starts it again. Not by an exception, which would only fail one call."""
+    """Exit, so that Ray restarts the actor. If this function raised an exception instead, only the current call would
+    fail."""
     log(f"this actor ends: {why}")
     os._exit(1)
 
@@ -100,11 +101,11 @@ def place() -> Place:
     return Place(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
 
 
-def get(host: str, port: int, path: str, key_file: str) -> str:
-    """`key_file`: the router's own, on its machine, which is this one."""
+def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
+    """Return the page; "" on failure. `key_files`: the router's key files, for clients and for operators."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
     try:
-        key = clients_key(key_file)
+        key = seers_key(*key_files)
         connection.request("GET", path, headers={"x-api-key": key} if key else {})
         return connection.getresponse().read(MAX_PAGE_BYTES).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException, ConfigError):
@@ -113,11 +114,10 @@ def get(host: str, port: int, path: str, key_file: str) -> str:
         connection.close()
 
 
-# ---- asking Ray for them
+# ---- asking Ray for actors
 
 
 def find(name: str) -> Any | None:
-    """The handle of a named actor of this namespace."""
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -133,18 +133,19 @@ def find_group(name: str) -> PlacementGroup | None:
 
 
 def base_group(config: RayClusterConfig) -> PlacementGroup:
-    """One bundle for each that is there from the start, spread over the machines. Ray places it as a whole."""
+    """Return the placement group of all initial processes. Ray spreads it over the machines, and places all of it or
+    nothing."""
     bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
     return find_group(BASE_GROUP) or placement_group(bundles, strategy="SPREAD", name=BASE_GROUP, lifetime="detached")
 
 
 def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
-    """For a node that came later: it goes with the node."""
     return find_group(name) or placement_group([plan.resources(config, name)], name=name, lifetime="detached")
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """An actor in its bundle. Made once; from then on Ray sees to it that it is there."""
+    """Return the actor `name`. If there is none, make one in its bundle of a placement group. Ray then keeps the actor
+    alive."""
     found = find(name)
     if found is not None:
         return found
@@ -166,12 +167,10 @@ def find_or_make(config: RayClusterConfig, name: str) -> Any:
 
 
 def stop_timeout_s(config: RayClusterConfig, name: str) -> float:
-    """What the daemon itself takes at most to end, and a little."""
     own = config.timeouts.shutdown_s if role_of(name) == "router" else config.nodes.node.drain_s
     return own + STOP_MARGIN_S
 
 
 def names_here() -> list[str]:
-    """Named actors of this namespace."""
     namespace = ray.get_runtime_context().namespace
     return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == namespace]

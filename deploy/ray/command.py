@@ -1,4 +1,4 @@
-"""`baton ray`, the command's face: what it does is loaded when it runs, for it loads Ray."""
+"""The command line of `baton ray`. Modules that load Ray are imported only when they are used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shared.config.processes import RayClusterConfig
 from shared.core import extras
 
 DESCRIPTION = """\
-baton ray: a cluster on the machines of a Ray cluster, or on a Ray of this machine alone. Ray starts, watches and stops
-routers and nodes, each beside an actor of its own; no request passes through it.
+baton ray: a cluster on the machines of a Ray cluster, or on a Ray of this machine only. Ray starts, watches and stops
+routers and nodes, each beside its own actor. No request passes through Ray.
 
   baton ray up cluster.toml       returns when everything is ready
-  baton ray status                who runs where; exit status 0 when everyone does
-  baton ray down                  stops all of it, streams get their time to end
+  baton ray status                what runs where; exit status 0 when all of it runs
+  baton ray down                  stops all of it; streams get time to finish
 
-cluster.toml has the tables of `baton up`, and three more, [ray], [share] and [scaling]:
+cluster.toml has the tables of `baton up` and three more, [ray], [share] and [scaling]:
 
   [ray]
   address = "10.0.0.1:6379"       # empty or left out: a fresh Ray on this machine, on 127.0.0.1
@@ -28,14 +28,14 @@ cluster.toml has the tables of `baton up`, and three more, [ray], [share] and [s
   [share]
   decode_cpus = 4                 # cores reserved, and threads; prefill_cpus, router_cpus, decode_gpus, prefill_gpus
   [scaling]
-  max_decode = 6                  # grows while full, shrinks (drained first) while a node less would do
+  max_decode = 6                  # grows while full, shrinks (after draining) while one node less is enough
   [security]
   keys = "/etc/baton/keys"        # needed for more than one machine: see `baton keys`
   [model]
-  model = "/models/llama"         # lies at this path on every machine
+  model = "/models/llama"         # at this path on every machine
 
-Nothing but Ray's own authentication, which is off unless you switch it on, keeps strangers from running code through
-its ports: run it in a network of machines that you trust (SECURITY.md).
+Only Ray's own authentication, which is off by default, keeps others from running code through
+its ports. Run it in a network of machines that you trust (SECURITY.md).
 """
 
 
@@ -43,13 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     up = actions.add_parser("up", help="start the cluster that a file describes")
     up.add_argument("file", type=Path, metavar="FILE")
-    for action, text in (("status", "who runs where"), ("down", "stop all of it")):
+    for action, text in (("status", "show what runs where"), ("down", "stop the cluster")):
         one = actions.add_parser(action, help=text)
         one.add_argument(
-            "file", type=Path, nargs="?", metavar="FILE", help="the cluster's (default: the last one started here)"
+            "file",
+            type=Path,
+            nargs="?",
+            metavar="FILE",
+            help="the cluster's file (default: the last cluster started here)",
         )
         if action == "status":
-            one.add_argument("--json", action="store_true", help="one list of objects")
+            one.add_argument("--json", action="store_true", help="print one JSON list of objects")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def known_address() -> str:
-    """Of the last cluster that was started here."""
-    from deploy.ray.own_ray import read_record  # loads psutil, which the command itself does without
+    from deploy.ray.own_ray import read_record  # this import loads psutil, which the command itself does not need
 
     record = read_record()
     return record.address if record is not None else ""

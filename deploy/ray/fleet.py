@@ -1,20 +1,24 @@
-"""Who of a cluster is there, and what each is told next. Pure: takes reports and times, gives orders.
+"""Track a cluster's actors, and decide each actor's next order. Pure.
 
-report: idle ---> Start(routers known, cores dealt) ---> running ---> (actor dies, Ray starts it again) idle ...
+report: idle ---> Start(known routers, cores) ---> running ---> (actor dies, Ray restarts it) idle ...
 leaving: Stop ---> stopped ---> gone            started with routers that have moved: Stop ---> stopped ---> Start
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deploy.cluster.restart_policy import RestartPolicy
 from deploy.ray import launch_plan as plan
+from deploy.ray.lead import FleetView, LeadOrder
 from deploy.ray.report import (
     AWAY,
+    DECODE,
     DRAINED,
     FAILED,
     IDLE,
+    PREFILL,
     ROUTER,
     RUNNING,
     STOPPED,
@@ -29,31 +33,29 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # after so long nodes start with the routers that are known
+ROUTERS_WITHIN_S = 30.0  # how long nodes wait for all routers; then they start with the routers known so far
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
-ABSENT = (DRAINED, FAILED)  # nodes that will not run again by themselves
-KILLED = -9  # how a daemon ended is gone with its actor
+ABSENT = (DRAINED, FAILED)  # States of nodes that do not start again by themselves.
+KILLED = -9  # Assumed exit status of a daemon whose actor died, because the real status is then lost.
 
 
 @dataclass(slots=True)
 class Member:
-    """One actor: what it said last, and what became of it before."""
-
     name: str
     policy: RestartPolicy
     away_since: float
     report: ActorReport | None = None
-    here: bool = False  # its newest call was answered
+    here: bool = False  # whether the actor answered the newest call
     place: Place | None = None
-    ran: bool = False  # its daemon was started in this life, seen running or not
+    ran: bool = False  # whether the actor's daemon was started after the actor's last restart
     restarts: int = 0
-    start_at: float | None = 0.0  # None: never again
-    cores: tuple[int, ...] = ()  # dealt to its daemon
+    start_at: float | None = 0.0  # The earliest time of the next start; None: never again.
+    cores: tuple[int, ...] = ()  # Cores assigned to the actor's daemon.
     leaving: bool = False
-    make_at: float | None = 0.0  # when its actor is made, if there is none; None: never again
-    error: str = ""  # of its newest call, when that failed
+    make_at: float | None = 0.0  # The time from which a missing actor may be made; None: never again.
+    error: str = ""  # Error of the actor's newest call, if the call failed.
 
     @property
     def state(self) -> str:
@@ -66,7 +68,7 @@ class Member:
 
 @dataclass(slots=True)
 class Fleet:
-    """`names`: of the actors that are there from the start."""
+    """All members of a cluster. `names`: the initial actors' names."""
 
     config: RayClusterConfig
     names: tuple[str, ...]
@@ -78,18 +80,20 @@ class Fleet:
         for name in self.names:
             self.add(name, self.since)
 
-    # ---- who belongs to it
+    # ---- members
 
     def add(self, name: str, now: float) -> None:
         self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts), away_since=now)
 
     def leave(self, name: str) -> None:
-        """It is told to stop, and listed in `gone` when it has."""
+        """Stop this member. `gone` lists stopped members."""
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Of those that leave. An actor that was started again meanwhile has no daemon left to wait for, nor has one
-        that was not heard of for long; and a node that came later, and that Ray has no room for, is given up."""
+        """Return the leaving members that have ended, or whose actor restarted or was away for more than LOST_AFTER_S.
+
+        A node added later also leaves if Ray does not place it within PLACED_WITHIN_S.
+        """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
             member.leaving = member.leaving or (hopeless and member.name not in self.names)
@@ -105,27 +109,68 @@ class Fleet:
     def of_role(self, role: str) -> list[Member]:
         return [member for member in self.members.values() if role_of(member.name) == role]
 
-    def is_steady(self, role: str, seen: int) -> bool:
-        """Return whether all of this role run, and the routers see all of them: while one starts or leaves, the load
-        says nothing about their number. Those that will not run again are absent."""
-        members = [member for member in self.of_role(role) if member.state not in ABSENT]
-        return len(members) == seen and all(member.state == RUNNING and not member.leaving for member in members)
+    def is_steady(self, role: str, serving: Mapping[str, str]) -> bool:
+        """Return whether all nodes of this role run and the routers see all of them.
+
+        While a node starts or leaves, the load does not show how many nodes are needed. Failed and drained nodes do not
+        count. `serving`: the role of each node that the routers see. `baton admin role` changes a running node's role,
+        but not its name.
+        """
+        members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
+        seen = {name for name, served in serving.items() if served == role}
+        return {member.name for member in members} == seen and all(map(runs_on, members))
+
+    def active(self) -> list[Member]:
+        """Return the nodes that should serve: not failed, and not drained by hand."""
+        nodes = (member for member in self.members.values() if role_of(member.name) != ROUTER)
+        return [member for member in nodes if member.state not in ABSENT]
 
     def next_name(self, role: str) -> str:
         used = {index_of(member.name) for member in self.of_role(role)}
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether another node of this role may be made: where each fails at its start, it ends sometime."""
-        return sum(member.state == FAILED for member in self.of_role(role)) < most
+        """Return whether another node may be started in this role. Failed nodes count, so that a role whose nodes keep
+        failing stops growing."""
+        num_failed = sum(member.state == FAILED for member in self.of_role(role))
+        return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
-    def newest(self, role: str) -> str:
-        """Return who leaves first: the last node that runs, or the last of all where none does."""
-        members = self.of_role(role)
-        running = [member for member in members if member.state not in ABSENT]
-        return max((member.name for member in running or members), key=index_of)
+    def extra(self) -> list[str]:
+        """Return the nodes that may leave: running nodes that were added after the start."""
+        at_start = plan.names_at_start(self.config)
+        return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
-    # ---- what is heard
+    def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
+        """Return the node of this role that leaves first. Return None if all nodes of the role were there at the
+        start."""
+        found = [name for name in self.extra() if serving.get(name) == role]
+        return max(found, key=index_of, default=None)
+
+    # ---- a leader
+
+    def view(self) -> FleetView:
+        return FleetView(
+            nodes=tuple(member.name for member in self.active()),
+            extra=tuple(self.extra()),
+            may_grow=tuple(role for role in (PREFILL, DECODE) if self.may_grow(role, plan.most(self.config, role))),
+            is_steady=all(map(runs_on, self.active())),
+            scaling=self.config.scaling,
+        )
+
+    def follow(self, order: LeadOrder, now: float) -> bool:
+        """Add or stop the node that a leader asks for. Return False if the order is based on an outdated view."""
+        view = self.view()
+        if not view.is_steady or (order.grow and order.grow not in view.may_grow):
+            return False
+        if order.give and order.give not in view.extra:
+            return False
+        if order.grow:
+            self.add(self.next_name(order.grow), now)
+        if order.give:
+            self.leave(order.give)
+        return True
+
+    # ---- reports
 
     def hear(self, report: ActorReport, now: float) -> None:
         member = self.members[report.name]
@@ -137,7 +182,10 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Ray has started the actor again. A daemon that keeps dying is started ever later, and then no more."""
+        """Record that Ray restarted the actor.
+
+        A daemon that keeps dying starts again after growing delays, and finally not at all.
+        """
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -150,7 +198,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Its actor is dead for good, Ray does not start it again: it is made anew, ever later, and then no more."""
+        """Record that the actor died for good. A new actor is made after growing delays, and finally not at all."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -161,7 +209,7 @@ class Fleet:
         make_at = self.members[name].make_at
         return make_at is not None and now >= make_at
 
-    # ---- what is to be done
+    # ---- orders
 
     def orders(self, now: float) -> dict[str, Order]:
         routers = self.endpoints(now)
@@ -169,7 +217,10 @@ class Fleet:
         return {name: order for name, order in found.items() if order is not None}
 
     def endpoints(self, now: float) -> tuple[str, ...]:
-        """Where nodes dial; empty while too few routers have a place. One that is away is expected where it was."""
+        """Return the routers' last known addresses, which nodes dial.
+
+        Return none until all routers are placed or ROUTERS_WITHIN_S has passed.
+        """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
         return tuple(known) if len(known) == len(routers) or now - self.since > ROUTERS_WITHIN_S else ()
@@ -185,8 +236,11 @@ class Fleet:
         return self._start(member, routers)
 
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
-        """Whether routers are where it does not dial. One node after another, unless it serves nobody anyway; those
-        that will not run again are not waited for."""
+        """Return whether this node must restart to dial moved routers.
+
+        Nodes that lost all routers restart at once. Other nodes restart one at a time. These other nodes do not wait
+        for failed, drained or lost nodes.
+        """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
         assert member.report is not None
@@ -208,19 +262,19 @@ class Fleet:
             return None
         cores = plan.deal_cores(plan.cpus(self.config, role), place.cores, self._taken(member))
         member.cores = cores.cpus
-        member.ran = True  # it may be dead before it is heard of
+        member.ran = True  # the daemon may die before its first report
         if role == ROUTER:
             return StartOrder(plan.router_config(self.config, member.name, place, cores))
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Cores of the others on its machine: those dealt a moment ago too, which no report names yet."""
+        """Return the cores that other members on its machine use, as reported or assigned."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
 
     def problem(self, member: Member) -> str:
-        """Why it can't be started where it is, "" if it can."""
+        """Return why the member can't start on its machine; "" if it can."""
         if self.config.nodes.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
             return ""
         addresses = {router.place.ip for router in self.of_role(ROUTER) if router.place is not None}
@@ -241,7 +295,7 @@ class Fleet:
         return StatusRow(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
 
     def _absence(self, member: Member) -> str:
-        """Why nobody answers, as far as it is known."""
+        """Return why the actor does not answer, as far as this is known."""
         if member.make_at is None:
             return f"its actor kept dying: {member.error}"
         wanted = plan.bundle_text(self.config, member.name)
@@ -249,13 +303,17 @@ class Fleet:
         return f"its actor does not answer; Ray places it where {wanted} are free{error}"
 
 
+def runs_on(member: Member) -> bool:
+    return member.state == RUNNING and not member.leaving
+
+
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """One that it dials and that is not known of now may come back."""
+    """Return whether the node does not dial all of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 
 def gave_up(member: Member, place: Place) -> str:
-    """The last words of a daemon that kept dying went with its actors."""
+    """Return where to find the output of a daemon that kept dying; "" while the daemon may still start."""
     if member.start_at is not None:
         return ""
-    return f"its daemon kept dying; what it said is on {place.ip}, in Ray's session folder, logs/worker-*.out"
+    return f"its daemon kept dying; its output is on {place.ip}, in Ray's session folder, logs/worker-*.out"

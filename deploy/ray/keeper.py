@@ -1,9 +1,7 @@
-"""One daemon: started, watched, stopped. What an actor does, without Ray.
+"""Start, watch and stop one daemon: an actor's work, without Ray.
 
-The daemon is forked by a thread that lives as long as this process: on Linux the kernel ends it when that *thread*
-ends (shared.core.orphan_guard), so an actor that is killed takes its daemon along. The other way round the caller
-decides: it is told when the daemon ends without having been asked to. A thread that fails ends the process: without it
-nobody would watch a daemon that the kernel ends anyway.
+One thread, which runs as long as this process, forks the daemon. On Linux the kernel ends the daemon with that
+*thread* (shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
 """
 
 from __future__ import annotations
@@ -29,7 +27,11 @@ KEPT_LINES = 12
 
 
 class Keeper:
-    """`start` and `stop` return at once; `state` says how far things are. `on_death` gets the exit status."""
+    """`start` and `stop` return at once. `state` shows the progress.
+
+    `on_death` is called with the exit status if the daemon ends for a reason other than `stop`, a drain or a wrong
+    configuration.
+    """
 
     def __init__(
         self, write_line: Callable[[str], None], on_death: Callable[[int], None], stop_timeout_s: float
@@ -51,7 +53,7 @@ class Keeper:
         return "\n".join(self._lines)
 
     def start(self, spec: ChildSpec) -> None:
-        """Only where no daemon runs, and none that ended on purpose or in vain."""
+        """Start a daemon, unless one runs, was drained, or had a wrong configuration."""
         with self._lock:
             if self.state in (IDLE, STOPPED) and self._next is None:
                 self._next, self._stopping = spec, False
@@ -89,7 +91,6 @@ class Keeper:
             return spec
 
     def _live(self, spec: ChildSpec) -> None:
-        """From the start of a daemon to its end."""
         child = Child(spec, RestartPolicy(0), self._line)
         self._kill_at = None
         self._lines.clear()
@@ -105,7 +106,7 @@ class Keeper:
     def _wait(self, child: Child) -> None:
         ready = select.select([child.fileno()], [], [], TICK_S)[0]
         if ready and not child.pump():
-            time.sleep(TICK_S)  # it has closed its output and is about to end
+            time.sleep(TICK_S)  # the daemon has closed its output and is about to end
 
     def _line(self, line: str) -> None:
         self._lines.append(line)

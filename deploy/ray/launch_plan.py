@@ -1,4 +1,4 @@
-"""From a cluster's settings to what each actor starts: names, addresses, cores. Pure."""
+"""Derive each actor's name, addresses and cores from a cluster's settings. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterP
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-MOST_MEMORY = 0.8  # of what is free on a machine, for the KV pools of its nodes
+MOST_MEMORY = 0.8  # share of a machine's free memory for the KV pools of its nodes
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
-    """Routers first: nodes find them when they dial."""
+    """Return the initial actors' names, routers first, so that nodes find routers."""
     counts = ((ROUTER, config.ray.routers), (PREFILL, config.ray.prefill), (DECODE, config.ray.decode))
     return tuple(f"{role}-{index}" for role, number in counts for index in range(number))
 
 
 def most(config: RayClusterConfig, role: str) -> int:
-    """Nodes of a role when it has grown."""
+    """Return the largest number of nodes that a role may have."""
     if role == ROUTER:
         return config.ray.routers
     at_start, limit = {
@@ -41,7 +41,8 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """One bundle of a placement group. Ray refuses zeros, and a bundle of nothing."""
+    """Return the resources that one process needs, as a bundle of a placement group. Ray refuses zeros and empty
+    bundles."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
@@ -52,15 +53,17 @@ def bundle_text(config: RayClusterConfig, name: str) -> str:
 
 
 def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
-    """`machines`: what each has. Every router and node finds one that could hold it, were it empty."""
+    """Raise ConfigError if a process does not fit on any machine, even an empty one. `machines`: each machine's
+    resources."""
     for name in names_at_start(config):
         wanted = resources(config, name).items()
         if not any(all(there.get(kind, 0.0) >= number for kind, number in wanted) for there in machines):
-            raise ConfigError(f"{name} wants {bundle_text(config, name)} on one machine, and none here has as much")
+            raise ConfigError(
+                f"{name} needs {bundle_text(config, name)} on one machine, and no machine here has that much"
+            )
 
 
 def most_cpus(config: RayClusterConfig) -> float:
-    """Of the whole cluster when it has grown."""
     return sum(cpus(config, role) * most(config, role) for role in ROLES)
 
 
@@ -69,23 +72,26 @@ def base_port(config: RayClusterConfig) -> int:
     port = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else ""
     if not port.isdigit() or int(port) == 0:
         raise ConfigError(
-            f"[router] node_endpoint is {endpoint!r}; on Ray it says a port, as tcp://127.0.0.1:7001: router-0 waits "
-            "for nodes there, router-1 one port further; the address is the machine's"
+            f"[router] node_endpoint is {endpoint!r}; on Ray only its port is used, like 7001 of tcp://127.0.0.1:7001. "
+            "router-0 listens for nodes at this port, router-1 at the next one, each at its own machine's address"
         )
     return int(port)
 
 
 def check(config: RayClusterConfig) -> None:
-    """What can be refused before anything is asked of Ray."""
+    """Raise ConfigError for settings that Ray can't use, before asking Ray."""
     base_port(config)
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
-    if config.nodes.node.router or config.nodes.node.node_id or config.nodes.node.bind_port:
-        raise ConfigError("[node] router, node_id and bind_port are dealt out where nodes land; leave them out")
+    node = config.nodes.node
+    if node.router or node.routers_file or node.node_id or node.bind_port:
+        raise ConfigError(
+            "[node] router, routers_file, node_id and bind_port are set when nodes are placed; leave them out"
+        )
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
-    """Nodes on several machines must be able to prove who they are."""
+    """Raise ConfigError for several machines without keys."""
     different = sorted(set(addresses))
     if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(
@@ -109,12 +115,12 @@ def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
 
 
 def http_address(config: RayClusterConfig, router: str) -> tuple[str, int]:
-    """On the router's own machine: the API stays on loopback."""
+    """Return the API's host and port on the router's machine."""
     return config.router.host, config.router.port + index_of(router)
 
 
 def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayClusterConfig:
-    """So that the pools of one machine's nodes, spread evenly, leave something free."""
+    """Limit each node's memory, so that a machine's nodes together leave some memory free."""
     per_machine = -(-(config.ray.prefill + config.ray.decode) // max(1, num_machines))
     nodes = config.nodes
     fraction = min(nodes.memory.mem_fraction, MOST_MEMORY / max(1, per_machine))
@@ -122,8 +128,11 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """As many threads as whole cores were reserved, on cores of their own where there are enough. Ray reserves a
-    number of cores and names none, and it sets OMP_NUM_THREADS by its own lights: both are said here instead."""
+    """Plan one thread per reserved core, on cores that are not `taken` if enough are left.
+
+    Ray reserves only a number of cores, and sets OMP_NUM_THREADS. This plan names the cores, and sets the number of
+    threads.
+    """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]
     return CorePlan(threads=threads, cpus=tuple(free[:threads]) if len(free) >= threads else ())
@@ -157,5 +166,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """Of a GPU's memory: of half a GPU half as much."""
+    """Return a node's share of a GPU's memory: half as much for half a GPU."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

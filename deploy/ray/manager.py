@@ -1,9 +1,8 @@
-"""The actor that keeps a cluster as its settings want it: makes the daemons' actors, tends them, scales the roles.
+"""The actor that keeps a cluster as configured: it makes the daemons' actors, gives them orders and scales roles.
 
-    [ ask every actor -> hear -> orders -> routers' pages -> scale ]  once a tick
+  [ ask every actor -> hear -> leader's orders -> routers' pages -> own rules ]  once per tick.
 
-It holds nothing that is not written elsewhere: when Ray starts it again, it finds the actors by their names. Requests
-do not pass here, so streams never notice that it is gone.
+It keeps no state on disk: after a restart it finds the actors by name. Streams continue without a manager.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from queue import SimpleQueue
 from typing import Any
 
 import ray
@@ -21,9 +21,9 @@ from deploy.metrics_page import Page, parse_page
 from deploy.ray import launch_plan as plan
 from deploy.ray.actors import end_actor, find, find_group, find_or_make, log, names_here
 from deploy.ray.fleet import Fleet
-from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, ActorReport, Order, StatusRow, role_of
-from deploy.ray.scaling import RoleScaler
-from deploy.ray.signals import load_of
+from deploy.ray.lead import FleetView, LeadOrder, Lease
+from deploy.ray.own_rules import OwnRules
+from deploy.ray.report import ROLES, ROUTER, RUNNING, ActorReport, Order, StatusRow, role_of
 from shared.config.processes import RayClusterConfig
 
 MANAGER = "manager"
@@ -33,16 +33,19 @@ ANSWERS_WITHIN_S = 2.0
 
 
 class Manager:
-    """Made by `baton ray up`; its thread works until `rest`."""
+    """Tend the cluster on a thread until `rest` is called. `baton ray up` makes this actor."""
 
     def __init__(self, config: RayClusterConfig) -> None:
         self._config = config
         now = time.monotonic()
         later = [name for name in names_here() if role_of(name) in ROLES]
         self._fleet = Fleet(config, tuple(dict.fromkeys((*plan.names_at_start(config), *later))), now)
-        self._scalers = make_scalers(config)
+        self._rules = OwnRules(config)
+        self._lease = Lease()
+        self._orders: SimpleQueue[LeadOrder] = SimpleQueue()
+        self._view = self._fleet.view()
         self._handles: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # name -> the answer that is awaited
+        self._asked: dict[str, Any] = {}  # actor's name -> the reference to the answer that is still missing
         self._pages: dict[str, Page] = {}
         self._pages_at = now
         self._rows: list[StatusRow] = self._fleet.rows()
@@ -53,15 +56,29 @@ class Manager:
     def status(self) -> list[StatusRow]:
         return self._rows
 
+    def view(self) -> FleetView:
+        return self._view
+
+    def lead(self, order: LeadOrder) -> FleetView | None:
+        """Give or renew the lease, and queue the order. Return None while another caller leads."""
+        if not self._lease.take(order.leader, time.monotonic()):
+            return None
+        if order.grow or order.give:
+            self._orders.put(order)
+        return self._view
+
+    def release(self, leader: str) -> None:
+        self._lease.release(leader)
+
     def rest(self) -> None:
-        """Returns when nothing will be started any more."""
+        """Stop the thread. Once this returns, the manager starts nothing more."""
         self._resting.set()
         self._thread.join()
 
     # ---- the thread
 
     def _work(self) -> None:
-        """What is not foreseen ends the actor: Ray starts it again, and it finds everybody by name."""
+        """Run the ticks. Unexpected errors end the actor."""
         try:
             while not self._resting.is_set():
                 begin = time.monotonic()
@@ -74,7 +91,7 @@ class Manager:
     def _tick_or_skip(self, now: float) -> None:
         try:
             self._tick(now)
-        except RayError as error:  # one of its actors, or Ray itself, is being started again
+        except RayError as error:  # an actor, or Ray itself, is being restarted
             log(f"tick failed: {error}")
 
     def _tick(self, now: float) -> None:
@@ -82,12 +99,13 @@ class Manager:
         self._listen(now)
         for name in self._fleet.gone(now):
             self._remove(name)
+        self._follow(now)
         if now - self._pages_at >= PAGES_EVERY_S:
             self._scale(now)
-        self._rows = self._fleet.rows()
+        self._rows, self._view = self._fleet.rows(), self._fleet.view()
 
     def _ask(self, orders: dict[str, Order], now: float) -> None:
-        """One call at a time to each: an order that gets lost is given again."""
+        """Call each actor that has no open call. A lost order is repeated later."""
         for name in self._fleet.members:
             if name not in self._handles and self._fleet.may_be_made(name, now):
                 self._handles[name] = find_or_make(self._config, name)
@@ -95,7 +113,7 @@ class Manager:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
-        """Whoever does not answer in time is away, and its answer is still awaited."""
+        """Take the answers. An actor that answers late counts as away."""
         waiting = list(self._asked.values())
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):
@@ -113,7 +131,7 @@ class Manager:
         self._fleet.hear(report, now)
 
     def _miss(self, name: str, error: RayError, now: float) -> None:
-        """Dead for good is who has no name any more."""
+        """Record a failed call. An actor that Ray does not find is dead for good."""
         if not isinstance(error, ActorDiedError) or find(name) is not None:
             self._fleet.miss(name, now, gist(error))
             return
@@ -133,37 +151,24 @@ class Manager:
         pages = self._read_pages()
         before = [self._pages[router] for router in pages if router in self._pages]
         after = [page for router, page in pages.items() if router in self._pages]
-        for role, scaler in self._scalers.items():
-            load = load_of(role, before, after, self._config.scaling)
-            steady = load is not None and self._fleet.is_steady(role, load.nodes)
-            step = scaler.decide(now, load if steady else None)
-            if step < 0 or (step > 0 and self._fleet.may_grow(role, scaler.most)):
-                log(f"{role}: {step:+d} node at {load}")
-                self._change(role, step, now)
+        for change in self._rules.apply(self._fleet, before, after, now, is_led=self._lease.is_held(now)):
+            log(change)
         self._pages, self._pages_at = pages, now
 
+    def _follow(self, now: float) -> None:
+        """Carry out the orders that the leader gave since the last tick."""
+        while not self._orders.empty():
+            order = self._orders.get()
+            log(f"{order}: {'done' if self._fleet.follow(order, now) else 'refused, nodes have changed meanwhile'}")
+
     def _read_pages(self) -> dict[str, Page]:
-        """Of the routers that run and answer."""
         running = [member.name for member in self._fleet.of_role(ROUTER) if member.state == RUNNING]
         texts = answers(lambda name: self._handles[name].page.remote("/metrics"), running)
         return {name: parse_page(text) for name, text in texts.items() if text}
 
-    def _change(self, role: str, step: int, now: float) -> None:
-        if step > 0:
-            self._fleet.add(self._fleet.next_name(role), now)
-        else:
-            self._fleet.leave(self._fleet.newest(role))
-
-
-def make_scalers(config: RayClusterConfig) -> dict[str, RoleScaler]:
-    """For the roles that may change."""
-    at_start = {PREFILL: config.ray.prefill, DECODE: config.ray.decode}
-    limits = {role: (least, plan.most(config, role)) for role, least in at_start.items()}
-    return {role: RoleScaler(least, most, config.scaling) for role, (least, most) in limits.items() if most > least}
-
 
 def answers(ask: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    """Of those that answer within a moment."""
+    """Return the answers that come within ANSWERS_WITHIN_S."""
     asked = {name: ask(name) for name in names}
     if not asked:
         return {}
@@ -179,13 +184,12 @@ def answers(ask: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def gist(error: RayError) -> str:
-    """What happened, and in which way: its first line and its last."""
     lines = str(error).strip().splitlines()
     return "; ".join(dict.fromkeys(line.strip()[:200] for line in (*lines[:1], *lines[-1:])))
 
 
 def remove(name: str, handle: Any | None) -> None:
-    """An actor whose daemon has ended, if it is there, and the group that was made for it alone."""
+    """Remove an actor whose daemon has ended, and its placement group."""
     if handle is not None:
         ray.kill(handle, no_restart=True)
     group = find_group(name)

@@ -1,5 +1,6 @@
-"""A Ray cluster of this machine's own, on 127.0.0.1, for `baton ray up` without an address; and what is remembered of
-the last cluster that was started here, so that `status` and `down` find it.
+"""Start Ray on this machine if `baton ray up` gets no address, and record the last cluster.
+
+This Ray listens on 127.0.0.1. `baton ray status` and `down` read the record.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SHOWN_LOG_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class RayRecord:
-    """`head_pid`: of the Ray that was started for it, 0 for none; `head_born` tells it from a later process."""
+    """A cluster. `head_pid`: the id of the Ray process that was started for the cluster; 0 for none. `head_born`: that
+    process's start time, because process ids are reused."""
 
     address: str
     cluster: str
@@ -37,7 +39,6 @@ class RayRecord:
 
     @property
     def head(self) -> psutil.Process | None:
-        """Its process, while it lives."""
         try:
             process = psutil.Process(self.head_pid) if self.head_pid else None
             return process if process is not None and process.create_time() == self.head_born else None
@@ -67,8 +68,10 @@ def forget_record() -> None:
 
 
 def start(cluster: str, num_cpus: float) -> RayRecord:
-    """Ray's head in a session of its own, so that Ctrl-C leaves it alone. It reserves cores by number only: with more
-    wanted than there are, nodes take turns on them, as with `baton up`."""
+    """Start Ray's head in a new session, so that Ctrl-C does not reach it.
+
+    Ray only counts cores. If more cores are reserved than exist, processes share cores, as with `baton up`.
+    """
     port = free_port(LOOPBACK)
     log = record_path().with_name("ray-head.log")
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,7 +90,7 @@ def start(cluster: str, num_cpus: float) -> RayRecord:
     record = RayRecord(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
     try:
         wait_for_start(process, log)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # this includes Ctrl-C
         stop(record)
         raise
     return record
@@ -102,7 +105,7 @@ def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(record: RayRecord) -> None:
-    """Ends the Ray that was started here and all its processes, and nobody else's."""
+    """End all processes of the Ray that was started here, and no others."""
     head = record.head
     if head is None:
         return

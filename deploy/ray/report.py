@@ -1,4 +1,4 @@
-"""What the actors and their manager tell each other. Plain values; knows nothing of Ray and of processes."""
+"""Messages between the actors and their manager: plain values, without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUTER, PREFILL, DECODE = "router", "prefill", "decode"
 ROLES = (ROUTER, PREFILL, DECODE)
 
 IDLE, RUNNING, STOPPED, DRAINED, FAILED = "idle", "running", "stopped", "drained", "failed"
-AWAY = "away"  # said of an actor that does not answer: Ray has not placed it yet, or starts it again
+AWAY = "away"  # state of an actor that does not answer, because Ray has not placed it or is restarting it
 
 
 def role_of(name: str) -> str:
@@ -23,8 +23,7 @@ def index_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an actor lives: the address that others reach its machine at, the machine's own name, Ray's id for it,
-    the cores that the actor may use."""
+    """An actor's machine: its address, its name, its id in Ray, and the cores that the actor may use."""
 
     ip: str
     host: str
@@ -34,8 +33,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ActorReport:
-    """One actor's. `life` differs after each restart of the actor; `words`: its daemon's last lines, when it failed;
-    `routers` and `cores` are what the running daemon was started with."""
+    """One actor's report. `life` has a new value after each restart of the actor.
+
+    `words`: the last lines that a failed daemon wrote. `routers` and `cores`: set when the running daemon started.
+    """
 
     name: str
     life: str
@@ -49,14 +50,14 @@ class ActorReport:
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """An actor whose daemon runs already takes no notice."""
+    """Start the daemon, unless it runs."""
 
     config: RouterProcessConfig | NodeProcessConfig
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """SIGTERM: the daemon takes nothing new, finishes or hands over what it has, and ends."""
+    """Send SIGTERM. The daemon takes no new requests, finishes or hands over its open ones, and ends."""
 
 
 Order = StartOrder | StopOrder
@@ -64,8 +65,6 @@ Order = StartOrder | StopOrder
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """One line of `baton ray status`."""
-
     name: str
     state: str
     machine: str = ""

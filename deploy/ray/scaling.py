@@ -1,12 +1,12 @@
-"""When a role gets a node more, or one less. Pure: takes loads and times, gives +1, 0 or -1.
+"""Decide when a role gets one node more or less. Pure.
 
-Pressure is load over what counts as full. Two thresholds and two waits keep it from swinging:
+Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
-    grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
-    shrink  pressure, reckoned for one node less, < SPARE of full, latency within its objective, for down_after_s
+  grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
+  shrink  pressure for one node less < SPARE of full, and latency within its objective, for down_after_s.
 
-A constant load never makes both true in turn: right after growth, one node less is what was full before. That holds for
-growth by latency too, for the pressure at which the objective was missed counts as full from then on, for a while.
+A constant load can't meet the two conditions in turn, because after growth one node less would be full again. If
+latency made a role grow, its pressure at that time counts as full for REMEMBERED_S.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from shared.config.ray_settings import ScalingConfig
 
 SPARE = 0.7
-SOME_LOAD = 0.25  # below it a missed objective is not for want of nodes
+SOME_LOAD = 0.25  # below this pressure, a role that misses its latency objective gets no further node
 REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLoad:
-    """Of one role, over all its nodes. `busy`: share of request rows or KV pages in use, the larger; `latency`: over
-    its objective, 0 without one or without traffic."""
+    """The load of all nodes of a role. `busy`: the share of request rows in use, or the share of KV pages in use if
+    that is larger.
+
+    `latency`: measured latency divided by its objective; 0 if there is no objective or no traffic.
+    """
 
     nodes: int
     waiting: float
@@ -32,61 +35,88 @@ class RoleLoad:
 
 
 @dataclass(slots=True)
-class RoleScaler:
-    """Never below `least` nodes, never above `most`, one step at a time."""
+class Patience:
+    """Decide when a number of nodes changes: a condition must last long enough, and must not follow a change too
+    soon."""
 
-    least: int
-    most: int
     settings: ScalingConfig
     _full_since: float | None = None
     _spare_since: float | None = None
     _changed_at: float = -float("inf")
+
+    def restart(self) -> None:
+        self._full_since = self._spare_since = None
+
+    def step(self, now: float, *, is_full: bool, is_spare: bool, may_grow: bool, may_shrink: bool) -> int:
+        """Return +1, 0 or -1 nodes. A change begins both waits again."""
+        self._full_since = since(self._full_since, now, is_full)
+        self._spare_since = since(self._spare_since, now, is_spare)
+        if now - self._changed_at < self.settings.settle_s:
+            return 0
+        if may_grow and lasted(self._full_since, now, self.settings.up_after_s):
+            return self._change(now, 1)
+        if may_shrink and lasted(self._spare_since, now, self.settings.down_after_s):
+            return self._change(now, -1)
+        return 0
+
+    def _change(self, now: float, step: int) -> int:
+        self._changed_at = now
+        self.restart()
+        return step
+
+
+def since(begin: float | None, now: float, holds: bool) -> float | None:
+    return (now if begin is None else begin) if holds else None
+
+
+def lasted(begin: float | None, now: float, wanted_s: float) -> bool:
+    return begin is not None and now - begin >= wanted_s
+
+
+@dataclass(slots=True)
+class RoleScaler:
+    """Keep a role between `least` and `most` nodes, one step at a time."""
+
+    least: int
+    most: int
+    settings: ScalingConfig
+    _patience: Patience = field(init=False)
     _full_level: float = 1.0
     _level_until: float = field(default=-float("inf"))
 
+    def __post_init__(self) -> None:
+        self._patience = Patience(self.settings)
+
     def decide(self, now: float, load: RoleLoad | None) -> int:
-        """`load` is None while it says nothing: no figures, or a node of the role is starting or leaving."""
+        """Return +1, 0 or -1 nodes. `load` is None if there are no figures, or while a node of the role starts or
+        leaves."""
         if load is None or load.nodes == 0:
-            self._full_since = self._spare_since = None
+            self._patience.restart()
             return 0
-        self._full_since = self._since(self._full_since, now, self._is_full(load))
-        self._spare_since = self._since(self._spare_since, now, self._is_spare(load, now))
-        if now - self._changed_at < self.settings.settle_s:
-            return 0
-        if load.nodes < self.most and self._lasted(self._full_since, now, self.settings.up_after_s):
+        step = self._patience.step(
+            now,
+            is_full=self._is_full(load),
+            is_spare=self._is_spare(load, now),
+            may_grow=load.nodes < self.most,
+            may_shrink=load.nodes > self.least,
+        )
+        if step > 0:
             self._learn(load, now)
-            return self._change(now, 1)
-        if load.nodes > self.least and self._lasted(self._spare_since, now, self.settings.down_after_s):
-            return self._change(now, -1)
-        return 0
+        return step
 
     def _is_full(self, load: RoleLoad) -> bool:
         pressure = self.pressure(load, load.nodes)
         return pressure >= 1.0 or (load.latency > 1.0 and pressure >= SOME_LOAD)
 
     def _is_spare(self, load: RoleLoad, now: float) -> bool:
-        """Whether a node less would do, with room."""
         full = self._full_level if now < self._level_until else 1.0
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
     def pressure(self, load: RoleLoad, nodes: int) -> float:
-        """The same work on so many nodes."""
+        """Return the pressure that there would be if this number of nodes did the same work."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 
     def _learn(self, load: RoleLoad, now: float) -> None:
         self._full_level = min(1.0, self.pressure(load, load.nodes))
         self._level_until = now + REMEMBERED_S
-
-    def _change(self, now: float, step: int) -> int:
-        self._changed_at = now
-        self._full_since = self._spare_since = None
-        return step
-
-    @staticmethod
-    def _since(since: float | None, now: float, holds: bool) -> float | None:
-        return (now if since is None else since) if holds else None
-
-    @staticmethod
-    def _lasted(since: float | None, now: float, wanted_s: float) -> bool:
-        return since is not None and now - since >= wanted_s

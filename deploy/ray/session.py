@@ -1,6 +1,4 @@
-"""`baton ray up`, `status` and `down`, as seen from the shell they are typed in: a client of the Ray cluster that ends
-with its word. What stays are detached actors.
-"""
+"""Run `baton ray up`, `status` and `down`, as a client of the Ray cluster. Only detached actors outlive the command."""
 
 from __future__ import annotations
 
@@ -35,7 +33,8 @@ POLL_S = 0.5
 CALL_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 120.0
 OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
-MARKER = "shared", "__init__.py"  # every package may be called `shared`; this one's first line says whose it is
+# A file of our package `shared`. Its bytes distinguish our package from other packages of that name.
+MARKER = "shared", "__init__.py"
 
 
 def say(text: str) -> None:
@@ -44,9 +43,10 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
-    """Connect this process to Ray as a client. Ray's processes write their logs where they run, in its session
-    folder. Stdout is for results, which are written afterwards: whatever Ray prints goes to stderr, from the moment
-    its threads start (a thread of its own prints that a machine died) until the last of them has ended.
+    """Connect this process to Ray as a client.
+
+    Ray's processes log to its session folder. Ray's threads in this process print messages, e.g. that a machine died.
+    These messages go to stderr until the last such thread ends. The command's results go to stdout afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -67,10 +67,13 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 
 
 def left_out(checkout: Path) -> list[str]:
-    """Everything in a checkout but our packages: environments, tests, models that lie about. The default model comes
-    with its own package, any other lies on the machines or is fetched there."""
+    """Return a checkout's entries that are not shipped: all except our packages. Raises ConfigError for a folder
+    that is not a checkout.
+
+    Models need no shipping: each machine has them or fetches them, and the default model is a package.
+    """
     if not (checkout / "deploy" / "ray").is_dir():
-        raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is no checkout of Baton")
+        raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
     return [f"/{entry.name}" for entry in sorted(checkout.iterdir()) if entry.name not in OURS] + ["__pycache__"]
 
 
@@ -94,7 +97,7 @@ def up(config: RayClusterConfig) -> int:
 
 
 def reach(config: RayClusterConfig) -> RayRecord:
-    """The Ray cluster that is meant: given, or a fresh one."""
+    """Return the given Ray cluster, or start one."""
     if config.ray.address:
         return RayRecord(config.ray.address, config.ray.cluster)
     resolve_model(config.nodes.model.model)
@@ -103,12 +106,12 @@ def reach(config: RayClusterConfig) -> RayRecord:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
     record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # before anything is asked of it: whatever happens to this process, it can be found
+    head.write_record(record)  # the record is written at once, so that `down` finds this Ray if this process dies
     return record
 
 
 def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
-    """Returns when everything is ready, and leaves nothing behind when it does not get so far."""
+    """Start everything, and return when it is ready. After a failure, take everything down."""
     runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
         raise runs_already
@@ -121,7 +124,7 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
     try:
         make_manager(config)
         wait_ready(config, time.monotonic() + config.ray.start_timeout_s)
-    except ActorAlreadyExistsError:  # somebody else's, of this moment
+    except ActorAlreadyExistsError:  # another `baton ray up` made the manager at the same time
         raise runs_already from None
     except BaseException:
         say("taking down what was started")
@@ -146,8 +149,10 @@ def check_resources(config: RayClusterConfig) -> None:
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:
-    """Whether each machine would start our code and not another package of the same name. What runs there is the
-    standard library's, so it runs without us."""
+    """Raise ConfigError if a machine has no Baton, or another package with the same name.
+
+    The check on a machine calls only the standard library.
+    """
     ours = pkgutil.get_data(*MARKER)
     for machine in machines:
         where = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
@@ -168,7 +173,7 @@ def fetched(answer: Any) -> tuple[bytes | None, str]:
 
 
 def wait_ready(config: RayClusterConfig, deadline: float) -> None:
-    """Until every router sees every node; says what has changed meanwhile."""
+    """Wait until every router has every node, and print changes. Raises ConfigError on failure or at the deadline."""
     said: dict[str, str] = {}
     while True:
         rows = rows_of_manager()
@@ -187,7 +192,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
 
 
 def rows_of_manager() -> list[StatusRow]:
-    """Nothing while it is being placed."""
+    """Return the manager's rows; no rows while Ray is placing the manager."""
     manager = find_manager()
     found: list[StatusRow] = (
         answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
@@ -204,7 +209,7 @@ def routers_ready(config: RayClusterConfig) -> bool:
 
 
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
-    """What a person, or a script that waits for it, does next. The API is on the loopback of the routers' machines."""
+    """Return the next steps, for people and scripts. The printed addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
     lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
     return "\n".join(
@@ -216,17 +221,17 @@ def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
 
 
 def chosen(address: str, cluster: str) -> RayRecord:
-    """The cluster of the file that was named, else the last one that was started here."""
+    """Return the cluster of the given file, or else the cluster that was last started here."""
     record = head.read_record()
     if address:
         return RayRecord(address, cluster)
     if record is None or (cluster and record.cluster != cluster):
-        raise ConfigError("no cluster was started from here; name its file, which says its address")
+        raise ConfigError("no cluster was started from here; name the cluster's file, which has its address")
     return record
 
 
 def status(record: RayRecord, as_json: bool) -> int:
-    """Exit status 0 when everyone runs."""
+    """Print the rows. Return 0 if all daemons run, else 1."""
     with connected(record.address, record.cluster):
         rows = rows_of_manager()
         missing = find_manager() is None
@@ -257,7 +262,7 @@ def table(rows: Sequence[StatusRow]) -> str:
 def down(record: RayRecord) -> int:
     if record.head_pid and record.head is None:
         head.forget_record()
-        raise ConfigError("the Ray that was started here is gone, and its nodes with it")
+        raise ConfigError("the Ray that was started here is gone, and so are its nodes")
     with connected(record.address, record.cluster):
         if not names_here() and record.head is None:
             raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
@@ -268,7 +273,6 @@ def down(record: RayRecord) -> int:
 
 
 def forget(record: RayRecord) -> None:
-    """With the Ray that was started for it, if one was."""
     if record.head is not None:
         say("stopping Ray")
         head.stop(record)
@@ -277,8 +281,10 @@ def forget(record: RayRecord) -> None:
 
 
 def take_down() -> None:
-    """Works without a manager too: what belongs to a cluster is found by name. Routers first: they end their open
-    requests while nodes still serve them."""
+    """Find all actors by name and stop them, even without a manager.
+
+    Routers stop first, so that they finish open requests while nodes still serve.
+    """
     manager = find_manager()
     if manager is not None:
         with contextlib.suppress(RayError):
@@ -293,7 +299,7 @@ def take_down() -> None:
 
 
 def stop_all(names: Sequence[str]) -> None:
-    """A daemon that does not end when asked is killed by its actor; an actor that does not answer, with its daemon."""
+    """Stop daemons. An actor kills a daemon that does not end. A silent actor is killed with its daemon."""
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:

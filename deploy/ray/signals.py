@@ -1,10 +1,10 @@
-"""What the routers' /metrics say of a role's load. Pure."""
+"""Read a role's load from the routers' /metrics. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploy.metrics_page import RESTING_PAGES, Page, Sample
+from deploy.metrics_page import RESTING_PAGES, TOTAL, Page, Sample
 from deploy.ray.report import PREFILL
 from deploy.ray.scaling import RoleLoad
 from shared.config.ray_settings import ScalingConfig
@@ -12,8 +12,11 @@ from shared.core.states import RowState
 
 
 def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> RoleLoad | None:
-    """`before` and `now`: the pages of the same routers, in the same order. Every router shows all nodes' gauges, so
-    one page tells those; requests are each router's own. None without any figures."""
+    """Return a role's load; None if there are no figures.
+
+    `before` and `now`: pages of the same routers in the same order. Gauges of all nodes come from the first page,
+    latencies from all pages.
+    """
     nodes = number(now[0], role) if now else 0
     if not nodes:
         return None
@@ -32,7 +35,12 @@ def of_role(page: Page, name: str, role: str) -> list[Sample]:
 
 
 def number(page: Page, role: str) -> int:
-    return len({sample.labels["node"] for sample in of_role(page, "baton_kv_pages_total", role)})
+    return len({sample.labels["node"] for sample in of_role(page, TOTAL, role)})
+
+
+def serving_of(page: Page) -> dict[str, str]:
+    """Return the role of each node that the router sees."""
+    return {one.labels["node"]: one.labels["role"] for one in page.samples if one.name == TOTAL}
 
 
 def share_in_use(page: Page, name: str, role: str, resting: Sequence[str]) -> float:
@@ -43,7 +51,8 @@ def share_in_use(page: Page, name: str, role: str, resting: Sequence[str]) -> fl
 
 
 def mean_over(before: Sequence[Page], now: Sequence[Page], name: str) -> float:
-    """Of what all routers observed in between; 0 for nothing. A router that was started again counts from then."""
+    """Return the mean of all routers' observations since `before`; 0 if there are none. Restarted routers are left
+    out."""
     parts = [page.mean_since(older, name) for older, page in zip(before, now, strict=True)]
     seen = [(count, mean) for count, mean in parts if count > 0]
     return sum(count * mean for count, mean in seen) / sum(count for count, _ in seen) if seen else 0.0

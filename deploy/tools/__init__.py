@@ -1,1 +1,4 @@
-"""Programs beside a cluster: load test, planner, proof, doctor, head training. None is imported by what serves."""
+"""Programs that work beside a cluster: load test, planner, proof, doctor and head training.
+
+The serving code imports none of them.
+"""

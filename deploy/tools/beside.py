@@ -1,4 +1,4 @@
-"""Something that goes on while something else lasts: what a person is shown during a run."""
+"""Run work beside other work, such as a display during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 @contextlib.asynccontextmanager
 async def beside(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run the work while the body lasts; then cancel it, and wait until it has ended."""
+    """Run `work` during the `with` block, then cancel it and wait for its end."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -20,7 +20,6 @@ async def beside(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
 
 
 async def every(seconds: float, show: Callable[[], None]) -> None:
-    """Call `show` again and again, after a pause each time."""
     while True:
         await asyncio.sleep(seconds)
         show()

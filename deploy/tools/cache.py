@@ -1,4 +1,4 @@
-"""`baton cache`: the files of packed weights that this user's nodes map, and how to get rid of them."""
+"""`baton cache`: list and remove the packed weights that this user's nodes map."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 DESCRIPTION = """\
-baton cache: packed weights. A node on a CPU lays weights out for its kernels once, in a file that all nodes of this
-user on this machine map, so they share one copy in memory. A file is made anew when the model, its format, the
-processor or Baton's code is another. --packed-bytes of the nodes bounds them all; these commands wait for no node.
+baton cache: packed weights. A node on a CPU packs weights for its kernels once, in a file that all nodes of this
+user on this machine map, so they share one copy in memory. A file is made again when the model, its format, the
+processor or Baton's code changes. --packed-bytes of the nodes bounds their total. These commands wait for no node.
 
-  baton cache           what is there, the one first that was used last
-  baton cache clear     remove it all; nodes that run keep what they have mapped, the next to start packs anew
+  baton cache           list files, the most recently used first
+  baton cache clear     remove all; running nodes keep theirs mapped, and the next one to start packs again
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="list if not given")
+    parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="default: list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """ConfigError where the folder can't be read, or is not this user's alone."""
-    from shared.model.packed_folder import PackedFolder, PackedRefused  # it loads xxhash, which routers lack
+    """List or remove the files. Raises ConfigError if the folder is unreadable, or is open to other users."""
+    # this import loads xxhash, which machines with only a router lack
+    from shared.model.packed_folder import PackedFolder, PackedRefused
 
     try:
         folder = PackedFolder(packed_folder(), 0)
@@ -44,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def told(found: Sequence[Listed], path: str, where: str) -> list[str]:
-    """The lines that are printed."""
     if not found:
         return [f"no packed weights in {path}"]
     whole = sum(one.num_bytes for one in found)

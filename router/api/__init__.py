@@ -1,1 +1,1 @@
-"""The HTTP side of the router: OpenAI's request and answer shapes, limits, errors and streaming."""
+"""The router's HTTP API: requests, answers, errors and streams in OpenAI's and Anthropic's forms."""

@@ -1,5 +1,4 @@
-"""/admin/*: what the nodes do, and who leaves: drained, restarted, or back in the other role; and answers cut short.
-Has a key of its own."""
+"""/admin/*: show, drain or restart nodes, change roles, abort answers. All these paths need the operators' key."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from router.api.parse import BodyParser
 from router.gateway import Gateway
 from router.pairs import BrokenPair
 from router.registry import RegisteredNode, Registry
+from router.tenants.rate_limit import RateLimits
 from shared.config.endpoints import KEY_MARK
 from shared.core.errors import Aborted, InvalidRequest
 from shared.core.states import NodeState
@@ -27,7 +27,7 @@ Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 
 class DrainRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/drain. `force`: even when no other node is left to serve."""
+    """POST /admin/drain. `force`: the node leaves even if no other node can serve."""
 
     node: Annotated[str, Meta(min_length=1, max_length=256)]
     then: Literal["stop", "restart"] = "stop"
@@ -36,38 +36,51 @@ class DrainRequest(Body, frozen=True, kw_only=True):
 
 
 class RoleRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/role"""
+    """POST /admin/role. `least`: how many other nodes must keep the old role. If fewer would keep it, the node keeps
+    its role."""
 
     node: Annotated[str, Meta(min_length=1, max_length=256)]
     role: Literal["prefill", "decode"]
+    least: Annotated[int, Meta(ge=0, le=4096)] = 0
     move_after_s: Seconds | None = None
     force: bool = False
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/abort. `id`: the answer's, as its client sees it."""
+    """POST /admin/abort. `id`: the answer's id, as the client sees it."""
 
     id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 LEAVING = {
-    "node": "its id",
-    "move_after_s": "its requests get so long to finish before they go to other nodes",
-    "force": "even when no other node is left to serve",
+    "node": "the node's id",
+    "move_after_s": "seconds that its requests get to finish before they move to other nodes",
+    "force": "leave even when no other node can serve",
 }
 DRAIN = FieldTable("/admin/drain", DrainRequest, LEAVING | {"then": "`stop`, or `restart` in the same role"})
-ROLE = FieldTable("/admin/role", RoleRequest, LEAVING | {"role": "the role that it comes back in"})
-ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's, as its client sees it"})
+ROLE = FieldTable(
+    "/admin/role",
+    RoleRequest,
+    LEAVING
+    | {
+        "role": "the role that the node comes back in",
+        "least": "how many other nodes its old role must keep, else 409; two calls at once then can't empty a role",
+    },
+)
+ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's id, as its client sees it"})
 
 
 class AdminHandlers:
-    """One method per path. Nothing here waits: a node leaves when it is idle, and shows in the status until then."""
+    """One method per path. No method waits until a node has left; the status shows which nodes are leaving."""
 
-    def __init__(self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool) -> None:
+    def __init__(
+        self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits
+    ) -> None:
         self._gateway = gateway
         self._registry = registry
         self._move_after_s = move_after_s
         self._is_on = is_on
+        self._limits = limits
         self._drain = BodyParser(DRAIN, strict=True)
         self._role = BodyParser(ROLE, strict=True)
         self._abort = BodyParser(ABORT, strict=True)
@@ -82,6 +95,8 @@ class AdminHandlers:
         answer = {
             "router": router,
             "open_requests": self._gateway.num_open,
+            "queue": self._gateway.waiting(),
+            "limits": self._limits.left(now),
             "nodes": nodes,
             "unreachable": unreachable,
         }
@@ -98,6 +113,9 @@ class AdminHandlers:
         node = self._node(body.node, body.force)
         if node.role == body.role:
             raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
+        others = [one for one in self._registry if one.role == node.role and one.is_there and one is not node]
+        if len(others) < body.least:
+            raise Conflict(f"{body.node} stays: {node.role} must keep {body.least} nodes beside it", param="least")
         await self._leave(connection, node, body.role, body.move_after_s)
 
     async def abort(self, connection: Connection) -> None:
@@ -118,7 +136,7 @@ class AdminHandlers:
             raise UnknownNode(f"there is no node {name!r}; known are {known}", param="node")
         others = [other for other in self._registry.usable(time.monotonic()) if other is not node]
         if not others and not force:
-            raise Conflict(f"{name} is the last node that serves; with force it leaves all the same", param="node")
+            raise Conflict(f"{name} is the last node that serves; with force it leaves anyway", param="node")
         return node
 
     async def _leave(
@@ -131,7 +149,6 @@ class AdminHandlers:
 
 
 def pair_status(pair: BrokenPair, now: float) -> dict[str, object]:
-    """Two nodes that can't reach each other, though both are here."""
     return {
         "prefill": pair.prefill.node_id,
         "decode": pair.decode.node_id,
@@ -157,18 +174,23 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "rows": load.rows if load else {},
         "pages": load.pages if load else {},
         "waiting": load.waiting if load else 0,
+        "waiting_tokens": node.waiting_tokens,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        # measured lately; the hand-offs are a prefill node's
+        "others": node.others,  # other routers' load: routers, sequences, pages, waiting tokens
+        "lacks_routers": node.lacks,
+        # The following figures are recent measurements. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,
+        "slowness": round(node.slowness.times, 2),  # the node's step times, divided by its peers' step times
+        "share": node.slowness.share,
     }
 
 
 def state_of(node: RegisteredNode, now: float) -> NodeState:
     if node.is_silent:
         return NodeState.SILENT
-    if node.is_draining:
+    if node.is_draining or node.is_left:
         return NodeState.DRAINING
     return NodeState.READY if node.breaker.allows(now) else NodeState.AVOIDED

@@ -1,4 +1,4 @@
-"""What an answer may hold beside content: thoughts and calls of tools, by the model's template and the request."""
+"""Decide which reasoning and calls a chat's answer may hold, and choose its grammar."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from shared.core.errors import InvalidRequest
 
 
 def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
-    """Return how the model calls tools, None where it may call none. `name`: of --tool-format, "" to ask the template.
-    Raise InvalidRequest where nobody knows."""
+    """Return the model's format of tool calls; None if calls are not allowed.
+
+    `name`: the value of --tool-format; if "", the template tells the format. Raise InvalidRequest for an unknown
+    format.
+    """
     if choice.mode is ChoiceMode.NONE:
         return None
     row = tool_format(text.template.sources, name or None)
     if row is None:
-        why = "the model's chat template shows no format of calls that is known here; --tool-format can name one"
+        why = "the model's chat template shows no known format of tool calls; name one with --tool-format"
         raise InvalidRequest(f"tools: {why}", param="tools")
     return row
 
@@ -39,8 +42,7 @@ def form_of(
     continued: str,
     request_id: str | None,
 ) -> AnswerForm:
-    """Return how the answer to a rendered prompt is read. `continued`: the last message, where the answer goes on
-    with it. `request_id`: the client's, which the ids of calls are made of."""
+    """Return how to read the answer to a rendered prompt. `continued`: the message that the answer continues."""
     thought = thought_of(text.template.sources, prompt, continued)
     if row is None and thought is None:
         return AnswerForm()
@@ -59,8 +61,11 @@ def form_of(
 def grammar_of_answer(
     fields: GenerationFields, facts: VocabFacts, form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool
 ) -> str:
-    """Return what an answer follows, "" for anything: what the fields ask for, a thought before it where the model
-    thinks, or calls of tools. Where a call must come, a response_format has nothing to say of it."""
+    """Return the grammar of the answer; "" if any text is allowed.
+
+    After the reasoning, if any, the grammar allows either calls, or text in the grammar that the request's fields ask
+    for. A required call overrides response_format.
+    """
     asked = grammar_of(fields, facts)
     if form.row is None:
         if asked and form.thought is not None:
@@ -75,8 +80,9 @@ def grammar_of_answer(
 
 
 def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_parallel: bool) -> str:
-    """`body`: the grammar of an answer without calls, "" for any text. Raise InvalidRequest for a tool's schema that
-    can't be followed."""
+    """Return the grammar of an answer that may have calls. Raise InvalidRequest for an unusable schema.
+
+    `body`: the grammar of an answer without calls; "" if any text is allowed."""
     assert form.row is not None
     with blamed_on("tools"):
         for tool in form.tools:
@@ -96,6 +102,5 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_
 
 
 def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:
-    """Return those of the texts that are special tokens of the vocabulary, with their ids."""
     spelled = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in tokenizer.facts.special_ids}
     return {text: spelled[text] for text in texts if text in spelled}

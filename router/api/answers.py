@@ -1,4 +1,4 @@
-"""The answers' JSON as data, for both APIs. A field that is UNSET is left out, None is written as null."""
+"""OpenAI's answers as structs. UNSET fields are left out, None is written as null."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The first token of an echoed prompt has no logprob."""
+    """The log-probabilities of a completion. The first token of an echoed prompt has no logprob."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,14 +50,14 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """vLLM's form. `rank` is known of the tokens that were asked for only."""
+    """One token's log-probability, in vLLM's form. `rank` is known only for requested tokens."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one for each token of the prompt; None for the first
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one entry per prompt token; None for the first token
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole call, or in a chunk a part of one: the first part has id and name, the others more of the arguments."""
+    """A whole call, or a chunk's part of a call: the first part has id and name, the other parts have arguments."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -75,7 +75,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """Reasoning has two names in the field; both are sent."""
+    """The new parts of a chat's answer. Reasoning is sent under both names that clients use."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -138,7 +138,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> Usage:
-    """`reasoning_tokens`: None where the model does not think."""
+    """Return the answer's usage. `reasoning_tokens`: None if the model does not think."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -1,8 +1,8 @@
-"""An answer as a row of blocks: thoughts, texts and calls, one after the other. Sans-IO; knows no JSON.
+"""Split an answer into blocks (reasoning, texts, calls), for /v1/messages and /v1/responses. Sans-IO; knows no JSON.
 
 deltas of tokens -> Blocks -> BlockBegun, BlockGrew, BlockGrew, BlockEnded, BlockBegun, ...
 
-However the text is cut, the blocks are the same. White space beside a call makes no block of its own.
+Blocks don't depend on the deltas' boundaries. White space next to a call begins no block of its own.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ class BlockKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """`index` counts blocks, `call` counts calls. `is_whole`: nothing of it was cut off at the answer's end."""
+    """`index`: the block's number in the answer. `call`: a call's number among the calls. `is_whole`: whether the block
+    is complete, not cut off by the answer's end."""
 
     index: int
     kind: BlockKind
-    name: str = ""  # of the function that is called
+    name: str = ""  # name of the called function
     call: int = 0
     pieces: list[str] = field(default_factory=list)
     is_whole: bool = True
 
     @property
     def text(self) -> str:
-        """Of a call: its arguments."""
+        """The block's text; for a call, its arguments."""
         return "".join(self.pieces)
 
 
@@ -60,14 +61,13 @@ BlockEvent = BlockBegun | BlockGrew | BlockEnded
 
 
 class Blocks:
-    """One per answer. After `finish` there is nothing more to feed. An event is to be used before the next is asked
-    for: its block grows."""
+    """Splits one answer. Use each event before you take the next event, because the event's block grows."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
-        self.ended = Delta()  # says why the answer ended
+        self.ended = Delta()  # the last delta, which has the finish reason
         self._open: Block | None = None
-        self._space: list[str] = []  # white space that may turn out to lie between blocks
+        self._space: list[str] = []  # white space that may lie between blocks
 
     def feed(self, delta: Delta) -> Iterator[BlockEvent]:
         if delta.finish_reason is not None:
@@ -84,7 +84,6 @@ class Blocks:
                     yield from self._take_content(part.text)
 
     def finish(self) -> Iterator[BlockEvent]:
-        """The answer is complete."""
         if self._space and not self.all:
             yield from self._take(BlockKind.TEXT, "".join(self._space))
         last = self._open
@@ -94,7 +93,7 @@ class Blocks:
         yield from self._end()
 
     def cut(self) -> None:
-        """The answer goes no further: what is open stays as it is, and is not whole."""
+        """Mark the open block as incomplete, because the answer ends early."""
         if self._open is not None:
             self._open.is_whole = False
 
@@ -130,12 +129,11 @@ class Blocks:
 
 
 def parts_of(delta: Delta) -> list[AnswerDelta]:
-    """Return what a delta adds. Where all text is content, it has no parts of its own."""
+    """Return the delta's parts. In a plain answer, all text is content."""
     return delta.parts or ([ContentText(delta.text)] if delta.text else [])
 
 
 def whole_blocks(answer: Delta) -> list[Block]:
-    """Return the blocks of an answer that has ended."""
     blocks = Blocks()
     for _ in itertools.chain(blocks.feed(answer), blocks.finish()):
         pass

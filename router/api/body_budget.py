@@ -1,22 +1,37 @@
-"""What request bodies may take together, all connections counted."""
+"""Limit the memory of request bodies, for all connections and for each address."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from router.api.errors import BodiesFull
+
+SHARE_OF_ONE = 0.75  # one address can't use the last quarter
 
 
 class BodyBudget:
-    """Owned by the event loop's thread. Bytes count from their arrival until the request is parsed, or has ended."""
+    """Owned by the event loop. A body's bytes count from their arrival until the body is parsed or the request ends.
 
-    def __init__(self, limit: int) -> None:
+    `largest`: the size of the largest allowed body. A body of this size fits if no other bodies are counted.
+    """
+
+    def __init__(self, limit: int, largest: int = 0) -> None:
         self._limit = limit
+        self._most_of_one = max(int(SHARE_OF_ONE * limit), min(largest, limit))
+        self._of_source: Counter[str] = Counter()
         self.used = 0
 
-    def take(self, num_bytes: int) -> None:
-        """Raise BodiesFull where they do not fit."""
+    def take(self, source: str, num_bytes: int) -> None:
+        """Count bytes of a body from the client address `source`. Raise BodiesFull if they don't fit."""
         if self.used + num_bytes > self._limit:
-            raise BodiesFull("the server holds as many request bodies as it may; try again")
+            raise BodiesFull("the server's memory for request bodies is full; try again")
+        if self._of_source[source] + num_bytes > self._most_of_one:
+            raise BodiesFull("the server's memory for request bodies of one address is full; try again")
         self.used += num_bytes
+        self._of_source[source] += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, source: str, num_bytes: int) -> None:
         self.used -= num_bytes
+        self._of_source[source] -= num_bytes
+        if not self._of_source[source]:
+            del self._of_source[source]

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its fields, what they come down to, and how its answer is written."""
+"""POST /v1/chat/completions: its fields, plan and answer."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ CHAT = generation_table(
     "/v1/chat/completions",
     ChatRequest,
     about={
-        "messages": "the conversation; text only. Histories of agents are taken as they are",
+        "messages": "the conversation; text only. Agents' histories are accepted as they are",
         "max_completion_tokens": "longest answer; the new name of max_tokens",
         "logprobs": "the log-probability of every token",
-        "top_logprobs": "and of so many likeliest ones",
+        "top_logprobs": "and of this many of the likeliest tokens",
         "tools": "functions that the model may call; what it calls follows the function's schema",
         "tool_choice": "`none`, `auto`, `required`, or the one function that must be called",
         "parallel_tool_calls": "false: one call at most",
@@ -77,7 +77,7 @@ CHAT = generation_table(
     | ABOUT_TEMPLATE,
     ignored={
         "prediction": "it could only make the answer faster",
-        "verbosity": "models served here don't know it",
+        "verbosity": "the served models don't know it",
     },
     refused={
         "functions": Refused("send tools"),
@@ -85,7 +85,7 @@ CHAT = generation_table(
         "modalities": Refused("this model writes text only", (*NOTHING, ["text"])),
         "audio": Refused("this model writes text only"),
         "moderation": Refused(NOT_YET),
-        "web_search_options": Refused("this server never asks others"),
+        "web_search_options": Refused("this server never asks other servers"),
         "chat_template": Refused("templates are taken from the model only"),
         "add_special_tokens": Refused("a template writes its own begin token"),
         "echo": Refused("ask /v1/completions"),
@@ -123,7 +123,6 @@ class Chat:
 
 
 def declared_tools(body: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Return the tools of a request, and which of them may or must be called."""
     declared = parse_tools(body.tools or [])
     if declared.others:
         other = declared.others[0]

@@ -1,7 +1,7 @@
-"""A chat as clients and agents send it, and the conversation that a template renders.
+"""Turn clients' chat messages into the conversation that a template renders.
 
-Agents send back whole histories: content that is null, parts, tool calls with their results, reasoning, vendors' marks.
-What is text reaches the template. Images, audio and files are refused by name.
+Agents send whole histories: null content, parts, tool calls with results, reasoning, vendors' own fields. Text,
+reasoning and calls reach the template. Images, audio and files are refused by name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from router.tools.declared import Tool
 from shared.core.errors import InvalidRequest
 
 Turn = dict[str, object]
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> field
 REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}
-ROLES = {"developer": "system", "function": "tool"}  # what templates call them
+ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the templates' name
 
 
 class ContentPart(Body, frozen=True, kw_only=True):
-    """One part of a message's content. `type` says which of the other fields counts."""
+    """One part of a message's content. `type` says which other field is read."""
 
     type: str = "text"
     text: str | None = None
@@ -33,7 +33,7 @@ class ContentPart(Body, frozen=True, kw_only=True):
 
 
 class CalledFunction(Body, frozen=True, kw_only=True):
-    """`arguments`: JSON text, or the object itself."""
+    """`arguments`: JSON text, or an object."""
 
     name: str
     arguments: str | dict[str, Any] = ""
@@ -64,7 +64,7 @@ class ChatMessage(Body, frozen=True, kw_only=True):
 
 
 class TemplateFields(Protocol):
-    """What clients may say to a template, in the body of any endpoint that renders one. Its text is the model's."""
+    """The fields for the model's chat template, in the bodies of endpoints that render this template."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
@@ -83,17 +83,17 @@ class TemplateFields(Protocol):
 ABOUT_TEMPLATE = {
     "chat_template_kwargs": "variables of the model's template: texts, numbers, true and false",
     "documents": "for templates that take documents",
-    "enable_thinking": "the variable of that name, as Qwen3's template has it",
-    "reasoning_effort": "the variable of that name; `none` also says that thinking is off",
-    "add_generation_prompt": "false: the prompt ends behind the last message",
-    "continue_final_message": "the answer goes on with the last message; needs add_generation_prompt false",
+    "enable_thinking": "the template variable of that name, as Qwen3's template has it",
+    "reasoning_effort": "the template variable of that name; `none` also turns thinking off",
+    "add_generation_prompt": "false: the prompt ends after the last message",
+    "continue_final_message": "the answer continues the last message; needs add_generation_prompt false",
 }
 
 
 def conversation_of(
     messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool] = ()
 ) -> Conversation:
-    """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
+    """Return the template's input. Raise InvalidRequest with the path of the first part that is not text."""
     kwargs = thinking_kwargs(fields.reasoning_effort, fields.enable_thinking)
     return Conversation(
         turns_of(messages),
@@ -106,7 +106,7 @@ def conversation_of(
 
 
 def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, Scalar]:
-    """Return what a template is told of thinking: nothing where the client has said nothing."""
+    """Return the template variables for the kind of thinking that the request asks for."""
     kwargs: dict[str, Scalar] = {}
     if effort is not None:
         kwargs["reasoning_effort"] = effort
@@ -118,7 +118,6 @@ def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, 
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:
-    """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
     return [turn_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -148,7 +147,7 @@ def call_of(call: ToolCall) -> dict[str, object]:
 
 
 def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
-    """Return (the text, the reasoning) of a message's content."""
+    """Return (text, reasoning) of a message's content."""
     if message.content is None or isinstance(message.content, str):
         return message.content or "", ""
     texts: list[str] = []
@@ -166,7 +165,6 @@ def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
 
 
 def not_text(kind: str, path: str) -> InvalidRequest:
-    """Return the refusal of an image, a file and the like."""
     why = f"{path}.type {kind[:40]!r} is not supported: this model reads text only"
     return InvalidRequest(why, param=f"{path}.type")
 

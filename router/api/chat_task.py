@@ -1,4 +1,4 @@
-"""A chat as any endpoint's fields come down to it, and the plan of its answer."""
+"""The common form of all chat endpoints' requests, and its plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from shared.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
-    """`max_tokens_field`, `prompt_field`: what the endpoint calls them. `is_bound`: a `max_tokens` above what fits is
-    no fault, the answer then ends where the context does."""
+    """`max_tokens_field`, `prompt_field`: the endpoint's field names.
+
+    `is_bound`: whether `max_tokens` is cut to the rest of the context, instead of raising an error.
+    """
 
     conversation: Conversation
     choice: ToolChoice = NO_TOOLS
@@ -31,7 +33,10 @@ class ChatTask:
 
 
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-    """An answer of no given length keeps to what any node can run; a longer prompt may use all there is."""
+    """Return the plan of a chat request.
+
+    If the request gives no length, the smallest node's context limits the answer. If the prompt doesn't fit this
+    context, the largest node's context limits the answer."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.tool_format, task.choice)
@@ -53,7 +58,7 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
 
 @contextlib.contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Let an InvalidRequest from inside call fields as the client does. `names`: the client's, by ours."""
+    """Rename fields in an InvalidRequest that the `with` block raises. `names`: our name -> the client's name."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""A thread for the requests whose grammar is to be checked: the event loop serves all others meanwhile."""
+"""Check grammars on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ MOST_WAITING = 64
 
 
 def too_deep() -> InvalidRequest:
-    """What JSON can hold may be too deep for a template or a schema."""
     return InvalidRequest("the request body is nested too deeply")
 
 
 class CheckThread:
-    """Owned by the handlers. One at a time: llguidance bounds what a single grammar takes."""
+    """Owned by the handlers. Checks one request at a time. llguidance bounds the time of each check."""
 
     def __init__(self) -> None:
         self._thread = one_thread("check")
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns. Raise Overloaded where too many wait; who is cancelled waits no more."""
+        """Return the work's result. Raise Overloaded if too many callers wait."""
         if self._waiting >= MOST_WAITING:
             raise Overloaded("too many requests with grammars or tools wait to be checked; try again")
         self._waiting += 1

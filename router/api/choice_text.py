@@ -1,7 +1,7 @@
-"""One choice of an answer while it grows: tokens in, visible text out. Knows nothing of JSON shapes.
+"""Turn one choice's tokens into visible text, for Generation. Knows no JSON.
 
 ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
-text -> AnswerReader -> parts                    only where an answer may hold thoughts or calls
+text -> AnswerReader -> parts                    only if an answer may hold reasoning or calls
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Delta:
-    """What one batch of tokens adds. `offsets`: characters of text before each token, where logprobs are wanted."""
+    """What one batch adds to a choice. `offsets`: number of characters before each token, set only with logprobs."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    parts: list[AnswerDelta] = field(default_factory=list)  # instead of `text`, where all text is not content
+    parts: list[AnswerDelta] = field(default_factory=list)  # used instead of `text` if not all text is content
     finish_reason: FinishReason | None = None
-    has_calls: bool = False  # at the end: whether the answer called tools
-    stopped_by: str = ""  # at the end: the stop string that was met, if one was
+    has_calls: bool = False  # set in the last delta: whether the answer has calls
+    stopped_by: str = ""  # set in the last delta: the matched stop string
 
     def add(self, more: Delta) -> None:
         self.text += more.text
@@ -45,19 +45,18 @@ class Delta:
 
 
 class ChoiceText:
-    """`num_tokens` counts what the client pays for: every token up to the end, the stop token included."""
+    """`num_tokens`: how many tokens a client pays for, including the stop token."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
-        """`num_before`: characters of an echo, from whose beginning offsets count."""
+        """`num_before`: the echo's number of characters. Offsets count from the beginning of the echo."""
         form = show.form
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
         )
         self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought)
         self._is_thinking = form.thought is not None and form.thought.is_open
-        self.num_reasoning = 0  # tokens
+        self.num_reasoning = 0  # number of reasoning tokens
         self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
-        # a stop token ends the text and is no part of it
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._wants_offsets = show.num_logprobs >= 0
@@ -82,7 +81,7 @@ class ChoiceText:
         return delta
 
     def finish(self, reason: FinishReason) -> Delta:
-        """The node ended the sequence: what was held back is text after all."""
+        """End the sequence and show held-back text."""
         delta = Delta()
         self._show(self._matcher.flush(), delta)
         self._end(reason, delta)
@@ -113,5 +112,5 @@ class ChoiceText:
         piece = self._detokenizer.feed(token)
         self._num_chars += len(piece)
         if self.num_tokens <= self._min_tokens:
-            return piece  # no stop may end it yet
+            return piece  # stop strings are ignored until the answer has min_tokens tokens
         return self._matcher.feed(piece)

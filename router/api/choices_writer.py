@@ -1,4 +1,4 @@
-"""Writes answers that are lists of choices: /v1/completions and /v1/chat/completions. A Shape makes the choices."""
+"""Write answers with choices, for /v1/completions and /v1/chat/completions. A Shape makes the choices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChoicesWriter:
     """See `router.api.writer.Writer`."""
 
     ping = COMMENT
-    num_events = 0  # they have no numbers
+    num_events = 0  # events are not numbered
 
     def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
         self._shape = shape
@@ -36,7 +36,6 @@ class ChoicesWriter:
         return self._sse(filter(None, chunks), is_first=True)
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        """One event per choice that has something to show."""
         return self._sse(
             self._shape.chunk(index, delta)
             for index, delta in deltas.items()
@@ -81,7 +80,6 @@ class ChoicesWriter:
         )
 
     def _chunk_usage(self) -> Usage | None | msgspec.UnsetType:
-        """What stands in a chunk that is not the last."""
         if self._show.usage is UsageShown.ALWAYS:
             return self._usage()
         return UNSET if self._show.usage is UsageShown.NEVER else None
@@ -91,7 +89,6 @@ class ChoicesWriter:
         return usage_of(counts.prompt, counts.answer, counts.cached, counts.reasoning)
 
     def _prompt_shown(self, index: int) -> PromptShown:
-        """Inside a choice."""
         if self._shape.prompt_on_top:
             return NO_PROMPT
         return self._facts.prompts.shown(index // self._facts.plan.num_sequences)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: its fields, what they come down to, and how its answer is written."""
+"""POST /v1/completions: its fields, plan and answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
-DEFAULT_TOKENS = 16  # OpenAI's default here; chat runs to the end of the context
+DEFAULT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
@@ -34,9 +34,9 @@ COMPLETIONS = generation_table(
     about={
         "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
         "echo": "the answer begins with the prompt; with logprobs, the prompt's tokens have theirs",
-        "max_tokens": "longest answer; 0: none, for what is said of the prompt",
-        "logprobs": "the log-probability of every token, and of so many likeliest ones",
-        "best_of": "only as many as n",
+        "max_tokens": "longest answer; 0: only what other fields ask about the prompt",
+        "logprobs": "the log-probability of every token, and of this many of the likeliest ones",
+        "best_of": "must equal n",
         "add_special_tokens": "false: no begin token before a prompt that is text",
     },
     ignored={},
@@ -55,7 +55,7 @@ class Completions:
         resolver.check_shared(body)
         wanted, largest = body.max_tokens, contexts.largest
         num_answer = DEFAULT_TOKENS if wanted is None else max(1, wanted)
-        is_scored = body.echo and body.logprobs is not None  # then text and offsets are made of the same ids
+        is_scored = body.echo and body.logprobs is not None  # text_offset then refers to the decoded ids
         prompts = []
         for ids, text in resolver.prompts(body.prompt, add_special=body.add_special_tokens is not False):
             kept = resolver.truncated(ids, body.truncate_prompt_tokens, num_answer, largest)
@@ -108,7 +108,7 @@ class CompletionShape:
         if self._show.num_logprobs < 0 or not (delta.logprobs or echoed):
             return None
         name, first = self._names.of, echoed or Delta()
-        unknown = [None] * (len(first.ids) - len(first.logprobs))  # nothing comes before a prompt's first token
+        unknown = [None] * (len(first.ids) - len(first.logprobs))  # the prompt's first token has no logprob
         logprobs = [*first.logprobs, *delta.logprobs]
         return CompletionLogprobs(
             tokens=[name(token) for token in (*first.ids, *delta.ids)],

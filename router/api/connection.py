@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: bounded body, one answer, and the moment the client hangs up. Knows no schemas."""
+"""One HTTP exchange over ASGI: a bounded body, one answer, and the client's hang-up."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.api.body_budget import BodyBudget
 from router.api.errors import JSON_TYPE, BodyTimeout
+from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # in a scope's state: ends the connection without a wait
+HANG_UP = "hang_up"  # the key of the function in a scope's state that closes the connection
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
 
 
 class ClientGone(Exception):
-    """The client hung up; there is nobody to answer."""
+    """The client hung up."""
 
 
 class Connection:
-    """One request and its answer. `status` is None until the headers are sent. The handler sets `was_admitted`, and
-    puts into `more_headers` what every answer carries. `bodies` is the budget that all requests share: `body` takes
-    from it, `release_body` gives back. Whoever made the connection calls that at its end."""
+    """One request and its answer. `status` is None until the headers are sent.
+
+    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The code that made
+    the Connection returns these bytes by `release_body`.
+    """
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float, bodies: BodyBudget | None = None
     ) -> None:
         self.scope = scope
         self.status: int | None = None
-        self.failure: BatonError | None = None  # what ended a stream whose headers were out
-        self.request_id = ""  # the client's name of the request, or one that was made for it
+        self.failure: BatonError | None = None  # a stream's error after its headers
+        self.request_id = ""
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
+        self.tenant: Tenant = EVERYBODY
         self.is_answered = False
         self.was_admitted = False
         self._receive = receive
@@ -46,9 +50,10 @@ class Connection:
         self._slow_reader_s = slow_reader_s
         self._bodies = bodies
         self._body_bytes = 0
+        self._source = (scope.get("client") or ("",))[0]
 
     def name(self, given: str | None) -> None:
-        """Take the client's name of the request, as far as a header and a log line can hold it."""
+        """Use the client's request id, without unsafe characters."""
         safe = UNSAFE.sub("", (given or "")[:MAX_ID])
         self.request_id = safe or self.request_id or f"req-{secrets.token_hex(12)}"
 
@@ -57,7 +62,7 @@ class Connection:
         return values[0].decode("latin-1") if values else None
 
     async def body(self, limit: int) -> bytes:
-        """The whole body; stops reading as soon as it is known to be above the limit."""
+        """Return the whole body. Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
         declared = self.header(b"content-length") or "0"
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
@@ -85,17 +90,17 @@ class Connection:
 
     def _take(self, num_bytes: int) -> None:
         if self._bodies is not None:
-            self._bodies.take(num_bytes)
+            self._bodies.take(self._source, num_bytes)
             self._body_bytes += num_bytes
 
     def release_body(self) -> None:
-        """Its bytes count no longer. To be called when they are dropped, and once more at the end."""
+        """Return the body's bytes to the budget. Idempotent."""
         if self._bodies is not None:
-            self._bodies.give_back(self._body_bytes)
+            self._bodies.give_back(self._source, self._body_bytes)
             self._body_bytes = 0
 
     async def hung_up(self) -> None:
-        """Returns when the client has closed the connection. To be awaited after the body only."""
+        """Wait until the client closes the connection. Call it only after `body`."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -114,7 +119,7 @@ class Connection:
         await self.write(data, last=True)
 
     async def _out(self, message: Message) -> None:
-        """A write waits only when the client's window and our buffer are full; then not for ever."""
+        """Send a message. If the client reads too slowly, hang up and raise ClientGone."""
         try:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)
@@ -122,18 +127,22 @@ class Connection:
             self._hang_up()
             raise ClientGone from None
 
+    def unsent(self) -> Unsent:
+        """Return another exchange for the same request, which keeps the answer instead of sending it."""
+        unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
+        unsent.tenant = self.tenant
+        return unsent
+
     def _hang_up(self) -> None:
-        """Drop what the client does not read, where the server says how."""
+        """Close the connection at once, if the server can."""
         hang_up = self.scope.get("state", {}).get(HANG_UP)
         if hang_up is not None:
             hang_up()
 
 
 class Unsent(Connection):
-    """An answer that is kept, and sent to nobody."""
-
-    def __init__(self, asked: Connection) -> None:
-        super().__init__(asked.scope, asked._receive, self._keep, asked._slow_reader_s)
+    def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
+        super().__init__(scope, receive, self._keep, slow_reader_s)
         self.data = b""
 
     async def _keep(self, message: Message) -> None:

@@ -1,10 +1,9 @@
-"""Around every handler: method, key, errors as JSON, and work that stops when the client hangs up."""
+"""Wrap every handler: check method and key, answer errors as JSON, stop work when the client hangs up."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -24,22 +23,23 @@ from router.api.errors import (
     is_messages,
 )
 from router.api.web_rules import WebRules
+from router.tenants.book import Tenants
 from shared.core.errors import BatonError
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
-FOREIGN = (HostNotAllowed, MediaTypeRefused)  # counted wherever they come in
+FOREIGN = (HostNotAllowed, MediaTypeRefused)  # refusals that every endpoint counts
 Handler = Callable[[Connection], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """What all endpoints share. `api_key` is empty where none is asked for."""
+    """Shared by all endpoints. `tenants`: the holders of keys."""
 
     log: Logger
     metrics: RequestMetrics
-    api_key: str
+    tenants: Tenants
     retry_after_s: int
     slow_reader_s: float
     web: WebRules = WebRules((), ())
@@ -47,12 +47,12 @@ class EndpointRules:
 
 
 class Endpoint:
-    """An ASGI application for one path. `counts`: whether refusals show in baton_requests_total."""
+    """An ASGI application for one path. `counts`: whether baton_requests_total counts refusals."""
 
     def __init__(
         self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
     ) -> None:
-        """`method`: "" takes all."""
+        """`method`: "" allows every method."""
         self._rules = rules
         self._method = method
         self._handler = handler
@@ -95,12 +95,17 @@ class Endpoint:
         method = connection.scope["method"]
         if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
             raise MethodNotAllowed(f"this path takes {self._method} only")
-        if self._needs_key and self._rules.api_key:
-            check_keys(keys_of(connection), self._rules.api_key)
+        if self._needs_key:
+            tenant = self._rules.tenants.find(keys_of(connection))
+            if tenant is None:
+                raise Unauthorized("the API key is missing or wrong")
+            connection.tenant = tenant
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
-        """One line for each failure of ours, and for each stream that could not go on. What a client may try again is
-        for the metrics: it comes in floods."""
+        """Log our own failures, and failed resumptions of streams.
+
+        Retryable errors come in floods, so they are counted by metrics only.
+        """
         if isinstance(error, FOREIGN):
             self._once.warning(error.code, "a web page's request was refused", code=error.code, why=error.message)
         is_ours = error is not None and error.status >= 500 and error.status not in RETRYABLE
@@ -114,7 +119,7 @@ class Endpoint:
             )
 
     async def _refuse(self, connection: Connection, error: BatonError) -> None:
-        """Where headers are out already, the handler has said it in the stream."""
+        """Answer with the error, unless headers were sent: the stream then already contains the error."""
         if connection.status is not None:
             return
         if (self._counts or isinstance(error, FOREIGN)) and not connection.was_admitted:
@@ -128,7 +133,8 @@ class Endpoint:
 
 
 def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, ...]:
-    """Return the keys that OpenAI's clients send in one header, and Anthropic's in either or both."""
+    """Return the keys in a request's headers. OpenAI's clients send `authorization`. Anthropic's clients send either
+    header, or both."""
     scheme, _, given = (authorization or "").partition(" ")
     return (given.strip() if scheme.lower() == "bearer" else "", x_api_key or "")
 
@@ -137,14 +143,8 @@ def keys_of(connection: Connection) -> tuple[str, ...]:
     return given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
 
 
-def check_keys(given: Sequence[str], *keys: str) -> None:
-    """One of them must be a key."""
-    if not any([hmac.compare_digest(one.encode(), key.encode()) for one in given for key in keys]):
-        raise Unauthorized("the API key is missing or wrong")
-
-
 async def until_hang_up(connection: Connection, work: Awaitable[None]) -> None:
-    """Runs `work`; raises ClientGone inside it (as a cancellation) the moment the client closes the connection."""
+    """Run `work`. Once the client closes the connection, cancel `work` and raise ClientGone."""
     task = asyncio.current_task()
     assert task is not None
     gone = False

@@ -1,6 +1,8 @@
-"""Every error as an answer: in OpenAI's JSON form, or in Anthropic's. Knows nothing of what failed."""
+"""The API's errors, and their JSON in OpenAI's or Anthropic's form."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -15,8 +17,8 @@ MESSAGES_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-}  # by status; what Anthropic's clients tell errors by
-NO_THREADS = {"error_code": "thread_unsupported_request"}  # the SDKs then send the whole conversation
+}  # by status
+NO_THREADS = {"error_code": "thread_unsupported_request"}  # after this code, SDKs send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -42,7 +44,7 @@ class AdminIsOff(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """Agents shorten their conversation when they see this code, or these words in a message."""
+    """Agents shorten their conversation when they see this code or message."""
 
     code = "context_length_exceeded"
 
@@ -68,20 +70,19 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class UnknownStream(InvalidRequest):
-    """Last-Event-ID is of no stream that a router with this key began."""
+    """No router with this key began the stream that Last-Event-ID names."""
 
     code = "unknown_stream"
 
 
 class ResumeMismatch(InvalidRequest):
-    """A stream can't go on: the request is another one, or its tokens came out otherwise. Trying again won't help: so
-    no status that clients repeat by themselves."""
+    """The stream can't be resumed, because the request or its tokens differ. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
 
     def __init__(self, why: str) -> None:
-        """The code stands in the message, too: Anthropic's form has no place of its own for it."""
+        """Put the code into the message, because Anthropic's form has no field for a code."""
         super().__init__(f"{self.code}: {why}")
 
 
@@ -110,7 +111,7 @@ class HeaderTimeout(InvalidRequest):
 
 
 class HostNotAllowed(InvalidRequest):
-    """The name in the request's Host header is not ours: a web page may have been pointed at this machine."""
+    """The Host header is not our name: another site's name may point here."""
 
     code = "host_not_allowed"
     status = 421
@@ -127,8 +128,6 @@ class TooManyConnections(BatonError):
 
 
 class BodiesFull(BatonError):
-    """The bodies of all connections together take too much; the client may retry."""
-
     code = "bodies_full"
     status = 503
 
@@ -140,7 +139,7 @@ def error_type(status: int) -> str:
 
 
 def error_body(path: str, error: BatonError, request_id: str) -> bytes:
-    """Return the answer in the form that clients of a path read: Anthropic's at and under /v1/messages."""
+    """Return the body in Anthropic's form for /v1/messages and paths below it, else in OpenAI's."""
     return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
 
 
@@ -167,14 +166,22 @@ def error_json(error: BatonError) -> bytes:
 
 
 def internal_error() -> BatonError:
-    """What a client hears of an exception we did not foresee; the log has the rest."""
+    """Return an error that hides an exception from the client. The log has the details."""
     return BatonError("the server failed on this request")
+
+
+def whole(seconds: float, per_second: int) -> int:
+    """Return a wait in whole units, rounded up. An excess of one microsecond is ignored."""
+    return max(1, math.ceil((seconds - 1e-6) * per_second))
 
 
 def error_headers(error: BatonError, retry_after_s: int) -> list[tuple[bytes, bytes]]:
     headers = [JSON_TYPE]
     if error.status in RETRYABLE:
-        headers.append((b"retry-after", str(retry_after_s).encode()))
+        known_s = error.retry_after_s
+        headers.append((b"retry-after", str(retry_after_s if known_s is None else whole(known_s, 1)).encode()))
+        if known_s is not None:  # OpenAI's clients prefer this header
+            headers.append((b"retry-after-ms", str(whole(known_s, 1000)).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

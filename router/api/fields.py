@@ -1,10 +1,10 @@
-"""What an endpoint does with each field of its body: one table per endpoint, and the fields that several share.
+"""The fields of each endpoint's body, in one table per endpoint.
 
-    served    has an effect: a field of the endpoint's struct, typed and limited there
-    ignored   is taken, and changes no answer: the response header names it, so nobody believes that it did something
-    refused   would change the answer in a way we can't: a 400 names it, unless its value asks for nothing
+    served    has an effect: a field of the endpoint's struct, with its type and limits
+    ignored   is accepted without effect; a response header names it
+    refused   would have an unsupported effect: a 400 names it, unless its value asks for nothing
 
-The parser and docs/http-api.md are made from the tables. Limits of the configuration are checked later (resolve.py).
+The parser and docs/http-api.md use the tables. resolve.py checks configured limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all request bodies and of the objects inside them."""
+    """Base of all request bodies and of their objects."""
 
 
 B = TypeVar("B", bound=Body)
@@ -46,7 +46,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a field can't be served, and those of its values that ask for nothing."""
+    """The reason why a field can't be served. `harmless`: the field's values that ask for nothing."""
 
     why: str
     harmless: tuple[object, ...] = NOTHING
@@ -54,7 +54,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldTable(Generic[B]):
-    """All that one endpoint knows of its body. `about`: what each served field does, by name."""
+    """One endpoint's fields. `about`: what each served field does, by name."""
 
     path: str
     served: type[B]
@@ -63,7 +63,7 @@ class FieldTable(Generic[B]):
     refused: Mapping[str, Refused] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError when a field stands in two lists, or is served without a word about it."""
+        """Raise ValueError for a field that is in two lists, and for a served field without a description."""
         served = set(self.served.__struct_fields__)
         if served != set(self.about):
             raise ValueError(f"{self.path}: described and served differ by {served ^ set(self.about)}")
@@ -75,11 +75,11 @@ class FieldTable(Generic[B]):
 class StreamOptions(Body, frozen=True, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # taken: we never pad
+    include_obfuscation: bool | None = None  # has no effect: our events are never padded
 
 
 class JsonSchemaFormat(Body, frozen=True, kw_only=True):
-    """OpenAI's. `strict` or not, the answer follows the schema."""
+    """A JSON schema in OpenAI's form. The answer follows the schema even without `strict`."""
 
     schema: Schema | None = None
     name: ShortText | None = None
@@ -93,7 +93,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(Body, frozen=True, kw_only=True):
-    """vLLM's: one of these."""
+    """The grammar in vLLM's form. A request sets one of these fields."""
 
     json: Schema | str | None = None
     json_object: bool | None = None
@@ -103,8 +103,6 @@ class StructuredOutputs(Body, frozen=True, kw_only=True):
 
 
 class GenerationFields(Body, frozen=True, kw_only=True):
-    """What the endpoints that generate text share."""
-
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -145,52 +143,52 @@ class GenerationFields(Body, frozen=True, kw_only=True):
 
 
 ABOUT_GENERATION = {
-    "model": "the served model or one of its adapters; the model when absent",
+    "model": "the served model or one of its adapters; default: the model",
     "stream": "server-sent events instead of one answer",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
     "n": "answers to each prompt",
     "max_tokens": "longest answer",
     "temperature": "0: always the likeliest token",
-    "top_p": "keep the likeliest tokens that have this share together",
-    "top_k": "draw from this many of the likeliest tokens only; -1 or 0: from all",
-    "min_p": "keep tokens with at least this share of the likeliest one's probability",
-    "presence_penalty": "subtracted once from the logit of each token that the answer has",
-    "frequency_penalty": "subtracted for every time that the answer has the token",
-    "repetition_penalty": "divides the logits of tokens that prompt or answer have",
-    "logit_bias": "token id -> number that is added to its logit",
+    "top_p": "draw only from the likeliest tokens that together have this probability",
+    "top_k": "draw only from this many of the likeliest tokens; -1 or 0: from all",
+    "min_p": "draw only from tokens with at least this share of the likeliest one's probability",
+    "presence_penalty": "subtracted once from the logit of each token that is in the answer",
+    "frequency_penalty": "subtracted for each time that the token is in the answer",
+    "repetition_penalty": "divides the logits of tokens that are in the prompt or the answer",
+    "logit_bias": "token id -> number added to its logit",
     "allowed_token_ids": "no other token is drawn, not even the end of the answer",
-    "bad_words": "texts that the answer does not have, as long as it spells them in the usual tokens",
+    "bad_words": "texts that the answer must not contain, as far as it spells them in the usual tokens",
     "seed": "the same seed and request give the same answer, on any node and after any fault",
     "stop": "strings that end the answer",
     "stop_token_ids": "token ids that end the answer",
     "ignore_eos": "the model's own end does not end the answer",
-    "min_tokens": "no end before so many tokens",
-    "include_stop_str_in_output": "the answer ends with what stopped it",
+    "min_tokens": "the answer does not end before this many tokens",
+    "include_stop_str_in_output": "the answer includes the stop that ended it",
     "skip_special_tokens": "false: special tokens are shown as text",
-    "truncate_prompt_tokens": "keep so many last tokens of the prompt; -1: as many as fit",
-    "prompt_logprobs": "how likely each token of the prompt was, and so many likeliest ones; not in streams",
-    "return_token_ids": "token ids of prompt and answer too",
+    "truncate_prompt_tokens": "keep this many last tokens of the prompt; -1: as many as fit",
+    "prompt_logprobs": "log-probabilities of the prompt's tokens, and of this many likeliest ones; not in streams",
+    "return_token_ids": "also return token ids of prompt and answer",
     "return_tokens_as_token_ids": "tokens in logprobs are written as token_id:N",
-    "response_format": "`json_object`, or `json_schema` with its schema: the answer is such a JSON text, strict or not",
-    "structured_outputs": "what the answer is: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar`",
+    "response_format": "`json_object`, or `json_schema` with its schema: the form of the answer, `strict` or not",
+    "structured_outputs": "the answer's form: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar`",
     "guided_json": "a JSON schema that the answer follows",
     "guided_regex": "a regular expression that the answer matches",
-    "guided_choice": "texts, one of which is the answer",
+    "guided_choice": "the answer is one of these texts",
     "guided_grammar": "a grammar that the answer follows, in Lark's form or GBNF",
-    "json_schema": "SGLang's name of guided_json",
-    "regex": "SGLang's name of guided_regex",
-    "ebnf": "SGLang's name of guided_grammar",
-    "cache_salt": "only requests with the same one share cached prompts with this",
+    "json_schema": "SGLang's name for guided_json",
+    "regex": "SGLang's name for guided_regex",
+    "ebnf": "SGLang's name for guided_grammar",
+    "cache_salt": "only requests with the same salt share cached prompts",
     "request_id": "returned as X-Request-Id, and named in the router's log",
 }
 IGNORED_GENERATION = {
     "metadata": "nothing is stored",
     "priority": "requests are served in the order of their arrival",
-    "safety_identifier": "nobody is told",
-    "service_tier": "there is one",
+    "safety_identifier": "it is not passed on",
+    "service_tier": "there is only one tier",
     "spaces_between_special_tokens": "tokens are written as their bytes",
     "store": "nothing is stored",
-    "user": "nobody is told",
+    "user": "it is not passed on",
     "prompt_cache_key": "every prompt may use the prefix cache",
     "prompt_cache_options": "every prompt may use the prefix cache",
     "prompt_cache_retention": "pages stay as long as there is room",
@@ -199,8 +197,8 @@ NOT_YET = "it is not served here"
 REFUSED_GENERATION = {
     "use_beam_search": Refused("answers are sampled"),
     "length_penalty": Refused("answers are sampled", (None, 1, 1.0)),
-    "kv_transfer_params": Refused("the router alone says which nodes hand over"),
-    "logits_processors": Refused("code is never taken from a request"),
+    "kv_transfer_params": Refused("only the router chooses the nodes of a hand-off"),
+    "logits_processors": Refused("requests can't bring code"),
 }
 
 
@@ -211,7 +209,6 @@ def generation_table(
     ignored: Mapping[str, str],
     refused: Mapping[str, Refused],
 ) -> FieldTable[B]:
-    """Return the table of an endpoint that generates text: the shared fields and its own."""
     return FieldTable(
         path,
         served,

@@ -1,4 +1,4 @@
-"""Answers one generation request: streamed or whole. The per-token path of the router is `_absorb` and `Writer.more`.
+"""Answer one generation request, streamed or whole. The per-token path is `_absorb` and `Writer.more`.
 
 plan -> gateway.open -> mailbox ... news -> ChoiceText -> Writer -> one write per batch of news
 """
@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
@@ -22,8 +23,9 @@ from router.dispatch import NewRequest
 from router.effects import Failure, News, Scored, Update
 from router.gateway import Gateway
 from router.mailbox import Mailbox
+from router.tenants.tenant import EVERYBODY, Tenant
 from router.text.interface import Tokenizer
-from shared.core.errors import BatonError
+from shared.core.errors import BatonError, InvalidRequest
 from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
 
@@ -32,13 +34,15 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-PING_S = 3.0  # proxies and clients give up connections that say nothing
+PING_S = 3.0  # proxies and clients close silent connections
 MAX_SESSION_CHARS = 256
+DEADLINE = b"x-envoy-expected-rq-timeout-ms"
+MAX_DEADLINE_DIGITS = 12
 ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
-    """Return the next news, or None when none came in time."""
+    """Return the mailbox's next news; None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()
@@ -46,11 +50,10 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
-Step = tuple[int, Delta]  # a choice, and what it shows next
+Step = tuple[int, Delta]  # (choice index, the choice's next part)
 
 
 def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
-    """Add to what a choice has already, if it has anything."""
     if index in deltas:
         deltas[index].add(delta)
     else:
@@ -58,7 +61,6 @@ def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
 
 
 def one_by_one(update: Update) -> Iterator[Update]:
-    """Return a run's tokens each as one, and its end behind them."""
     for place, token in enumerate(update.ids):
         yield Update(update.rid, update.seq_index, (token,), update.logprobs[place : place + 1], None)
     if update.end is not None:
@@ -66,13 +68,30 @@ def one_by_one(update: Update) -> Iterator[Update]:
 
 
 def session_of(connection: Connection) -> str:
-    """Return what the client calls its session, if it does: its requests meet again on the same nodes."""
+    """Return the client's session id, or "". Requests of a session share nodes."""
     given = connection.header(b"x-session-id") or connection.header(b"x-correlation-id") or ""
     return given[:MAX_SESSION_CHARS]
 
 
+@dataclass(frozen=True, slots=True)
+class Asker:
+    affinity: str = ""
+    tenant: Tenant = EVERYBODY
+    within_s: float | None = None  # the client's time limit for the whole answer
+
+
+def time_left(connection: Connection, arrived: float) -> float | None:
+    """Return the seconds until the deadline in Envoy's header, if any. Raise InvalidRequest for an invalid header."""
+    given = connection.header(DEADLINE)
+    if given is None or given.strip() == "0":  # 0: no deadline
+        return None
+    if not given.strip().isdecimal() or len(given) > MAX_DEADLINE_DIGITS:
+        raise InvalidRequest(f"the header {DEADLINE.decode()} must be a number of milliseconds")
+    return int(given) / 1000 - (time.monotonic() - arrived)
+
+
 class Generation:
-    """Owned by the task of its HTTP request. Choice index = prompt * n + sequence."""
+    """Owned by its HTTP request's task. Choice index = prompt * n + sequence."""
 
     def __init__(
         self,
@@ -84,7 +103,7 @@ class Generation:
         arrived: float,
         start: StreamStart | None = None,
     ) -> None:
-        """`start`: how the stream's events are marked; None: not at all."""
+        """`start`: the stream's start, if its events have ids."""
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
         self._gateway = gateway
@@ -100,22 +119,23 @@ class Generation:
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
         self._num_open = num_choices
-        self._num_waiting = num_choices  # for their first token
+        self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
-        self._held: dict[int, Delta] = {}  # of choices that wait until others are where the reader saw them
+        self._held: dict[int, Delta] = {}  # parts of choices that wait for others to catch up
         self._is_behind = start is not None and start.seen is not None
+        self.was_admitted = False
 
     async def run(self, connection: Connection) -> None:
-        """Raises BatonError while an error can still be the answer; later ones go into the stream."""
-        affinity = session_of(connection)
-        requests = [self._new_request(job, affinity) for job in range(len(self._plan.jobs))]
+        """Run the request and send its answer. Raise an error before the headers; write a later error to the stream."""
+        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived))
+        requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._metrics.started()
-        connection.was_admitted = True
+        connection.was_admitted = self.was_admitted = True
         outcome: str = FinishReason.ABORT
         try:
             if self._plan.show.stream:
@@ -140,25 +160,45 @@ class Generation:
             self._gateway.close(mailbox)
             self._metrics.ended(outcome, time.monotonic() - self._arrived)
 
-    def _new_request(self, job: int, affinity: str) -> NewRequest:
-        """The client's prompt ends where its ids do: what begins a decoder's text is neither shown nor counted."""
+    def _new_request(self, job: int, asker: Asker) -> NewRequest:
+        """Append the decoder's start tokens to the prompt. These tokens are neither shown nor counted."""
         own = self._plan.jobs[job]
         ids = own.ids + self._start_ids
         plan = self._plan
-        return NewRequest(ids, plan.num_sequences, plan.sampling, own.seed, plan.adapter, plan.cache_salt, affinity)
+        return NewRequest(
+            ids,
+            plan.num_sequences,
+            plan.sampling,
+            own.seed,
+            plan.adapter,
+            plan.cache_salt,
+            asker.affinity,
+            asker.tenant,
+            asker.within_s,
+        )
+
+    @property
+    def num_used(self) -> int:
+        """The number of prompt and answer tokens; 0 if no token came."""
+        if self._num_waiting == len(self._choices):
+            return 0
+        counts = self._counts()
+        return counts.prompt + counts.answer
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]
         while self._num_open:
             for index, delta in self._absorb(await mailbox.take()):
                 totals[index].add(delta)
-        is_long = self._plan.sampling.prompt_logprobs >= 0  # a thread writes it, so that no other stream waits
+        is_long = self._plan.sampling.prompt_logprobs >= 0  # such an answer is written on a thread
         data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Headers wait a moment for the first news, so that a request that fails at once is no 200; those of a stream
-        that goes on, until it has reached its reader."""
+        """Send headers with the first news, so that an immediate failure gets the HTTP status of its error.
+
+        A resumed stream sends headers once it has caught up.
+        """
         steps = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:
             steps += self._absorb(await self._next(connection, mailbox))
@@ -182,7 +222,7 @@ class Generation:
         await connection.write(data, last=last)
 
     def _more(self, steps: Iterable[Step]) -> bytes:
-        """Return the events of what came, with their ids. Raise ResumeMismatch where the reader saw something else."""
+        """Return the events with their ids. Raise ResumeMismatch if the reader saw other tokens."""
         marks = self._marks
         if marks is None:
             return b"".join([self._writer.more({index: delta}) for index, delta in steps])
@@ -205,11 +245,10 @@ class Generation:
         return marks.stamp(self._writer.more({index: delta}), index, delta)
 
     def _marked(self, data: bytes) -> bytes:
-        """Return events that show no tokens, with their ids."""
         return data if self._marks is None else self._marks.stamp(data)
 
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
-        """Wait for news. While a prompt waits, comments keep the connection alive."""
+        """Wait for news. Send pings while a prompt waits or a resumed stream catches up."""
         while self._num_waiting or self._is_behind:
             news = await news_within(PING_S, mailbox)
             if news is not None:
@@ -218,8 +257,10 @@ class Generation:
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """What a batch adds to each choice; while a stream is behind its reader, what each token adds. Raises the error
-        of a request that failed."""
+        """Return a batch's additions to each choice. Raise the error of a failed request.
+
+        While a resumed stream catches up, each token is a step.
+        """
         now = time.monotonic()
         deltas: dict[int, Delta] = {}
         steps: list[Step] = []
@@ -258,7 +299,7 @@ class Generation:
         return delta
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """Tokens that came together share the time since the last ones."""
+        """Observe TTFT and ITL. A batch's tokens share the time since the last batch."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]
@@ -284,6 +325,5 @@ class Generation:
         )
 
     def _outcome(self) -> FinishReason:
-        """One word for the whole request: length when any choice was cut off."""
         reasons = {choice.finish_reason for choice in self._choices}
         return FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP

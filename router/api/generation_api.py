@@ -1,4 +1,4 @@
-"""What an endpoint that generates text is made of. Its file holds all of it; handlers.py runs it."""
+"""The protocol of endpoints that generate text. handlers.py runs them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ class GenerationApi(Protocol[B]):
     table: FieldTable[B]
 
     def plan(self, body: B, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-        """Return what the request comes down to. Raise InvalidRequest that names the field at fault."""
+        """Return the request's plan. Raise InvalidRequest with the faulty field's name."""
         ...
 
     def skipped(self, body: B) -> Sequence[str]:
-        """Return the paths of what was parsed and has no effect, to be named in the answer's header."""
+        """Return paths of parsed values without effect."""
         ...
 
-    def writer(self, body: B, facts: AnswerFacts) -> Writer:
-        """Return who writes the answer."""
-        ...
+    def writer(self, body: B, facts: AnswerFacts) -> Writer: ...

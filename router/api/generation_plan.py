@@ -1,4 +1,4 @@
-"""What a request comes down to once every field is checked: prompts, parameters, and how the answer is shown."""
+"""A checked request: prompts, parameters and display of the answer. Endpoints make it for Generation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router.journal import cost_of
 from router.tools.call_ids import call_id
 from router.tools.declared import Tool
 from router.tools.formats import ToolFormat
@@ -14,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 
 class UsageShown(enum.Enum):
-    """In which chunks of a stream the usage stands. A whole answer always has it."""
+    """Which chunks of a stream show the usage. Whole answers always show the usage."""
 
     NEVER = "never"
     LAST = "last"
@@ -23,7 +24,7 @@ class UsageShown(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Tokens that prompt and answer may have together: at the largest node, and at every one."""
+    """Limits of the tokens of prompt and answer together: on the largest node, and on every node."""
 
     largest: int
     common: int
@@ -31,23 +32,23 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """One prompt of a request; it becomes `num_sequences` sequences of one rid."""
+    """One prompt: `num_sequences` sequences of one rid."""
 
     ids: list[int]
     seed: int
-    echo: str  # text shown before the answer, "" unless asked for
+    echo: str  # text to show before the answer, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer's text may hold beside content. The model may call `tools`, in the format of `row`."""
+    """Which parts an answer may have besides content: calls of `tools` in the format `row`, and reasoning."""
 
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
-    is_named: bool = False  # one tool has to be called: the answer then ends with stop, as OpenAI's do
+    is_named: bool = False  # whether the request forces a named tool; finish_reason is then `stop`, like OpenAI's
     thought: Thought | None = None
-    markers: Mapping[str, int] = field(default_factory=dict)  # ids of the special tokens around calls and thoughts
-    request_id: str = ""  # what the ids of calls are made of
+    markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
+    request_id: str = ""  # base of the calls' ids
 
     def call_id(self, call: int, choice: int = 0) -> str:
         return call_id(self.request_id, call, choice=choice, is_short=self.row is not None and self.row.has_short_ids)
@@ -63,30 +64,36 @@ PLAIN = AnswerForm()
 
 @dataclass(frozen=True, slots=True)
 class ShowOptions:
-    """How the answer is cut and written."""
-
     stops: tuple[str, ...]
     stream: bool
     usage: UsageShown
     return_token_ids: bool
-    num_logprobs: int  # -1: none
-    prompt_logprobs: int = -1  # of the prompt's tokens, as a field of their own; -1: none
-    echoes_logprobs: bool = False  # the prompt's tokens stand before the answer's, with their logprobs
-    hides_answer: bool = False  # one token is computed, for there is no request of none, and not shown
-    keeps_stop: bool = False  # the text ends with what stopped it
+    num_logprobs: int  # number of likeliest tokens to show for each token; -1 shows no log-probabilities
+    prompt_logprobs: int = -1  # the same for the prompt, in a separate field
+    echoes_logprobs: bool = False  # whether logprobs begin with the prompt's tokens
+    hides_answer: bool = False  # whether to hide the answer's only token; no request can compute 0 tokens
+    keeps_stop: bool = False  # whether to show the stop string or token that ended the text
     shows_special: bool = False
-    names_tokens_by_id: bool = False  # tokens in logprobs
+    names_tokens_by_id: bool = False  # whether logprobs show tokens as ids
     form: AnswerForm = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """An HTTP request as the router runs it: len(jobs) * num_sequences choices, choice = job * n + sequence."""
+    """An HTTP request as the router runs it. It has len(jobs) * num_sequences choices.
+
+    A choice's index is job * num_sequences + sequence.
+    """
 
     model: str
     jobs: tuple[PromptJob, ...]
     num_sequences: int
     sampling: SamplingParams
     show: ShowOptions
-    adapter: str = ""  # digest; `model` is then its name
-    cache_salt: int = 0  # prompts share cached pages with those of the same salt only
+    adapter: str = ""  # the adapter's digest; `model` is then its name
+    cache_salt: int = 0  # only prompts with the same salt share cached pages
+
+    @property
+    def cost(self) -> int:
+        """Tokens of prompts and longest answers, charged until the real use is known."""
+        return sum(cost_of(len(job.ids), self.num_sequences, self.sampling) for job in self.jobs)

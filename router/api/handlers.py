@@ -1,4 +1,4 @@
-"""What each path does. The only place that knows all of the API's parts; the server around it does not matter here."""
+"""The handlers of all paths except /admin, independent of the server. routes.py maps paths to handlers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from router.api.chat import Chat
 from router.api.check_thread import CheckThread, too_deep
 from router.api.completions import Completions
-from router.api.connection import Connection, Unsent
-from router.api.endpoint import Handler, check_keys, keys_of, until_hang_up
+from router.api.connection import Connection
+from router.api.endpoint import Handler, keys_of, until_hang_up
 from router.api.errors import NotFound, Unauthorized
 from router.api.fields import B, FieldTable
 from router.api.generation import Generation
@@ -35,36 +35,39 @@ from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
+from router.tenants.book import Tenants
+from router.tenants.desk import Desk
+from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
-STREAM_IDS = b"x-stream-ids"  # asks for them: many clients take an event for one line of data
-LONG_BODY_BYTES = 8_192  # above it, parsing and tokenizing could hold up other streams for milliseconds
+STREAM_IDS = b"x-stream-ids"  # opt-in, because many clients expect one data line per event
+LONG_BODY_BYTES = 8_192  # longer bodies could delay other streams by milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request for text."""
-
     api: GenerationApi[Any]
     raw: bytes
-    release: Callable[[], None]  # to be called when `raw` is dropped
+    release: Callable[[], None]  # called when `raw` is dropped
     arrived: float
-    body: Any = None  # what the parser made of it
+    body: Any = None
 
     def drop_raw(self) -> None:
-        """There is a plan: a long answer does not keep what it was made of."""
+        """Free the raw body before a long answer."""
         self.raw = b""
         self.release()
 
 
 class Handlers:
-    """One method per path. `max_context` 0: what model and nodes allow. `strict_fields`: unknown ones are refused.
-    `seers`: with one of these keys nodes and metrics are shown; without any to everybody."""
+    """One method per path. `max_context`: 0 if only model and nodes limit the context. `strict_fields`: whether to
+    refuse unknown fields.
+
+    `tenants` and `operators`: holders of keys that may see nodes and metrics."""
 
     def __init__(
         self,
@@ -77,10 +80,11 @@ class Handlers:
         max_context: int,
         strict_fields: bool = False,
         max_json_depth: int = 128,
-        seers: tuple[str, ...] = (),
+        tenants: Tenants,
+        operators: Tenants,
+        desk: Desk,
         signer: Signer,
     ) -> None:
-        """`signer`: of the tokens with which streams go on."""
         self._signer = signer
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
@@ -93,14 +97,14 @@ class Handlers:
         self._started = int(time.time())
         self._strict_fields = strict_fields
         self._max_json_depth = max_json_depth
-        self._seers = seers
+        self._tenants, self._operators, self._desk = tenants, operators, desk
         self._checks = CheckThread()
         self._count_tokens = self._parser(COUNT_TOKENS)
         self._tokenize = self._parser(TOKENIZE)
         self._detokenize = self._parser(DETOKENIZE)
 
     def max_context(self) -> int:
-        """The smallest of what was configured, what the model was trained for and what a node holds."""
+        """Return the smallest limit of configuration, model and nodes."""
         return self._within(self._registry.max_context())
 
     def _within(self, context: int | None) -> int:
@@ -108,7 +112,6 @@ class Handlers:
         return min(limit for limit in limits if limit)
 
     def generating(self) -> dict[str, Handler]:
-        """The handlers of the endpoints that generate text, by path."""
         return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}
 
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
@@ -137,7 +140,7 @@ class Handlers:
         last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
 
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
-            made = api.plan(body, self._resolver, contexts)
+            made = api.plan(body, self._resolver.for_tenant(connection.tenant), contexts)
             if not made.show.stream or not (has_ids or last_event_id is not None):
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
@@ -146,16 +149,21 @@ class Handlers:
         asked.drop_raw()
         writer = partial(api.writer, body)
         generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
-        await generation.run(connection)
+        with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
+            try:
+                await generation.run(connection)
+            finally:
+                bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
-        """Answer a request that has an idempotency key. The work goes on if the client hangs up: it may ask again."""
+        """Answer a request with an idempotency key. The work continues after a hang-up, so that a retry gets the
+        answer."""
         name = name_of_request(keys_of(connection), key)
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
         async def make() -> bytes:
-            connection.was_admitted = True  # what becomes of the work is counted with it
-            unsent = Unsent(connection)
+            connection.was_admitted = True  # `make` counts the outcome, so this connection must not count it
+            unsent = connection.unsent()
             try:
                 await self._run(asked, unsent)
             except BatonError as error:
@@ -180,7 +188,7 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Count and name what was sent and has no effect."""
+        """Parse a body. Count those of its fields that have no effect, and name them in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))
@@ -197,7 +205,7 @@ class Handlers:
         make: Callable[[B], object],
         skipped: Callable[[B], Sequence[str]] = lambda body: (),
     ) -> None:
-        """For what needs no node. `make`: from the body to the answer."""
+        """Answer with the result of `make`. The request needs no node."""
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def work() -> bytes:
@@ -206,34 +214,37 @@ class Handlers:
         await connection.answer(200, await in_time(raw, work))
 
     async def count_tokens(self, connection: Connection) -> None:
-        make = partial(counted, resolver=self._resolver)
+        make = partial(counted, resolver=self._resolver.for_tenant(connection.tenant))
         await self._answer(connection, self._count_tokens, make, lambda body: skipped_tools(body.tools, FUNCTIONS))
 
     async def tokenize(self, connection: Connection) -> None:
-        await self._answer(connection, self._tokenize, lambda body: tokenized(body, self._resolver, self.max_context()))
+        resolver = self._resolver.for_tenant(connection.tenant)
+        await self._answer(connection, self._tokenize, lambda body: tokenized(body, resolver, self.max_context()))
 
     async def detokenize(self, connection: Connection) -> None:
-        await self._answer(connection, self._detokenize, partial(detokenized, resolver=self._resolver))
+        resolver = self._resolver.for_tenant(connection.tenant)
+        await self._answer(connection, self._detokenize, partial(detokenized, resolver=resolver))
 
     async def tokenizer_info(self, connection: Connection) -> None:
         await connection.answer(200, msgspec.json.encode(tokenizer_info(self._resolver.text)))
 
     async def models(self, connection: Connection) -> None:
-        await connection.answer(200, msgspec.json.encode({"object": "list", "data": self._model_cards()}))
+        cards = self._model_cards(connection.tenant)
+        await connection.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
 
     async def model(self, connection: Connection) -> None:
         name = str(connection.scope["path_params"]["model"])
-        card = next((card for card in self._model_cards() if card["id"] == name), None)
+        card = next((card for card in self._model_cards(connection.tenant) if card["id"] == name), None)
         if card is None:
             raise ModelNotFound(f"the model {name[:100]!r} does not exist", param="model")
         await connection.answer(200, msgspec.json.encode(card))
 
     async def health(self, connection: Connection) -> None:
-        """This process answers; nothing is said about nodes."""
+        """Answer 200 while this process runs, even without nodes."""
         await connection.answer(200, b'{"status":"ok"}')
 
     async def ready(self, connection: Connection) -> None:
-        """200 while some node can take a request. Which nodes there are is shown to those who may see it."""
+        """Answer 200 while a node can take requests. List nodes only for keys that may see them."""
         now = time.monotonic()
         roles = {node.role for node in self._registry.usable(now)}
         is_ready = not self._gateway.is_stopping and bool(roles)
@@ -264,8 +275,12 @@ class Handlers:
         return True
 
     def _check_seer(self, connection: Connection) -> None:
-        if self._seers:
-            check_keys(keys_of(connection), *self._seers)
+        given = keys_of(connection)
+        tenant = self._tenants.find(given)
+        is_seer = tenant is not None and tenant.sees_cluster
+        is_operator = self._operators.asks_for_keys and self._operators.find(given) is not None
+        if not is_seer and not is_operator:
+            raise Unauthorized("this API key may not see the cluster's state")
 
     async def metrics(self, connection: Connection) -> None:
         self._check_seer(connection)
@@ -274,10 +289,11 @@ class Handlers:
     async def missing(self, connection: Connection) -> None:
         raise NotFound("there is nothing at this path")
 
-    def _model_cards(self) -> list[dict[str, object]]:
-        """Adapters name the model as their parent."""
+    def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
+        """Return the model, and the tenant's adapters with the model as parent."""
         base = self._resolver.model_name
-        adapters = [self._model_card(name) | {"parent": base} for name in self._registry.adapters()]
+        names = self._resolver.for_tenant(tenant).adapters()
+        adapters = [self._model_card(name) | {"parent": base} for name in names]
         return [self._model_card(base), *adapters]
 
     def _model_card(self, name: str) -> dict[str, object]:
@@ -292,8 +308,8 @@ class Handlers:
 
 
 async def in_time(raw: bytes, work: Callable[[], T]) -> T:
-    """Short bodies at once, long ones on a thread, so that tokenizing never stops the other streams."""
+    """Run work for long bodies on a thread, so that streams don't wait."""
     try:
         return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
-    except RecursionError:  # what JSON can hold may be too deep for a template
+    except RecursionError:  # too deep for a template
         raise too_deep() from None

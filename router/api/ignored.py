@@ -1,4 +1,4 @@
-"""How a client is told which of its fields had no effect, and what the metric calls them."""
+"""Name the fields without effect, for the response header and the metric."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router.api.fields import FieldTable
 
 IGNORED = b"x-baton-ignored-fields"
 MAX_NAMES = 16
-MAX_CHARS = 64  # of one name
-MAX_BYTES = 1024  # of all: proxies take no long headers
-SAFE = "[]._-"  # beside letters and digits
+MAX_CHARS = 64  # characters of one name
+MAX_BYTES = 1024  # bytes of all names together, because proxies limit headers
+SAFE = "[]._-"  # allowed besides letters and digits
 
 
 def names_in_header(names: Sequence[str]) -> bytes:
-    """Return the first names, escaped and separated by commas; `...` when there are more."""
+    """Return the first names, escaped and comma-separated. `...` replaces the other names."""
     shown = [quote(name[:MAX_CHARS], safe=SAFE, errors="replace") for name in names[:MAX_NAMES]]
     while len(",".join(shown)) > MAX_BYTES:
         shown.pop()
@@ -24,5 +24,5 @@ def names_in_header(names: Sequence[str]) -> bytes:
 
 
 def known_fields(tables: Iterable[FieldTable[Any]]) -> frozenset[str]:
-    """The names that the metric may show: clients' own would be without end."""
+    """Return the metric's labels. Names from clients are not labels, because their number is unbounded."""
     return frozenset(name for table in tables for name in table.ignored)

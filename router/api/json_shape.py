@@ -1,5 +1,4 @@
-"""How deep a body's JSON goes, and of how many lists and objects it is made, before anything is built of it: a parser
-holds Python's lock while it builds, and every other stream waits."""
+"""Limit a body's nesting, lists and objects before parsing, because the parser holds the GIL and every stream waits."""
 
 from __future__ import annotations
 
@@ -10,17 +9,16 @@ from shared.core.errors import InvalidRequest
 
 MOST_CONTAINERS = 50_000
 OPENING = b"[{"
-# a text, or brackets; a text whose end lacks goes to the end: looking for it again from each quote would take hours
+# A string, or brackets. An unclosed string matches to the end, because a search from each quote would take hours.
 _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([\[\]{}]+)', re.DOTALL)
 
 
 def check_shape(raw: bytes, max_depth: int) -> None:
-    """Raise InvalidRequest. Most bodies have too few brackets to be looked at closely. What is no JSON may be measured
-    wrongly: the parser refuses it."""
+    """Raise InvalidRequest for too many levels, lists or objects. Invalid JSON may be miscounted."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth:
         return
     depth = num_brackets = 0
-    for part in _PART.finditer(raw):  # a loop of ours: other threads get their turn
+    for part in _PART.finditer(raw):  # a Python loop lets other threads run
         brackets = part[1] or b""
         num_brackets += len(brackets)
         if num_brackets > 2 * MOST_CONTAINERS:

@@ -1,7 +1,7 @@
-"""Whole answers by Idempotency-Key: a client that asks again gets the answer that it asked for, and not a second one.
+"""Keep whole answers by Idempotency-Key, so that a repeat gets the first answer.
 
-first request --> computed to its end, even if the client hangs up --> kept for ten minutes
-the same again --> waits for the first one's answer                    another body --> 422
+first request --> computed to its end, even if the client hangs up --> kept for KEPT_S
+the same again --> waits for the first answer                          another body --> 422
 """
 
 from __future__ import annotations
@@ -19,21 +19,26 @@ MAX_ENTRIES = 1024
 MAX_BYTES = 64 << 20
 MAX_KEY_CHARS = 255
 REPLAYED = b"idempotent-replayed"
-Name = tuple[bytes, str]  # digest of the API key, and what the client calls its request
+Name = tuple[bytes, str]  # digest of the API keys, the client's Idempotency-Key
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """`num_bytes` and `ends_at` are of an answer that has come."""
+    """`num_bytes` and `ends_at` are set once the answer is kept."""
 
     digest: bytes
     task: asyncio.Task[bytes]
     num_bytes: int = 0
     ends_at: float = float("inf")
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the answer is complete, and counted in `num_bytes`."""
+        return self.ends_at < float("inf")
+
 
 class KeptAnswers:
-    """Owned by the event loop. A failure is not kept: those who wait hear of it, and the next request begins anew."""
+    """Owned by the event loop. A failure reaches all waiting requests and is not kept."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
@@ -47,7 +52,7 @@ class KeptAnswers:
         return len(self._entries)
 
     async def answer(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
-        """Return the answer, and whether an earlier request asked for it. Raise KeyReused for another body."""
+        """Return the answer, and whether it was begun earlier. Raise KeyReused for another body."""
         self._forget_old()
         entry = self._entries.get(name)
         is_again = entry is not None
@@ -73,7 +78,7 @@ class KeptAnswers:
         if entry.task.cancelled() or entry.task.exception() is not None or self._is_too_long(entry):
             del self._entries[name]
             return
-        del self._entries[name]  # the oldest answers stand first
+        del self._entries[name]  # insert the entry again below, so that the oldest answers stay first
         self._entries[name] = entry
         entry.num_bytes, entry.ends_at = len(entry.task.result()), self._clock() + KEPT_S
         self.num_bytes += entry.num_bytes
@@ -89,8 +94,8 @@ class KeptAnswers:
             self._drop(name)
 
     def _drop_oldest(self) -> bool:
-        """Return False where nothing but open requests is left."""
-        name = next((name for name, entry in self._entries.items() if entry.task.done()), None)
+        """Drop the oldest kept answer. Return False if there is none."""
+        name = next((name for name, entry in self._entries.items() if entry.is_kept), None)
         if name is not None:
             self._drop(name)
         return name is not None
@@ -100,7 +105,7 @@ class KeptAnswers:
 
 
 def name_of_request(api_keys: tuple[str, ...], given: str) -> Name:
-    """Return what an answer is kept under: two API keys never share one. Raise InvalidRequest for a key too long."""
+    """Return a name that only these API keys can produce. Raise InvalidRequest for a bad length."""
     if not 1 <= len(given) <= MAX_KEY_CHARS:
         raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
     return blake2b("\n".join(api_keys).encode(errors="replace"), digest_size=16).digest(), given

@@ -1,14 +1,14 @@
-"""The ids of a stream's events: where its reader stands. Pure.
+"""Write the ids of a stream's events, and continue after the position in such an id. Pure.
 
     id: TOKEN/7.0.12-0123456789abcdef,9-fedcba9876543210e       the first event of a connection
-    id: 8.0.13-89abcdef01234567,9-fedcba9876543210e             the next one
+    id: 8.0.13-89abcdef01234567,9-fedcba9876543210e             the next event
         | | |  |                                 '-- this choice has ended
-        | | |  '-- digest of the choice's ids so far
+        | | |  '-- digest of the choice's token ids so far
         | | '-- tokens of the choice so far
-        | '-- events behind that point: one token may show as several
+        | '-- events since that point: one token may show as several
         '-- events so far
 
-Text is a function of the ids before it, so that an id says what has been shown, however the tokens were batched.
+Token ids determine the text, so an event's id determines the shown text for any batching.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.api.choice_text import Delta
 from router.api.errors import ResumeMismatch, UnknownStream
 
 DIGEST_BYTES = 8
-MAX_CHOICES = 32  # streams of more have no ids: every event would hold all of their places
+MAX_CHOICES = 32  # streams of more choices have no ids, because each id lists all choices
 END_OF_EVENT = b"\n\n"
 ID_WORD = re.compile(r"([A-Za-z0-9_-]{1,200})/(\d{1,9})\.(\d{1,6})\.([0-9a-f,e-]{1,2048})", re.ASCII)
 CHOICE_WORD = re.compile(r"(\d{1,9})-([0-9a-f]{16})(e?)", re.ASCII)
@@ -31,8 +31,6 @@ CHOICE_WORD = re.compile(r"(\d{1,9})-([0-9a-f]{16})(e?)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far one choice has come."""
-
     num_tokens: int
     digest: str
     has_ended: bool
@@ -40,8 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a stream, as its event's id tells it: `num_events` events were sent, and each choice came as far as
-    `choices` says. `num_more` of these events came after the last one that moved a choice."""
+    """`num_more`: events since the last new token or end of a choice."""
 
     num_events: int
     num_more: int
@@ -49,7 +46,7 @@ class Position:
 
 
 def read_id(header: str) -> tuple[str, Position]:
-    """Return token and position of a Last-Event-ID. Raise UnknownStream for what is none of ours."""
+    """Return token and position of a Last-Event-ID. Raise UnknownStream if it is malformed."""
     found = ID_WORD.fullmatch(header.strip())
     choices = [CHOICE_WORD.fullmatch(word) for word in found[4].split(",")] if found else []
     places = [Place(int(one[1]), one[2], bool(one[3])) for one in choices if one]
@@ -59,11 +56,11 @@ def read_id(header: str) -> tuple[str, Position]:
 
 
 class Marks:
-    """Writes the ids of one stream. `token`: stands in the first id of this connection."""
+    """Writes one stream's ids. The connection's first id contains `token`."""
 
     def __init__(self, num_choices: int, token: str) -> None:
         self.num_events = 0
-        self.num_recomputed = 0  # tokens that the reader has already
+        self.num_recomputed = 0
         self._num_more = 0
         self._prefix = f"{token}/"
         self._hashes = [blake2b(digest_size=DIGEST_BYTES) for _ in range(num_choices)]
@@ -72,7 +69,7 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Return events with their ids. `delta`: what they show, of one choice; only the last one's id counts it."""
+        """Add ids to events. `delta`: the events' addition to one choice, which only the last event's id includes."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:
@@ -84,18 +81,18 @@ class Marks:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader has seen more."""
+        """Whether the reader has seen more than was recomputed."""
         return False
 
     def holds(self, index: int) -> bool:
-        """Whether what this choice says has to wait for others."""
+        """Whether this choice must wait until the others catch up."""
         return False
 
     def finish(self) -> None:
-        """The stream is at its end."""
+        """Raise ResumeMismatch if the reader saw more tokens."""
 
     def _mark(self, event: bytes) -> bytes:
-        """One that brings the reader to no new place."""
+        """Add an id to an event that does not move the reader's position."""
         self._num_more += 1
         self.num_events += 1
         return self._with_id(event)
@@ -120,9 +117,9 @@ class Marks:
 
 
 class ResumedMarks(Marks):
-    """Of a stream that goes on: says nothing until every choice is where its reader saw it last.
+    """Shows nothing until every choice of a resumed stream has reached the reader's position.
 
-    Deltas come token by token until then. What a choice that is there says meanwhile is its owner's to hold back.
+    Until then each delta has one token, and the owner holds back choices that have caught up.
     """
 
     def __init__(self, seen: Position, token: str) -> None:
@@ -143,7 +140,7 @@ class ResumedMarks(Marks):
         return bool(self._behind) and index not in self._behind
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Return what the reader has not seen. Raise ResumeMismatch where it saw something else."""
+        """Return only events that the reader lacks. Raise ResumeMismatch if the reader saw other tokens."""
         if not self._behind:
             return super().stamp(data, index, delta)
         if delta is not None:
@@ -159,14 +156,14 @@ class ResumedMarks(Marks):
     def _look_at(self, index: int) -> None:
         seen = self._seen.choices[index]
         if self._counts[index] > seen.num_tokens or (self._ended[index] and not seen.has_ended):
-            raise ResumeMismatch(f"choice {index} ended elsewhere than what the client saw")
+            raise ResumeMismatch(f"choice {index} ended at another token than in the answer that the client saw")
         if self._counts[index] == seen.num_tokens and self._ended[index] == seen.has_ended:
             if self._hashes[index].hexdigest() != seen.digest:
                 raise ResumeMismatch(f"choice {index} has other tokens than the client saw")
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Once all are there, events are counted on from the reader's place."""
+        """Continue the count of events from the reader's position once all choices have caught up."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 
@@ -178,5 +175,5 @@ class ResumedMarks(Marks):
 
 
 def packed(ids: Sequence[int]) -> bytes:
-    """Return ids as bytes that are the same on every machine."""
+    """Return ids as bytes, the same on every machine."""
     return array("I", ids).tobytes()

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's form: their fields and what they come down to."""
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens: fields and plan."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from router.text.conversation import Conversation
 from router.tools.choice import ToolChoice, parse_tool_choice
 from router.tools.declared import Tool, check_number, check_together, make_tool, skipped_tools
 
-FUNCTIONS = (None, "custom")  # types of tools; Anthropic's own are known to its models only
-MODES = {"auto": "auto", "any": "required", "none": "none"}  # of tool_choice, and what chats call them
-THINKING = {"enabled": True, "disabled": False}  # other types leave it to the template
+FUNCTIONS = (None, "custom")  # Anthropic's other tool types work only with its own models
+MODES = {"auto": "auto", "any": "required", "none": "none"}  # tool_choice's type -> its name in chats
+THINKING = {"enabled": True, "disabled": False}  # with other types the template decides
 OWN_NAMES = {"stop": "stop_sequences", "continue_final_message": "messages"}
 
 
 class Thinking(Body, frozen=True, kw_only=True):
-    """A template knows no budget, and what is thought is shown."""
+    """Only `type` has an effect: templates know no token budget, and reasoning is always shown."""
 
     type: ShortText
     budget_tokens: Any = None
@@ -64,8 +64,6 @@ class Choice(Body, frozen=True, kw_only=True):
 
 
 class PromptFields(Body, frozen=True, kw_only=True):
-    """What says how the prompt reads."""
-
     model: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)]
     system: str | list[Block] | None = None
@@ -89,11 +87,11 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
 
 
 ABOUT_PROMPT = {
-    "model": "the served model or one of its adapters; the model when absent",
-    "messages": "the conversation, with calls of tools and their results; where the last one is the assistant's, "
-    "the answer goes on with it",
-    "system": "what stands before the conversation",
-    "tools": "functions that the model may call; what it calls follows the function's input_schema",
+    "model": "the served model or one of its adapters; default: the model",
+    "messages": "the conversation, with tool calls and their results; if the last message is the assistant's, "
+    "the answer continues it",
+    "system": "text before the conversation",
+    "tools": "functions that the model may call; calls follow the function's input_schema",
     "tool_choice": "`auto`, `any`, `none`, or the one `tool` that must be called; "
     "`disable_parallel_tool_use`: one call at most",
     "thinking": "`enabled` or `disabled`: the variable enable_thinking of the model's template; "
@@ -103,11 +101,11 @@ ABOUT_PROMPT = {
 }
 IGNORED_PROMPT = {
     "cache_control": "every prompt may use the prefix cache",
-    "context_management": "the conversation is taken as it is",
-    "speed": "there is one",
+    "context_management": "the conversation is never edited",
+    "speed": "there is only one",
 }
 REFUSED_PROMPT = {
-    "mcp_servers": Refused("this server never asks others"),
+    "mcp_servers": Refused("this server never asks other servers"),
     "container": Refused("nothing is run here"),
     "thread": Refused("nothing is stored"),
 }
@@ -116,25 +114,25 @@ MESSAGES = FieldTable(
     MessagesRequest,
     about=ABOUT_PROMPT
     | {
-        "max_tokens": "longest answer, at most what the context leaves; 0: none, the prompt is only read",
+        "max_tokens": "longest answer, cut to the rest of the context; 0: only read the prompt",
         "stream": "server-sent events instead of one answer",
         "temperature": "0: always the likeliest token",
-        "top_p": "keep the likeliest tokens that have this share together",
-        "top_k": "draw from this many of the likeliest tokens only",
+        "top_p": "draw only from the likeliest tokens that together have this probability",
+        "top_k": "draw only from this many of the likeliest tokens",
         "stop_sequences": "strings that end the answer",
         "seed": "beyond Anthropic's: the same seed and request give the same answer, on any node and after any fault",
-        "cache_salt": "beyond Anthropic's: only requests with the same one share cached prompts with this",
+        "cache_salt": "beyond Anthropic's: only requests with the same salt share cached prompts",
         "request_id": "beyond Anthropic's: returned as X-Request-Id, and named in the router's log",
     },
     ignored=IGNORED_PROMPT
     | {
         "billing_policy": "nothing is billed",
-        "diagnostics": "the router's metrics have them",
+        "diagnostics": "see the router's metrics",
         "fallback_credit_token": "nothing is billed",
-        "fallbacks": "one model is served",
+        "fallbacks": "only one model is served",
         "inference_geo": "it runs where the nodes are",
-        "metadata": "nobody is told",
-        "service_tier": "there is one",
+        "metadata": "it is not passed on",
+        "service_tier": "there is only one tier",
     },
     refused=REFUSED_PROMPT | {"compaction": Refused("conversations are never shortened")},
 )
@@ -191,7 +189,6 @@ class Messages:
 
 
 def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:
-    """Return the answer of /v1/messages/count_tokens."""
     resolver.check_model(body.model)
     with named_as(OWN_NAMES):
         return {"input_tokens": len(resolver.chat_ids(conversation_of(body, tools_of(body.tools))))}
@@ -211,7 +208,7 @@ def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
-    """Return the functions. Raise InvalidRequest that names the wrong member."""
+    """Return the function tools. Raise InvalidRequest with the invalid member's name."""
     check_number(tools or (), "tools")
     found = tuple(
         make_tool(

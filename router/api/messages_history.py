@@ -1,7 +1,7 @@
-"""The conversation of /v1/messages, and the turns that a template renders.
+"""Turn a conversation of /v1/messages into a template's turns.
 
-Results of tools stand in the user's messages here, calls in the assistant's. Images and documents are refused by name;
-thoughts that were redacted are left out.
+Tool results come from user messages, and calls from assistant messages. Images and documents are refused; redacted
+reasoning is left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
 BILLING = "x-anthropic-billing-header:"
-FAILED = "Error: "  # before what a tool said that failed
+FAILED = "Error: "  # put before a failed tool's output
 
 
 class ResultBlock(Body, frozen=True, kw_only=True):
-    """A part of what a tool said."""
-
     type: str = "text"
     text: str | None = None
     source: Any = None
@@ -28,7 +26,7 @@ class ResultBlock(Body, frozen=True, kw_only=True):
 
 
 class Block(Body, frozen=True, kw_only=True):
-    """One part of a message. `type` says which of the other fields count."""
+    """`type` says which other fields are read."""
 
     type: str = "text"
     text: str | None = None
@@ -53,7 +51,7 @@ class Message(Body, frozen=True, kw_only=True):
 
 
 def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
-    """Return the turns for the template. Raise InvalidRequest that names the first part which is not text."""
+    """Return the conversation's turns. Raise InvalidRequest with the path of the first part that is not text."""
     turns = Turns()
     if system and (text := without_billing(_text_of(system, "system"))):
         turns.add("system", text)
@@ -68,15 +66,14 @@ def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) 
 
 
 def without_billing(text: str) -> str:
-    """Return the text without the line that Claude Code begins it with: it differs with each request, and no cached
-    prompt could be used again."""
+    """Remove Claude Code's first line, which differs per request and defeats the prefix cache."""
     first, _, rest = text.partition("\n")
     return rest.lstrip("\n") if first.startswith(BILLING) else text
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
-    """Whether the answer continues the last message, as it does where that is the assistant's. Raise InvalidRequest
-    where nothing can: calls want their results."""
+    """Whether the answer continues the assistant's last message. Raise InvalidRequest if that message calls tools,
+    because no results follow."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
         return False
@@ -86,7 +83,7 @@ def goes_on(messages: Sequence[Message]) -> bool:
 
 
 def _add_other(turns: Turns, message: Message, path: str) -> None:
-    """What tools gave comes first: it answers the turn before."""
+    """Put tool results first, because they answer the previous turn."""
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     results: list[tuple[str, str]] = []
@@ -104,7 +101,6 @@ def _add_other(turns: Turns, message: Message, path: str) -> None:
 
 
 def _add_own(turns: Turns, message: Message, path: str) -> None:
-    """The model's own words go back as it said them."""
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     for index, block in enumerate(blocks):
         where = f"{path}[{index}]"

@@ -1,4 +1,4 @@
-"""Writes answers of /v1/messages: a message of content blocks, and the events of its stream."""
+"""Write answers of /v1/messages: content blocks, or a stream's events."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shared.core.states import FinishReason
 
 Json = dict[str, object]
 NOT_ENDED: Json = {"stop_reason": None, "stop_sequence": None}
-SIGNATURE = "baton"  # clients drop thoughts without one from what they send back
+SIGNATURE = "baton"  # without a signature, clients don't send reasoning back in later requests
 
 
 class MessagesWriter:
-    """See `router.api.writer.Writer`. There is one choice."""
+    """See `router.api.writer.Writer`. Answers have one choice."""
 
     ping = named_event({"type": "ping"})
-    num_events = 0  # they have no numbers
+    num_events = 0  # events are not numbered
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
@@ -47,7 +47,7 @@ class MessagesWriter:
         return named_event(messages_error(error))
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
-        """A call that was cut off, or that the model did not spell right, is left out: its input would be no object."""
+        """Return the answer without a cut-off or malformed call, because the input of such a call is not an object."""
         delta = answers[0]
         blocks = [block for block in whole_blocks(delta) if block.kind is not BlockKind.CALL or is_usable(block)]
         has_calls = any(block.kind is BlockKind.CALL for block in blocks)
@@ -66,7 +66,7 @@ class MessagesWriter:
         }
 
     def _usage(self) -> Json:
-        """Tokens that the prefix cache had are no input here. They are known at the end."""
+        """Count cached tokens separately from input tokens. The cached tokens are known only at the end."""
         counts = self._facts.counts()
         return {
             "input_tokens": counts.prompt - counts.cached,
@@ -115,7 +115,7 @@ class MessagesWriter:
                 return begun | {"input": msgspec.Raw((block.text or "{}").encode())}
 
     def _id_of(self, block: Block) -> str:
-        """Short ids, which some templates insist on, have no beginning to replace."""
+        """Use Anthropic's prefix, except for the short ids that some templates require."""
         return self._facts.plan.show.form.call_id(block.call).replace("call_", "toolu_", 1)
 
 
@@ -130,7 +130,7 @@ def grown(block: Block, text: str) -> Json:
 
 
 def is_usable(call: Block) -> bool:
-    """Whether its arguments are all there, and a JSON object."""
+    """Whether the call's arguments are a complete JSON object."""
     try:
         return call.is_whole and isinstance(json.loads(call.text or "{}"), dict)
     except (ValueError, RecursionError):

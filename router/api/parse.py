@@ -1,7 +1,7 @@
-"""From the bytes of a body to a checked object, or an error that names the field.
+"""Parse a body into a checked object, by its FieldTable. Errors name the field.
 
-bytes -> strict decoder -> body                                   served fields only: the way of most requests
-   '---> any JSON -> pruned of nulls and other fields -> converted -> body, and what was ignored
+bytes -> strict decoder -> body                                   served fields only, as in most requests
+   '---> any JSON -> pruned of nulls and other fields -> converted -> body, and the ignored fields
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # names of unknown fields inside others that are kept; the rest is dropped unnamed
+MAX_PRUNED = 1000  # at most this number of unknown inner fields are named
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[B]):
-    """`ignored`: fields that were sent and have no effect, as paths like messages[0].cache_control."""
+    """`ignored`: paths of sent fields without effect, such as messages[0].cache_control."""
 
     body: B
     ignored: tuple[str, ...] = ()
 
 
 class BodyParser(Generic[B]):
-    """Decodes one endpoint's body. Holds compiled decoders, nothing else. `strict`: unknown fields are refused."""
+    """Decodes one endpoint's body. Stateless. `strict`: refuse unknown fields."""
 
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table
@@ -41,7 +41,7 @@ class BodyParser(Generic[B]):
         self._shape = inspect.type_info(table.served)
 
     def parse(self, raw: bytes) -> Parsed[B]:
-        """Raise InvalidRequest that names the first field at fault."""
+        """Return the checked body. Raise InvalidRequest with the first invalid field's name."""
         try:
             return Parsed(self._decoder.decode(raw))
         except msgspec.ValidationError:
@@ -61,8 +61,7 @@ class BodyParser(Generic[B]):
         return Parsed(body, tuple(name for name in others if self._is_ignored(name, sent)))
 
     def _is_ignored(self, name: str, sent: dict[str, Any]) -> bool:
-        """Return whether the client should hear that a field had no effect. Raise InvalidRequest for one that would
-        have had one."""
+        """Whether to report the field as ignored. Raise InvalidRequest for a refused field."""
         refused = self._table.refused.get(name)
         if refused is None:
             if self._strict and name not in self._table.ignored:
@@ -74,7 +73,7 @@ class BodyParser(Generic[B]):
 
 
 def is_one_of(value: object, others: tuple[object, ...]) -> bool:
-    """Whether it equals one of them and has its type too: JSON's true is no 1."""
+    """Whether the value equals one of `others`, including its type: JSON's true is not 1."""
     return any(type(value) is type(other) and value == other for other in others)
 
 
@@ -85,7 +84,7 @@ def not_json(error: Exception) -> InvalidRequest:
 
 
 def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
-    """Return the value without what its type has no field for, which is named in `unknown`, and without nulls."""
+    """Return the value without nulls and without members that the type lacks. Add these members' names to `unknown`."""
     if isinstance(value, dict):
         struct = next((one for one in alternatives(kind) if isinstance(one, inspect.StructType)), None)
         return value if struct is None else prune_object(value, struct, path, unknown)
@@ -118,7 +117,7 @@ def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def field_error(text: str) -> InvalidRequest:
-    """`Expected ... - at `$.messages[0].role`` becomes an error whose param is messages[0].role."""
+    """Turn `Expected ... - at `$.messages[0].role`` into an error with param messages[0].role."""
     located = _PATH.match(text)
     what, path = (located[1], located[2]) if located else (text, "")
     named = _NAMED.search(what)
@@ -131,5 +130,5 @@ def field_error(text: str) -> InvalidRequest:
 
 
 def shorten(text: str) -> str:
-    """Errors may quote the client's own text; a megabyte of it helps nobody."""
+    """Cut long text: errors may quote a megabyte."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

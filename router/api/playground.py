@@ -1,4 +1,4 @@
-"""The playground at `/`: one static page that loads nothing from anywhere else."""
+"""The playground at `/`: one static page without outside resources."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ PAGE_HEADERS = [
 
 
 class Playground:
-    """Holds the page, read once."""
-
     def __init__(self) -> None:
         self._page = files("router").joinpath("static", "index.html").read_bytes()
 

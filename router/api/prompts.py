@@ -1,4 +1,4 @@
-"""What answers show of their prompts: echoes, token ids, and how likely each token was. Collects the scores."""
+"""Collect prompts' scores. Make the parts of answers that show prompts: echo, token ids, log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.wire.messages import TokenLogprob
 
 
 class Prompts:
-    """Owned by one Generation. Scores of a prompt come in order, from its second token on."""
+    """Owned by one Generation. Scores arrive in order, beginning with a prompt's second token."""
 
     def __init__(self, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
         self._plan = plan
@@ -29,13 +29,12 @@ class Prompts:
 
     @property
     def are_scored(self) -> bool:
-        """Whether all has come that was asked for."""
         if self._plan.sampling.prompt_logprobs < 0:
             return True
         return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
 
     def shown(self, job: int) -> PromptShown:
-        """Return what choices of a prompt show of it, once all its scores are here."""
+        """Return the prompt as the answer shows it. Call this method once all scores have come."""
         if job not in self._shown:
             self._shown[job] = self._make(job)
         return self._shown[job]
@@ -50,7 +49,7 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """As many likeliest tokens as the answer's have."""
+        """Return the prompt's tokens. Each has as many likeliest tokens as the request asks for in the answer."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)
@@ -64,7 +63,6 @@ class Prompts:
         return [None, *(self._entry(token, first(own, most)) for token, own in zip(job.ids[1:], scores, strict=True))]
 
     def _entry(self, token: int, own: TokenLogprob) -> dict[str, PromptLogprob]:
-        """The likeliest tokens by rank, and the prompt's own."""
         ranked = zip(own.top_ids, own.top_logprobs, strict=True)
         entry = {
             str(i): PromptLogprob(value, rank, token_text(self._tokenizer, i))
@@ -74,5 +72,4 @@ class Prompts:
 
 
 def first(scores: TokenLogprob, most: int) -> TokenLogprob:
-    """Return the entry with so many of its likeliest tokens."""
     return TokenLogprob(scores.logprob, scores.top_ids[:most], scores.top_logprobs[:most])

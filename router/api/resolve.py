@@ -1,7 +1,6 @@
-"""Turns a parsed request into a plan: defaults filled in, limits of the configuration and the model checked.
+"""Turn a parsed request into a plan: fill in defaults, check configured and model limits.
 
-What endpoints share. Everything raises InvalidRequest with the field's name. Knows nothing of sockets; the caller
-chooses the thread.
+Errors are InvalidRequests with the field's name. Does no I/O; the caller chooses the thread.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
@@ -22,6 +21,7 @@ from router.api.token_rules import (
     check_something_is_left,
     stop_ids_of,
 )
+from router.tenants.tenant import Tenant
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
@@ -30,29 +30,34 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
-GONE = "gone"  # the digest of no adapter: the last node that had it left since its name was checked
+GONE = "gone"  # an impossible digest, used for an adapter whose last node has just left
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """The served model and the limits. `adapters`: digests by the names that requests may give instead of the model's;
-    asked anew each time, for nodes come and go."""
+    """`adapters` returns digests by name. The function is called anew each time, because nodes come and go."""
 
     model_name: str
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
-    tool_format: str = ""  # how the model calls tools; "": as its chat template says
+    tool_format: str = ""  # format of the model's calls; "": the chat template tells it
+
+    def for_tenant(self, tenant: Tenant) -> Resolver:
+        if tenant.adapters is None:
+            return self
+        every = self.adapters
+        return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
 
     def check_model(self, name: str | None) -> None:
-        """An adapter's name is as good as the model's."""
+        """Raise ModelNotFound unless `name` is the model or an adapter."""
         if name is not None and name != self.model_name and name not in self.adapters():
             raise ModelNotFound(
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
             )
 
     def check_shared(self, body: GenerationFields) -> None:
-        """Check what needs no tokenizer, before any is used."""
+        """Check the shared fields that need no tokenizer."""
         self.check_model(body.model)
         limits = self.limits
         if (body.n or 1) > limits.max_n:
@@ -73,7 +78,6 @@ class Resolver:
         return ids_and_text(self.text, conversation)[0]
 
     def chat_prompt(self, conversation: Conversation) -> tuple[list[int], str]:
-        """Return ids and text of the prompt."""
         return ids_and_text(self.text, conversation)
 
     def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
@@ -82,7 +86,7 @@ class Resolver:
     def prompts(
         self, prompt: str | list[str | int | list[int]], *, add_special: bool
     ) -> list[tuple[list[int], str | None]]:
-        """(ids, text) of every prompt; text is None where the client sent ids."""
+        """Return (ids, text) of every prompt; text is None if the client sent ids."""
         entries = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
         if not entries:
             raise InvalidRequest("prompt is empty", param="prompt")
@@ -91,7 +95,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids; with -1 as many as fit beside the answer."""
+        """Return the last `most` ids. If `most` is -1, return all last ids that fit together with the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]
@@ -100,7 +104,7 @@ class Resolver:
         return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
 
     def size(self, ids: Sequence[int]) -> int:
-        """Tokens of the context that a prompt takes, with those that begin a decoder's text."""
+        """Return the prompt's number of tokens, including the decoder's start tokens."""
         return len(ids) + len(self.text.tokenizer.facts.start_ids)
 
     def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
@@ -134,13 +138,13 @@ class Resolver:
         form: AnswerForm = PLAIN,
         grammar: str = "",
     ) -> GenerationPlan:
-        """`grammar`: what the answer follows; "": anything."""
+        """Return the plan. `grammar`: the answer's grammar; "" if any text is allowed."""
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
         self._check_scores(body, scores, sum(len(ids) for ids, _ in prompts))
         model = body.model or self.model_name
-        # one seed for all prompts if the client gave it, so that each can be repeated alone
+        # Every prompt gets the client's seed, so that each prompt can be repeated alone.
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
         return GenerationPlan(
             model=model,
@@ -232,7 +236,7 @@ def _seed(seed: int | None) -> int:
 
 
 def _salt(text: str | None) -> int:
-    """Return 64 bits that every router makes of the same text; 0 for none."""
+    """Return the salt's 64-bit digest; 0 if the request has no salt. The digest is the same on every router."""
     if text is None:
         return 0
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, person=b"cache_salt").digest()

@@ -1,4 +1,4 @@
-"""POST /v1/responses, without a memory: its fields and what they come down to."""
+"""POST /v1/responses, without stored state: its fields and plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from router.tools.declared import parse_tools, skipped_tools
 from shared.core.errors import InvalidRequest
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
-FUNCTIONS = ("function",)  # types of tools
+FUNCTIONS = ("function",)  # the types of tools that are served
 LOGPROBS = "message.output_text.logprobs"
 ALONE = "answers are not stored; send the whole conversation as input"
 
@@ -50,12 +50,12 @@ class TextFormat(Body, frozen=True, kw_only=True):
 
 
 class TextFields(Body, frozen=True, kw_only=True):
-    verbosity: Any = None  # models served here don't know it
+    verbosity: Any = None  # the served models have no such setting
     format: TextFormat | None = None
 
 
 class ReasoningFields(Body, frozen=True, kw_only=True):
-    """All that is thought is shown, and no summary made of it."""
+    """All reasoning is shown, so no summary is made."""
 
     effort: ShortText | None = None
     summary: Any = None
@@ -86,34 +86,34 @@ RESPONSES = FieldTable(
     "/v1/responses",
     ResponsesRequest,
     about={
-        "model": "the served model or one of its adapters; the model when absent",
-        "input": "a text, or the conversation as items: messages, thoughts, calls and what they gave",
-        "instructions": "what stands before the conversation",
-        "max_output_tokens": "longest answer; at most what the context leaves",
+        "model": "the served model or one of its adapters; default: the model",
+        "input": "a text, or the conversation as items: messages, reasoning, calls and their outputs",
+        "instructions": "text before the conversation",
+        "max_output_tokens": "longest answer, cut to the rest of the context",
         "stream": "server-sent events instead of one answer",
         "temperature": "0: always the likeliest token",
-        "top_p": "keep the likeliest tokens that have this share together",
+        "top_p": "draw only from the likeliest tokens that together have this probability",
         "tools": "functions that the model may call; tools of other types are skipped, and the header names them",
         "tool_choice": "`none`, `auto`, `required`, or the one function that must be called",
         "parallel_tool_calls": "false: one call at most",
-        "text": "`format`: `json_object`, or `json_schema` with its schema: the answer is such a JSON text",
+        "text": "`format`: `json_object`, or `json_schema` with its schema: the form of the answer",
         "reasoning": "`effort`: the variable reasoning_effort of the model's template; `none`: thinking is off",
-        "include": "what else should be shown: nothing of it is known here, and logprobs are refused",
-        "metadata": "returned as it came",
+        "include": "more to show: has no effect, and logprobs are refused",
+        "metadata": "returned unchanged",
         "seed": "beyond OpenAI's: the same seed and request give the same answer, on any node and after any fault",
-        "cache_salt": "beyond OpenAI's: only requests with the same one share cached prompts with this",
+        "cache_salt": "beyond OpenAI's: only requests with the same salt share cached prompts",
         "request_id": "beyond OpenAI's: returned as X-Request-Id, and named in the router's log",
     },
     ignored={
-        "access_programs": "nobody is asked",
-        "max_tool_calls": "calls are run by the client",
+        "access_programs": "it is not passed on",
+        "max_tool_calls": "the client runs the calls",
         "prompt_cache_key": "every prompt may use the prefix cache",
         "prompt_cache_options": "every prompt may use the prefix cache",
         "prompt_cache_retention": "pages stay as long as there is room",
-        "safety_identifier": "nobody is told",
-        "service_tier": "there is one",
+        "safety_identifier": "it is not passed on",
+        "service_tier": "there is only one tier",
         "stream_options": "streams are never padded",
-        "user": "nobody is told",
+        "user": "it is not passed on",
     },
     refused={
         "background": Refused(ALONE),
@@ -181,7 +181,6 @@ def format_of(text: TextFields | None) -> ResponseFormat | None:
 
 
 def echo_of(body: ResponsesRequest) -> dict[str, object]:
-    """Return what an answer repeats of its request."""
     effort = body.reasoning.effort if body.reasoning is not None else None
     wanted = body.text.format if body.text is not None else None
     shown = {name: value for name in TextFormat.__struct_fields__ if (value := getattr(wanted, name, None)) is not None}

@@ -1,7 +1,7 @@
-"""The input of /v1/responses, and the turns that a template renders.
+"""Turn the input of /v1/responses into a template's turns.
 
-One turn of the assistant comes as several items: its thought, its text, each call. What a call gave is an item, too.
-Images and files are refused by name; thoughts that are encrypted are left out.
+Reasoning, text, each call and each call's output are items. Images and files are refused; encrypted reasoning is left
+out.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from router.api.fields import Body, ShortText
 from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
-THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}  # type -> its field
+THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}  # type -> field
 TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class InputPart(Body, frozen=True, kw_only=True):
-    """One part of an item's content. `type` says which of the other fields counts."""
+    """`type` says which other field is read."""
 
     type: str = "input_text"
     text: str | None = None
@@ -29,7 +29,7 @@ class InputPart(Body, frozen=True, kw_only=True):
 
 
 class InputItem(Body, frozen=True, kw_only=True):
-    """`type` says which of the other fields count; without one it is a message."""
+    """`type` says which other fields are read."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -46,7 +46,7 @@ class InputItem(Body, frozen=True, kw_only=True):
 
 
 def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Turn]:
-    """Return the turns for the template. Raises InvalidRequest that names the first item that is not a turn."""
+    """Return the input's turns. Raise InvalidRequest with the path of the first invalid item."""
     turns = Turns()
     if instructions:
         turns.add("system", instructions)
@@ -98,5 +98,5 @@ def _text_of(content: str | Sequence[InputPart], kinds: Mapping[str, str], path:
 
 def _needed(value: str | None, kind: str, path: str) -> str:
     if value is None:
-        raise InvalidRequest(f"{path}: what has type {kind!r} needs it", param=path)
+        raise InvalidRequest(f"{path}: an entry of type {kind!r} needs it", param=path)
     return value

@@ -1,4 +1,4 @@
-"""Writes answers of /v1/responses: a response with its items, and the events of its stream, numbered."""
+"""Write answers of /v1/responses: items, or a stream's numbered events."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shared.core.states import FinishReason
 Json = dict[str, object]
 ID_PREFIXES = {BlockKind.THOUGHT: "rs_", BlockKind.TEXT: "msg_", BlockKind.CALL: "fc_"}
 STATELESS: Json = {"background": False, "previous_response_id": None, "store": False, "truncation": "disabled"}
-ERROR_CODES = {429: "rate_limit_exceeded"}  # by status
+ERROR_CODES = {429: "rate_limit_exceeded"}  # HTTP status -> code
 IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomplete", "failed"
 
 
 class ResponsesWriter:
-    """See `router.api.writer.Writer`. There is one choice. `echo`: what the answer repeats of its request."""
+    """See `router.api.writer.Writer`. Answers have one choice. `echo`: the request's fields that answers repeat."""
 
     ping = COMMENT
 
@@ -126,7 +126,7 @@ class ResponsesWriter:
         return f"{ID_PREFIXES[block.kind]}{self._facts.token}{block.index:04x}"
 
     def _item(self, block: Block, status: str = "") -> Json:
-        """`status`: of an item that has only begun, and holds nothing yet."""
+        """Return a block as an item. `status`: set if the item has just begun; the item's parts are then left out."""
         parts = [] if status else [part_of(block)]
         known: Json = {"id": self._item_id(block), "status": status or (COMPLETED if block.is_whole else INCOMPLETE)}
         match block.kind:
@@ -144,11 +144,10 @@ STEMS = {
     BlockKind.THOUGHT: "response.reasoning_text",
     BlockKind.TEXT: "response.output_text",
     BlockKind.CALL: "response.function_call_arguments",
-}  # of the events of what grows
+}  # used in the names of events
 
 
 def part_of(block: Block) -> Json:
-    """Return the one part of a thought's or a text's content."""
     if block.kind is BlockKind.THOUGHT:
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
@@ -159,6 +158,6 @@ def status_of(ended: Delta) -> str:
 
 
 def failure(error: BatonError) -> Json:
-    """Return an error with one of the codes that OpenAI's clients know."""
+    """Return an error as JSON, with a code that OpenAI's clients know."""
     code = ERROR_CODES.get(error.status, "invalid_prompt" if error.status < 500 else "server_error")
     return {"code": code, "message": error.message}

@@ -1,4 +1,4 @@
-"""Which path leads to which handler."""
+"""The handler of each path."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router.api.admin import AdminHandlers
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.playground import Playground
+from router.tenants.book import Tenants
 
 
 def build_routes(
-    rules: EndpointRules, handlers: Handlers, playground: Playground, admin: AdminHandlers, admin_key: str
+    rules: EndpointRules, handlers: Handlers, playground: Playground, admin: AdminHandlers, operators: Tenants
 ) -> Router:
-    """The ASGI application. Paths that spend compute or show texts need the key, where one is set; those that move
-    nodes need another one."""
+    """Return all routes. Paths that compute or show texts need the API key, if set; /admin needs the operators' key."""
     generating = [
         Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
         for path, handler in handlers.generating().items()
@@ -34,7 +34,7 @@ def build_routes(
             Route("/ready", Endpoint(rules, "GET", handlers.ready)),
             Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
             Route("/", Endpoint(rules, "GET", playground.page)),
-            *admin_routes(replace(rules, api_key=admin_key), admin),
+            *admin_routes(replace(rules, tenants=operators), admin),
         ],
         default=Endpoint(rules, "", handlers.missing),
         redirect_slashes=False,

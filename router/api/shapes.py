@@ -1,4 +1,4 @@
-"""What endpoints share that write the same deltas as JSON. Knows nothing of how those came about."""
+"""The protocol for completions' and chats' choices in JSON, and code that both share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from router.text.interface import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """What a choice shows of its prompt, as far as it was asked for. `echoed`: the tokens of `echo` with their
-    logprobs, of which the first token has none."""
+    """The part of a choice that shows its prompt. `echoed`: the tokens of `echo`, with logprobs except for the
+    first."""
 
     echo: str = ""
     echoed: Delta | None = None
@@ -32,24 +32,18 @@ class Shape(Protocol):
     id_prefix: str
     object: str
     chunk_object: str
-    prompt_on_top: bool  # whether a prompt's ids and logprobs stand beside the choices or inside them
+    prompt_on_top: bool  # whether prompt ids and logprobs are outside the choices
 
     def opening(self, index: int, prompt: PromptShown) -> Choice | None:
-        """A first chunk that brings no token of the answer."""
+        """Return the choice for the stream's first chunk, which has no tokens of the answer."""
         ...
 
-    def chunk(self, index: int, delta: Delta) -> Choice:
-        """A part of a streamed choice."""
-        ...
+    def chunk(self, index: int, delta: Delta) -> Choice: ...
 
-    def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice:
-        """A choice that is complete."""
-        ...
+    def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice: ...
 
 
 class TokenNames:
-    """How tokens are written in logprobs."""
-
     def __init__(self, tokenizer: Tokenizer, show: ShowOptions) -> None:
         self._tokenizer = tokenizer
         self._by_id = show.names_tokens_by_id
@@ -59,7 +53,7 @@ class TokenNames:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone. One that is half a character is written as its bytes, as OpenAI does."""
+    """Return a token's text, or OpenAI's form of its bytes if they are not whole characters."""
     raw = tokenizer.token_bytes(token)
     try:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""How a stream begins: anew with a token of its own, or where its reader lost it. See marks.py and stream_token.py."""
+"""Begin a stream with event ids, or resume it after the reader's position. See marks.py and stream_token.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """`name`: what the answer's ids are made of. `seen`: where the reader stands; None: at the beginning."""
+    """`name`: base of the answer's ids. `seen`: the reader's position; None for the beginning."""
 
     token: str
     name: str
@@ -36,9 +36,10 @@ class StreamStart:
 def begin_stream(
     path: str, body: Any, plan: GenerationPlan, signer: Signer, last_event_id: str | None
 ) -> tuple[GenerationPlan, StreamStart | None]:
-    """Return the plan as it is to be run, and how its stream begins; None: it has too many choices for ids.
+    """Return the plan to run and its stream's start; None for too many choices.
 
-    Raise UnknownStream for an id that no router of this key gave, ResumeMismatch where the request is another one."""
+    Raise UnknownStream for an id without our signature, ResumeMismatch for another request.
+    """
     num_choices = len(plan.jobs) * plan.num_sequences
     if last_event_id is None:
         if num_choices > MAX_CHOICES:
@@ -55,7 +56,7 @@ def begin_stream(
         plan = drawn_from(plan, body, facts.seed)
         plan = replace(plan, sampling=replace(plan.sampling, max_tokens=facts.max_tokens))
         if digest_of(path, body, plan) != facts.digest or len(seen.choices) != num_choices:
-            raise ResumeMismatch("this is another request than the one that began the stream")
+            raise ResumeMismatch("this request differs from the one that began the stream")
         start = start_of(token, facts, seen)
     return named(plan, body, start.name), start
 
@@ -65,7 +66,7 @@ def start_of(token: str, facts: StreamFacts, seen: Position | None) -> StreamSta
 
 
 def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
-    """Return the plan with all its seeds made of one. A seed that the client gave is every prompt's, as it is."""
+    """Derive each prompt's seed from one seed. If the client sent a seed, every prompt keeps that seed."""
     if body.seed is not None:
         return plan
     jobs = tuple(replace(job, seed=sequence_seed(seed, index << 32)) for index, job in enumerate(plan.jobs))
@@ -73,20 +74,21 @@ def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
 
 
 def named(plan: GenerationPlan, body: Any, name: str) -> GenerationPlan:
-    """Return the plan with ids of calls that another router makes again."""
+    """Derive the ids of the answer's tool calls from `name`. So if another router resumes the stream, it makes the same
+    ids."""
     if body.request_id or plan.show.form.is_plain:
         return plan
     return replace(plan, show=replace(plan.show, form=replace(plan.show.form, request_id=name)))
 
 
 def digest_of_body(path: str, body: Any) -> bytes:
-    """Equal for bodies that are equal once they are parsed."""
+    """Return a body's digest. Bodies that are equal after parsing have equal digests."""
     encoded = msgspec.json.encode([path, body], order="deterministic")
     return blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 
 
 def digest_of(path: str, body: Any, plan: GenerationPlan) -> bytes:
-    """Return a digest of everything that decides the tokens except the seed: the body, and the router's plan of it."""
+    """Return a digest of everything that decides the tokens, except the seed."""
     made: Mapping[str, object] = {
         "sampling": plan.sampling,
         "adapter": plan.adapter,

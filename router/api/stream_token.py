@@ -1,8 +1,8 @@
-"""The token of a stream: what another router must know to compute the same answer again. Signed, and without text.
+"""Sign and read a stream's token, with which any router can recompute the answer. The token contains no text.
 
-created, seed, longest answer, digest of body and prompt, a number of its own   +   HMAC-SHA256, cut to 16 bytes
+created, seed, longest answer, nonce, digest of body and prompt   +   HMAC-SHA256, cut to 16 bytes
 
-Routers that share a key file have the same secret, so that any of them reads what another one signed.
+Routers with the same key file share the secret, and read each other's tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PURPOSE = b"baton: tokens of streams"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """`created`: seconds since 1970. `digest`: of the body as it was understood, and of the prompt's ids."""
+    """`created`: seconds since 1970. `digest` covers body and prompt ids, see stream_start.py."""
 
     created: int
     seed: int
@@ -34,10 +34,10 @@ class StreamFacts:
 
 
 class Signer:
-    """Signs tokens and reads them. `api_key` "": with a secret made now, so that no other router reads them."""
+    """`secret`: the secret that the cluster's routers share. If it is "", the Signer draws a random secret."""
 
-    def __init__(self, api_key: str) -> None:
-        key = api_key.encode() if api_key else secrets.token_bytes(32)
+    def __init__(self, secret: str) -> None:
+        key = secret.encode() if secret else secrets.token_bytes(32)
         self._secret = hmac.digest(key, PURPOSE, "sha256")
 
     def sign(self, facts: StreamFacts) -> str:
@@ -45,7 +45,7 @@ class Signer:
         return base64.urlsafe_b64encode(payload + self._mac(payload)).decode().rstrip("=")
 
     def read(self, token: str) -> StreamFacts:
-        """Raise UnknownStream for a token that was not signed with this secret."""
+        """Return the facts in a token. Raise UnknownStream for a token that was not signed with this secret."""
         try:
             raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError:
@@ -63,5 +63,5 @@ class Signer:
 
 
 def name_of(token: str) -> str:
-    """Return what the ids of a stream's answer are made of: the same on every router."""
+    """Return the base of the answer's ids."""
     return blake2b(token.encode(), digest_size=12).hexdigest()

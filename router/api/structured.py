@@ -1,6 +1,6 @@
-"""Which grammar a request asks for: OpenAI's response_format, vLLM's structured_outputs and guided_*, SGLang's fields.
+"""Read a request's grammar from OpenAI's response_format, vLLM's structured_outputs and guided_*, or SGLang's fields.
 
-One answer follows one grammar, so a request that names two is refused.
+A request may set only one of these fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.text import grammars
 from router.text.interface import VocabFacts
 from shared.core.errors import InvalidRequest
 
-Asked = tuple[str, Callable[[], str]]  # the field, and what makes its grammar
+Asked = tuple[str, Callable[[], str]]  # field name, maker of its grammar
 MAKERS: Mapping[str, Callable[[Any], str]] = {
     "guided_json": grammars.of_schema,
     "guided_regex": grammars.of_regex,
@@ -28,12 +28,12 @@ FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_conf
 
 
 def asks_for_grammar(body: object) -> bool:
-    """Whether a grammar is to be checked for this request, which may take seconds."""
+    """Whether a grammar must be checked, which may take seconds."""
     return any(getattr(body, field, None) is not None for field in FIELDS)
 
 
 def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
-    """Return the text of the grammar that the answer must follow, "" for none."""
+    """Return the text of the answer's grammar; "" if the request asks for no grammar."""
     asked = [*_shared(body), *_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
     if not asked:
         return ""
@@ -52,7 +52,7 @@ def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
 
 @contextlib.contextmanager
 def blamed_on(field: str) -> Iterator[None]:
-    """Let an InvalidRequest from inside name this field."""
+    """Name this field in each InvalidRequest that the `with` block raises."""
     try:
         yield
     except InvalidRequest as error:

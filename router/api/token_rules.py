@@ -1,6 +1,6 @@
-"""What a request says of single tokens, as ids of the vocabulary: bias, stops, allowed ids, bad words.
+"""Check a request's rules for single tokens: bias, stops, allowed ids, bad words.
 
-Everything raises InvalidRequest with the field's name.
+Each function raises InvalidRequest with the field's name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def stop_ids_of(body: GenerationFields, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids in order, each once; () where nothing was said."""
+    """Return distinct ids, sorted; () for None."""
     if ids is None:
         return ()
     allowed = tuple(sorted(set(ids)))
@@ -64,7 +64,7 @@ def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...
 
 
 def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return how each word is spelled in tokens, at the beginning of a text and behind a space."""
+    """Return each word's spellings in tokens, at the beginning of a text and after a space."""
     if not words:
         return ()
     spellings = dict.fromkeys(tuple(encode(space + word.lstrip())) for word in words for space in ("", " "))
@@ -78,11 +78,13 @@ def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tu
 
 
 def check_something_is_left(sampling: SamplingParams) -> None:
-    """Refuse where every allowed token is barred from the start, or may be by a grammar: nothing could be drawn."""
+    """Raise InvalidRequest if other rules forbid all allowed tokens, or if a grammar could forbid all of them."""
     if not sampling.allowed_token_ids:
         return
     if sampling.grammar:
-        raise InvalidRequest("allowed_token_ids may leave a grammar no token; send one", param="allowed_token_ids")
+        raise InvalidRequest(
+            "allowed_token_ids can leave a grammar without a token; send only one of the two", param="allowed_token_ids"
+        )
     barred = {word[0] for word in sampling.bad_words if len(word) == 1}
     too_early = sampling.stop_token_ids if sampling.min_tokens else ()
     if not set(sampling.allowed_token_ids) - barred - set(too_early):

@@ -1,5 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form and in llama-server's, and GET /tokenizer_info in vLLM's: their fields
-and answers."""
+"""Serve POST /tokenize and /detokenize as vLLM and llama-server do, and vLLM's GET /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from shared.core.errors import InvalidRequest
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
-    """One of prompt (llama-server calls it content) and messages."""
+    """A request has either `prompt` or `messages`. llama-server's name for `prompt` is `content`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -49,11 +48,11 @@ TOKENIZE = FieldTable(
     about={
         "model": "the served model or one of its adapters",
         "prompt": "a text",
-        "content": "llama-server's name of prompt; without add_special no begin token is put before it",
+        "content": "llama-server's name for prompt; no begin token before it unless add_special is true",
         "messages": "a conversation, rendered as for chat",
         "add_special_tokens": "false: no begin token before a prompt",
-        "add_special": "llama-server's name of add_special_tokens",
-        "return_token_strs": "the tokens as text too, in token_strs",
+        "add_special": "llama-server's name for add_special_tokens",
+        "return_token_strs": "also return the tokens as text, in token_strs",
         "with_pieces": "llama-server's form: each token with its piece",
         "tools": "functions that the template shows",
     }
@@ -71,7 +70,6 @@ DETOKENIZE = FieldTable(
 
 
 def tokenized(body: TokenizeRequest, resolver: Resolver, max_context: int) -> dict[str, object]:
-    """Return the answer of /tokenize."""
     ids = ids_of(body, resolver)
     pieces = [token_text(resolver.text.tokenizer, i) for i in ids] if body.with_pieces or body.return_token_strs else []
     answer: dict[str, object] = {"count": len(ids), "max_model_len": max_context, "tokens": ids}
@@ -95,7 +93,7 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
 
 
 def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object]:
-    """Return the answer of /detokenize; llama-server calls the text content."""
+    """Return the text under both names. `content` is llama-server's name."""
     resolver.check_model(body.model)
     resolver.check_ids(body.tokens, "tokens")
     text = decode_ids(resolver.text.tokenizer, body.tokens)
@@ -103,8 +101,7 @@ def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object
 
 
 def tokenizer_info(text: TextModel) -> dict[str, object]:
-    """Return the answer of /tokenizer_info: what stands in a Hugging Face folder's tokenizer_config.json, with the chat
-    template wherever the model has it."""
+    """Return the members of a tokenizer_config.json. The template is included, whichever file it came from."""
     sources = text.template.sources
     named = [{"name": name, "template": source} for name, source in sources.items()]
     template = {"chat_template": sources.get(DEFAULT) if len(sources) < 2 else named}

@@ -1,4 +1,4 @@
-"""Collects the turns that a template renders, from endpoints whose histories come in other pieces."""
+"""Collect a template's turns from items of /v1/responses and blocks of /v1/messages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Sequence
 
 from router.api.chat_messages import Turn
 
-BETWEEN = "\n\n"  # texts of two turns that become one
+BETWEEN = "\n\n"  # stands between merged texts
 
 
 class Turns:
-    """Neighbours of one role are one turn, for many templates want roles to alternate: the assistant's text, thought
-    and calls, a user's messages, and system messages at the beginning."""
+    """Merges neighbouring turns of one role, because many templates require that roles alternate.
+
+    The assistant's text, reasoning and calls become one turn. Neighbouring user messages are merged too, and so are
+    system messages at the beginning.
+    """
 
     def __init__(self) -> None:
         self.all: list[Turn] = []
-        self._own: dict[str, str] = {}  # texts of the assistant's turn that is open
+        self._own: dict[str, str] = {}  # texts of the open assistant turn
         self._calls: list[dict[str, object]] = []
-        self._call_ids: list[str] = []  # of the last turn of the assistant
+        self._call_ids: list[str] = []  # call ids of the last assistant turn
 
     def add(self, role: str, text: str) -> None:
-        """A turn that is neither the assistant's nor a tool's."""
         self.close()
         last = self.all[-1] if self.all else None
         if last is not None and last["role"] == role and (role != "system" or len(self.all) == 1):
@@ -29,23 +31,22 @@ class Turns:
             self.all.append({"role": role, "content": text})
 
     def add_results(self, results: Sequence[tuple[str, str]]) -> None:
-        """What calls gave, each with the call's id. Templates that show no ids want them in the order of the calls."""
+        """Add (call id, output) pairs in the order of calls, because some templates show no ids."""
         self.close()
         known = {call_id: place for place, call_id in enumerate(self._call_ids)}
         for call_id, text in sorted(results, key=lambda result: known.get(result[0], len(known))):
             self.all.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def add_own(self, name: str, text: str) -> None:
-        """More of the assistant's `content` or `reasoning_content`."""
+        """Append `text` to the assistant's field `name`, which is `content` or `reasoning_content`."""
         self._own[name] = self._own.get(name, "") + text
 
     def add_call(self, call_id: str, name: str, arguments: object) -> None:
-        """`arguments`: JSON text, or the object itself."""
+        """Add one of the assistant's calls. `arguments`: JSON text, or an object."""
         function = {"name": name, "arguments": arguments}
         self._calls.append({"id": call_id, "type": "function", "function": function})
 
     def close(self) -> None:
-        """The assistant's turn, if one is open, is complete."""
         if not self._own and not self._calls:
             return
         turn: Turn = {"role": "assistant", "content": "", **self._own}

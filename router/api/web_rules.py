@@ -1,9 +1,8 @@
-"""What a browser may do on a page's behalf: which names the API answers under, and which pages may use it.
+"""Check browsers' requests: which host name they use, and which page sends them.
 
-A web page may send this machine a request that looks like a form's or a link's; its browser does not ask us first. The
-page can't read the answer unless it runs under our own name, which its owner can point here, or unless we allow it. So
-names are checked, and requests of a form's type from other pages are refused. A program that is no browser sends no
-Origin, and notices nothing.
+A web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or if
+the page's owner points the page's host name at this server. So host names are checked, and form-type requests from
+other pages are refused. Other programs send no Origin and are not affected.
 """
 
 from __future__ import annotations
@@ -17,14 +16,16 @@ from shared.config.endpoints import is_loopback
 from shared.config.http_settings import ANY
 
 JSON = "application/json"
-KEPT_S = b"600"  # how long a browser may remember that a page is allowed
-SHOWN = b"x-request-id, request-id, retry-after, x-baton-ignored-fields, " + REPLAYED
+UNITS = (b"requests", b"tokens")
+KEPT_S = b"600"  # how long browsers may cache a preflight's answer
+RATES = b", ".join(b"x-ratelimit-%b-%b" % (what, unit) for what in (b"limit", b"remaining", b"reset") for unit in UNITS)
+SHOWN = b"x-request-id, request-id, retry-after, retry-after-ms, x-baton-ignored-fields, " + RATES + b", " + REPLAYED
 VARIES = (b"vary", b"Origin")
 MAX_SHOWN = 100
 
 
 class WebRules:
-    """`allowed_hosts`: beside this machine's own names. `cors_origins`: pages that may read answers."""
+    """`allowed_hosts`: allowed host names, besides loopback names. `cors_origins`: pages that may read answers."""
 
     def __init__(self, allowed_hosts: Sequence[str], cors_origins: Sequence[str]) -> None:
         self._takes_all_hosts = ANY in allowed_hosts
@@ -33,7 +34,7 @@ class WebRules:
         self._origins = frozenset(map(str.lower, cors_origins))
 
     def check(self, connection: Connection) -> None:
-        """Raise for a name that is not ours, and for what a foreign page sent without asking."""
+        """Raise HostNotAllowed, or MediaTypeRefused if another page's request had no preflight."""
         self._check_host(connection)
         origin = connection.header(b"origin")
         if origin is None or connection.scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -41,10 +42,10 @@ class WebRules:
         if self._may_use(origin) or is_same(origin, connection.header(b"host") or ""):
             return
         if media_type(connection.header(b"content-type")) != JSON:
-            raise MediaTypeRefused(f"from a web page elsewhere this path takes {JSON} only")
+            raise MediaTypeRefused(f"from other web pages this path takes {JSON} only")
 
     def _check_host(self, connection: Connection) -> None:
-        """Every browser sends a Host header, so a request without one is not a browser's."""
+        """Check the Host header. Requests without it pass, because browsers always send it."""
         hosts = [value for name, value in connection.scope["headers"] if name == b"host"]
         if self._takes_all_hosts or not hosts:
             return
@@ -56,8 +57,7 @@ class WebRules:
         return self._takes_all_origins or origin.lower() in self._origins
 
     def headers(self, connection: Connection) -> list[Header]:
-        """Return what every answer to an allowed page carries. Where only some origins are allowed, every answer says
-        that it depends on the origin: a cache must not give one page what another asked for."""
+        """Return CORS headers. If only listed origins may read answers, tell caches that answers vary by origin."""
         origin = connection.header(b"origin")
         if origin is None or not self._may_use(origin):
             return [VARIES] if self._origins else []
@@ -69,7 +69,7 @@ class WebRules:
         ]
 
     def preflight(self, connection: Connection) -> list[Header] | None:
-        """Return the answer's headers where a browser asks before it sends; None where it does not, or may not."""
+        """Return a preflight's headers; None for other requests and for pages that are not allowed."""
         wanted = connection.header(b"access-control-request-method")
         if connection.scope["method"] != "OPTIONS" or wanted is None:
             return None
@@ -85,14 +85,13 @@ class WebRules:
 
 
 def host_name(host: str) -> str:
-    """Return the name without its port, [::1]:8000 without its brackets, too."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
 
 
 def is_same(origin: str, host: str) -> bool:
-    """Whether a page came from here. A proxy before us speaks TLS, and we do not."""
+    """Whether the page comes from this server. A TLS proxy may stand before the server."""
     return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 

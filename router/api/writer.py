@@ -1,6 +1,6 @@
-"""Who writes an answer's bytes, and what it is told beside the text. Each endpoint brings its own (generation_api.py).
+"""The protocol that writes an answer's bytes, implemented per endpoint.
 
-opening -> more, more, ... -> ending       a stream of server-sent events; `failed` may come instead of any of them
+opening -> more, more, ... -> ending       a stream of server-sent events; `failed` may replace any of them
 whole                                      an answer that is not streamed
 """
 
@@ -24,8 +24,7 @@ ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a whole request so far. `cached` is known when an answer has ended. `reasoning`: None where the model
-    does not think."""
+    """A request's tokens so far; `cached` is known only at the end. `reasoning`: None if the model does not think."""
 
     prompt: int
     answer: int
@@ -35,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What an answer says of itself. `token` is random: ids are made of it. `created`: seconds since 1970."""
+    """`token`: a random text, part of the answer's ids. `created`: seconds since 1970."""
 
     token: str
     created: int
@@ -46,30 +45,30 @@ class AnswerFacts:
 
 
 class Writer(Protocol):
-    """Made for each request. Deltas are keyed by choice, prompt * n + sequence."""
+    """One per request. Deltas' keys are choices: prompt * n + sequence."""
 
     answer_id: str
-    ping: bytes  # while nothing else is to be said
-    num_events: int  # so far, as far as events are numbered; a stream that goes on sets it
+    ping: bytes  # sent while no news arrives
+    num_events: int  # numbered events so far; set when a stream is resumed
 
     def opening(self) -> bytes:
-        """Return what comes before the first token. What is asked of the prompt is known by then."""
+        """Return the bytes before the first token, once the prompt's scores are known."""
         ...
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        """Return what one batch of tokens adds, b"" where that shows nothing."""
+        """Return one batch's bytes; b"" if the batch shows nothing."""
         ...
 
     def ending(self) -> bytes:
-        """Return what comes after every choice has ended."""
+        """Return the bytes after the last choice has ended."""
         ...
 
     def failed(self, error: BatonError) -> bytes:
-        """Return how a stream that can't go on says so."""
+        """Return the bytes that end a failed stream."""
         ...
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
-        """Return the whole answer, of one delta for each choice."""
+        """Return a whole answer's bytes. `answers`: one delta per choice."""
         ...
 
 
@@ -78,5 +77,5 @@ def sse_event(data: bytes) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """Return a server-sent event. Its name is its `type`, which clients of typed streams look for in both places."""
+    """Put the event's `type` on a line of its own as well: clients read the type there or in the data."""
     return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

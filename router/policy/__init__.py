@@ -1,1 +1,1 @@
-"""How a node is picked among those that fit: one file each."""
+"""Policies that pick one of the suitable nodes, one per file."""

@@ -1,4 +1,4 @@
-"""The policies by name, as `--policy` has them (`shared.config.router_settings.POLICIES`)."""
+"""Make the policy with a given `--policy` name. `shared.config.router_settings.POLICIES` lists the names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a policy sees and answers. Knows nothing of messages.
-
-A policy of one's own is a file beside this one and a line in `choose.py`.
-"""
+"""The interface of a policy. A new policy needs a file beside this one and a line in `choose.py`."""
 
 from __future__ import annotations
 
@@ -15,13 +12,14 @@ from router.registry import RegisteredNode
 
 
 class Reason(StrEnum):
-    """Why a node was picked, as metrics have it."""
+    """Why a node was picked, as metrics name it."""
 
-    ONLY = "only"  # there was no other
-    PREFIX = "prefix"  # of what it has cached
-    LOAD = "load"  # it has less to do, or has room
-    AFFINITY = "affinity"  # the same client's requests go there, and nothing else decides
-    TURN = "turn"  # it was picked least often, or longest ago
+    ONLY = "only"  # the only node
+    PREFIX = "prefix"  # the node has cached pages
+    LOAD = "load"  # the node has less work, or has room
+    AFFINITY = "affinity"  # several nodes are equal, and the same client's requests go to this node
+    MEETING = "meeting"  # several nodes are equal, and every router sends prompts that begin alike to this node
+    TURN = "turn"  # several nodes are equal, and this node was picked least often, or longest ago
 
 
 class Picked(NamedTuple):
@@ -31,25 +29,29 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request needs. `affinity`: what its client calls itself or its session; "": nothing."""
+    """A request's needs. `affinity`: the client's name for itself or its session, or ""."""
 
-    num_tokens: int = 0  # whose KV it needs at once
+    num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
     pages: PromptPages | None = None
     affinity: str = ""
 
+    def beginning(self, node: RegisteredNode) -> bytes:
+        """Return an identity shared by prompts that begin alike; b"" if it is unknown."""
+        return b"" if self.pages is None else self.pages.beginning(node.hello)
+
     def missing(self, node: RegisteredNode) -> int:
-        """Return how many of its tokens the node would compute."""
+        """Return how many of the prompt's tokens the node would compute."""
         return self.num_tokens - self.cached(node)
 
     def cached(self, node: RegisteredNode) -> int:
-        """Return how many of its tokens the node need not compute, as far as is known."""
+        """Return how many of the prompt's tokens the node has cached, as far as known."""
         return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
 
 
 class Policy(Protocol):
-    reads_caches: bool  # whether nodes are to tell what they have cached
+    reads_caches: bool  # whether the policy needs nodes' cache contents
 
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-        """One of `nodes`, which are of one role and never empty."""
+        """Pick one of `nodes`, which have the same role and are never empty."""
         ...

@@ -1,4 +1,4 @@
-"""The node with the least work before it."""
+"""Pick the node with the least pending work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from router.registry import RegisteredNode
 
 
 class LeastLoad:
-    """A node with room for the request's KV comes before one without, however little that one has to do. Then prefill
-    nodes are compared by prompt tokens that wait, decode nodes by sequences that run or wait.
+    """A node with room for the request's KV comes before a node without room. Then prefill nodes are compared by
+    waiting prompt tokens, and decode nodes by open sequences.
 
-    A node's own report is up to a heartbeat old and knows other routers' requests; what this router sent is known at
-    once. So the larger of both counts. Ties go to the node that was picked least often.
+    Other routers' requests count too, and work on slow nodes counts more (see RegisteredNode). Of equal nodes, the node
+    that was picked least often is picked.
     """
 
     reads_caches = False
@@ -22,7 +22,7 @@ class LeastLoad:
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
         if len(nodes) == 1:
             return Picked(nodes[0], Reason.ONLY)
-        needed = max(1, wanted.num_tokens)  # no node without a free page has room
+        needed = max(1, wanted.num_tokens)  # a node without a free page has no room
         left = [node for node in nodes if node.free_tokens >= needed] or nodes
         for measure in MEASURES[left[0].role]:
             if len(left) > 1:
@@ -30,35 +30,25 @@ class LeastLoad:
         return least_picked(left)
 
 
-Measure = Callable[[RegisteredNode], int]
+Measure = Callable[[RegisteredNode], float]
 
 
 def lowest(nodes: Sequence[RegisteredNode], measure: Measure) -> Sequence[RegisteredNode]:
-    """Return the nodes of the lowest measure. Most placements are over after the first: the others cost nothing."""
     amounts = list(map(measure, nodes))
     least = min(amounts)
     return [node for node, amount in zip(nodes, amounts, strict=True) if amount == least]
 
 
-def sequences(node: RegisteredNode) -> int:
-    sent, reported = node.open_sequences, node.num_reported
-    return sent if sent > reported else reported
-
-
-def prompt_tokens(node: RegisteredNode) -> int:
-    sent, reported = node.open_prompt_tokens, node.waiting_tokens
-    return sent if sent > reported else reported
-
-
 def least_picked(nodes: Sequence[RegisteredNode]) -> Picked:
-    """Of nodes between which nothing else decides."""
     if len(nodes) == 1:
         return Picked(nodes[0], Reason.LOAD)
     return Picked(min(nodes, key=dispatched_first), Reason.TURN)
 
 
-waiting_tokens, dispatched_first = attrgetter("waiting_tokens"), attrgetter("dispatched", "node_id")
+prompt_tokens = attrgetter("prompt_tokens")
+weighed_sequences, weighed_tokens = attrgetter("weighed_sequences"), attrgetter("weighed_tokens")
+waiting_tokens, dispatched_first = attrgetter("waiting_tokens"), attrgetter("dispatched", "turn", "node_id")
 MEASURES: dict[str, tuple[Measure, ...]] = {
-    "prefill": (prompt_tokens, sequences),
-    "decode": (sequences, waiting_tokens),
+    "prefill": (weighed_tokens, weighed_sequences),
+    "decode": (weighed_sequences, waiting_tokens),
 }

@@ -1,25 +1,27 @@
-"""The node that has to compute least: of this prompt, behind the prompts that wait there.
+"""Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
-Decode nodes are compared by what runs there; of those with about as little, the one with most of the prompt cached is
-sent least. What is cached counts where it is at least half of the prompt: else a preamble that all prompts share would
-keep them all where it was seen first.
+Decode nodes are compared by their number of sequences. Of nearly equal nodes, the node with the most cached tokens of
+the prompt is picked, because the prompt needs the least new KV there. Cached tokens count only if they are at least
+half of the prompt. Otherwise a common preamble would keep all prompts on the node that computed this preamble first.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from operator import attrgetter
 
 from router.policy.interface import Picked, Reason, Wanted
-from router.policy.least_load import least_picked, lowest, prompt_tokens, sequences
+from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
 from router.registry import RegisteredNode
 
-CLOSE = 1.25  # costs that differ by no more are alike: what is measured is not as exact
-MORE_SEQUENCES = 1.25  # that a decode node may have beside the least busy one, and one more
+CLOSE = 1.25  # costs within this ratio count as equal, because measurements are not more exact
+MORE_PICKED = 1.25  # a node is not picked if it has more than MORE_PICKED * (equal nodes' mean picks) + 1 picks
+MORE_SEQUENCES = 1.25  # a decode node may have up to MORE_SEQUENCES * (least busy node's sequences) + 1 sequences
 
 
 class PrefixAware:
-    """A node with room for what it lacks of the request's KV comes before one without."""
+    """A node with room for the request's uncached KV comes before a node without such room."""
 
     reads_caches = True
 
@@ -42,10 +44,10 @@ def counted(cached: int, num_tokens: int) -> int:
 
 
 def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wanted) -> list[RegisteredNode]:
-    """Return those that begin to decode soonest: in seconds where all of them are measured, else by tokens."""
+    """Return the nodes that finish the prompt soonest, by seconds if all are measured, else by tokens and slowness."""
     tokens = [prompt_tokens(node) + wanted.num_tokens - saved[node.peer] for node in nodes]
     speeds = [speed for node in nodes if (speed := node.prompts.speed(wanted.now)) is not None]
-    costs: list[float] = list(tokens)
+    costs = [node.weight * count for node, count in zip(nodes, tokens, strict=True)]
     if len(speeds) == len(nodes):
         costs = [speed.seconds(count) for speed, count in zip(speeds, tokens, strict=True)]
     most = CLOSE * min(costs)
@@ -53,19 +55,30 @@ def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wan
 
 
 def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wanted) -> list[RegisteredNode]:
-    """Return those with the fewest sequences; with nearly as few, if they have more of the prompt."""
-    least = min(map(sequences, nodes))
-    near = [node for node in nodes if sequences(node) <= MORE_SEQUENCES * least + 1 and saved[node.peer]]
-    return near or list(lowest(lowest(nodes, sequences), prompt_tokens))
+    """Return the nodes with cached tokens and nearly the fewest sequences. If there are none, return the least busy
+    nodes."""
+    least = min(map(weighed_sequences, nodes))
+    near = [node for node in nodes if weighed_sequences(node) <= MORE_SEQUENCES * least + 1 and saved[node.peer]]
+    return near or list(lowest(lowest(nodes, weighed_sequences), prompt_tokens))
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Where a client names itself or its session, its requests meet again: highest random weight, so that routers
-    agree without a word and a node that comes or goes moves few of them."""
-    if not wanted.affinity or len(nodes) == 1:
+    """Choose between equal nodes. Requests of one client or session share a node. Other requests share a node with
+    prompts that begin alike, even before the node reports their pages.
+
+    Highest-random-weight hashing makes routers agree without messages, and moves few requests when a node joins or
+    leaves."""
+    if len(nodes) == 1:
         return least_picked(nodes)
-    return Picked(max(nodes, key=lambda node: weight(wanted.affinity, node.node_id)), Reason.AFFINITY)
+    if wanted.affinity:
+        return Picked(max(nodes, key=lambda node: weight(wanted.affinity, node.node_id)), Reason.AFFINITY)
+    beginning = wanted.beginning(min(nodes, key=attrgetter("node_id"))).hex()  # the same node on all routers
+    if not beginning:
+        return least_picked(nodes)
+    most = MORE_PICKED * sum(node.dispatched for node in nodes) / len(nodes) + 1
+    even = [node for node in nodes if node.dispatched <= most]  # hashing spreads a few beginnings unevenly
+    return Picked(max(even, key=lambda node: weight(beginning, node.node_id)), Reason.MEETING)
 
 
-def weight(affinity: str, node_id: str) -> bytes:
-    return hashlib.blake2b(f"{node_id}\n{affinity}".encode(errors="surrogatepass"), digest_size=8).digest()
+def weight(name: str, node_id: str) -> bytes:
+    return hashlib.blake2b(f"{node_id}\n{name}".encode(errors="surrogatepass"), digest_size=8).digest()

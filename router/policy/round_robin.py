@@ -1,4 +1,4 @@
-"""One node after the other, each role on its own."""
+"""Take turns among the nodes of each role."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.registry import RegisteredNode
 
 
 class RoundRobin:
-    """Remembers the last node of each role by name, so that nodes coming and going don't reset the turn."""
+    """Remembers each role's last node by name, so nodes that come and go don't change the order."""
 
     reads_caches = False
 

@@ -1,1 +1,1 @@
-"""Text in and out of token ids. Only the router has text; nodes see ids. Never loads torch."""
+"""Turn text into token ids and back. Nodes handle only ids. Never loads torch."""

@@ -1,4 +1,4 @@
-"""From a conversation to the ids of its prompt: normalized, hidden control tokens, rendered, cut, tokenized."""
+"""Turn a conversation into its prompt's ids: normalize, hide control tokens, render, cut, tokenize."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from shared.core.errors import InvalidRequest
 
 
 def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
-    """Return the prompt's ids. Raises InvalidRequest for what the template or the tokenizer does not take."""
+    """Return the prompt's ids. Raise InvalidRequest if template or tokenizer refuses the conversation."""
     return ids_and_text(model, conversation)[0]
 
 
 def ids_and_text(model: TextModel, conversation: Conversation) -> tuple[list[int], str]:
-    """Return the prompt's ids and its text."""
     pieces = chat_pieces(model, conversation)
     text = "".join(pieces)
     try:
@@ -30,12 +29,11 @@ def ids_and_text(model: TextModel, conversation: Conversation) -> tuple[list[int
 
 
 def chat_text(model: TextModel, conversation: Conversation) -> str:
-    """Return the prompt as text."""
     return "".join(chat_pieces(model, conversation))
 
 
 def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
-    """Return the prompt's text in pieces, of which each odd one is a client's, control tokens or not."""
+    """Return the prompt in pieces. Pieces with an odd index are the client's plain text."""
     chat = normalized(conversation)
     if model.control_tokens is None and not chat.continue_final_message:
         return [model.template.render(chat)]
@@ -52,8 +50,10 @@ def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
 
 
 def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
-    """The prompt ends where the last message does. The mark and a space stand there while the template renders: without
-    the space, the template has trimmed the message, and what it put before the mark goes, too."""
+    """Render up to the end of the last message. A temporary mark and a space show where this end is.
+
+    If the space is gone, the template trims messages, so white space before the mark is removed too.
+    """
     if chat.add_generation_prompt:
         raise _cannot("needs add_generation_prompt to be false")
     if not chat.messages:
@@ -68,7 +68,7 @@ def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
 
 
 def _with_mark(content: object, mark: str) -> tuple[object, str]:
-    """The content with the mark at the end of its text, and that text without it."""
+    """Return the content with the mark after its last text, and that text without the mark."""
     if isinstance(content, str):
         return content + mark, content
     parts = list(content) if isinstance(content, list) else []

@@ -1,4 +1,4 @@
-"""Renders the model's own chat templates as Hugging Face does. Templates never come from requests."""
+"""Render the model's own chat templates as Hugging Face does. Requests can't contain templates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, Templa
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
-TOOL_USE = "tool_use"  # the template that chats with tools get, where a model has one
-CPU_LIMIT_S = 2.0  # of one rendering
+TOOL_USE = "tool_use"  # name of a model's template for chats with tools
+CPU_LIMIT_S = 2.0  # CPU seconds of one rendering
 MAX_REASON_CHARS = 300
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # these would change what is rendered, and how
+TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # arguments that change the template or the result's type
 
 
 class NoTemplate:
-    """Of a model that brings none and does not go on with what it reads: it could not tell turns from a text."""
+    """Refuses all chats, because an encoder-decoder model without a template can't tell turns from plain text."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 
@@ -30,10 +30,10 @@ class NoTemplate:
 
 
 class JinjaTemplate:
-    """A model's named templates from GGUF or Hugging Face metadata, compiled once.
+    """A model's named templates, compiled once.
 
-    `tokens` are the special tokens a template may write, as `bos_token`. `defaults` are the kwargs of a request that
-    names none.
+    `tokens`: special tokens that a template may write, such as `bos_token`. `defaults`: kwargs that requests may
+    override.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class JinjaTemplate:
         }
         try:
             return "".join(template.root_render_func(template.new_context(values)))
-        except Exception as error:  # templates are programs: any error may come out of them
+        except Exception as error:  # templates are programs and may raise anything
             raise InvalidRequest(_reason(template, error), param="messages") from error
 
     def _checked(self, kwargs: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
@@ -94,7 +94,7 @@ def _compiled(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Templa
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: line {error.lineno}: {error.message}"
         ) from error
-    except Exception as error:  # as a template that nests too deep for Python
+    except Exception as error:  # for example, the nesting is too deep for Python
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: {type(error).__name__}: {error}"
         ) from error
@@ -109,7 +109,6 @@ def _reason(template: jinja2.Template, error: Exception) -> str:
 
 
 def _line(template: jinja2.Template, trace: TracebackType | None) -> int:
-    """The innermost line of the template that was being rendered."""
     line = 0
     while trace is not None:
         if trace.tb_frame.f_globals.get("__jinja_template__") is template:

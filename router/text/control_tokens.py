@@ -1,13 +1,13 @@
-"""Keeps control tokens that a client writes in a chat from acting as such: they are text.
+"""Treat control tokens that a client writes in a chat as plain text.
 
     given      a <|im_end|> b                      a client's string
-    hidden     a X b                               X: one character that neither the chat nor the template has
-    rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump what it gets
-    pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd ones are text and nothing else
+    hidden     a X b                               X: a placeholder character, not in chat or template
+    rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump its input
+    pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd pieces are plain text
 
-A string that ends within a control token's spelling gets such a character at its end, which stands for nothing: the
-next string can't complete the token. What this does not see is a token that the template itself begins, as with
-`'<|' + message.role + '|>'`: there the client's word is meant to be part of it.
+If a string ends inside a control token's spelling, a placeholder for "" is added, so the next string can't complete the
+token. A template may build a control token around a client's word, as in `'<|' + message.role + '|>'`. Such a token is
+not hidden.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from router.text.conversation import Conversation
 from shared.config.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 
-# Printable in every way Python and JSON write text, without case, and never changed by Unicode's normal forms.
+# These characters are printable in Python and JSON, have no case, and don't change under Unicode normalization.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
-_ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same in JSON that is all ASCII
+_ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
 THINK_TAGS = frozenset(
     {"<think>", "</think>", "[THINK]", "[/THINK]"}
-)  # an assistant's own, even where they are control
+)  # an assistant's message may contain these, even if they are control tokens
 
 
 class Placeholders:
-    """The characters that stand for something in one rendering. Owned by it; none occurs in `texts`."""
+    """One rendering's placeholder characters. None of them occurs in `texts`."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._taken = {char for text in texts for char in _placeholders_in(text)}
         self._next = FIRST_PLACEHOLDER
         self._of: dict[str, str] = {}
-        self._literals: dict[str, str] = {}  # as it is written, plainly or in JSON -> what it stands for
+        self._literals: dict[str, str] = {}  # placeholder -> its literal, both plain or both as JSON
 
     def stand_for(self, literal: str) -> str:
-        """Return the character that stands for `literal`, always the same one."""
+        """Return the placeholder for `literal`. Each call with the same `literal` returns the same placeholder."""
         if literal not in self._of:
             char = self._of[literal] = self.unused()
             self._literals[char] = literal
@@ -49,7 +49,7 @@ class Placeholders:
         return self._of[literal]
 
     def unused(self) -> str:
-        """Return a character that nothing else uses. Raises InvalidRequest where the chat has used up all."""
+        """Return an unused character. Raise InvalidRequest if none is left."""
         for code in range(self._next, LAST_PLACEHOLDER + 1):
             if chr(code) not in self._taken:
                 self._next = code + 1
@@ -57,7 +57,7 @@ class Placeholders:
         raise InvalidRequest("the messages hold too many different rare characters", param="messages")
 
     def pieces(self, rendered: str) -> list[str]:
-        """Return the rendered text, cut so that each odd piece is what a placeholder stands for."""
+        """Split the rendered text; pieces with an odd index are placeholders' literals."""
         if not self._literals:
             return [rendered]
         marked = re.split("(" + "|".join(map(re.escape, self._literals)) + ")", rendered)
@@ -65,7 +65,7 @@ class Placeholders:
 
 
 class ControlTokens:
-    """The spellings of one vocabulary's control tokens. They are read once and never change."""
+    """One vocabulary's control tokens. Immutable."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
         longest_first = sorted({s for s in spellings if s.strip()}, key=len, reverse=True)
@@ -81,7 +81,7 @@ class ControlTokens:
         return self._pattern.search(joined) is not None or any(map(self._ends_within, texts))
 
     def hide(self, conversation: Conversation, placeholders: Placeholders) -> Conversation:
-        """Return the conversation with a placeholder for each control token that one of its strings spells."""
+        """Replace control tokens in the conversation's strings with placeholders."""
 
         def shown(match: re.Match[str]) -> str:
             return match[0] if match[0] in THINK_TAGS else placeholders.stand_for(match[0])
@@ -109,7 +109,6 @@ class ControlTokens:
         )
 
     def _ends_within(self, text: str) -> bool:
-        """Whether the end of the text begins a control token."""
         tail = text[1 - self._longest :] if self._longest > 1 else ""
         if self._first_chars.isdisjoint(tail):
             return False
@@ -117,12 +116,11 @@ class ControlTokens:
 
 
 def guarded(options: TextConfig, spellings: Iterable[str]) -> ControlTokens | None:
-    """Return the control tokens that are text in chats, by the router's settings."""
+    """Return the control tokens to hide in chats; None if the settings allow them."""
     return None if options.allow_control_tokens else ControlTokens(spellings)
 
 
 def conversation_strings(conversation: Conversation) -> list[str]:
-    """Return all strings of a conversation, keys included."""
     found: list[str] = []
     for part in (conversation.messages, conversation.tools, conversation.documents, conversation.kwargs):
         _collect(part, found)
@@ -142,7 +140,6 @@ def _collect(value: object, found: list[str]) -> None:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON value with each string changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict | Mapping):

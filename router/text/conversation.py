@@ -1,4 +1,4 @@
-"""What a chat template renders. Knows nothing of templates and of HTTP."""
+"""The input of chat templates."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 Scalar = str | int | float | bool | None
 JsonObject = Mapping[str, object]
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is the reasoning
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field that is set counts
 
-PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})  # nothing of these is changed but null
+# `normalized` does not change these fields, but it drops nulls.
+PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One chat, filled in by the API. Its values are plain JSON, and rendering never changes them.
+    """One chat from the API, as plain JSON values. Rendering never changes them.
 
-    `tools` and `documents` are None where the client sent none: a template may tell that from an empty list.
+    `tools` and `documents`: None if not sent, because a template may treat an empty list differently.
     """
 
     messages: Sequence[JsonObject]
@@ -30,7 +31,7 @@ class Conversation:
 
 
 def normalized(conversation: Conversation) -> Conversation:
-    """Return what templates expect: no null fields, one name for reasoning, tool arguments as mappings."""
+    """Return a conversation as templates expect it: no nulls, one name for reasoning, mappings as tool arguments."""
     if all(_is_plain(message) for message in conversation.messages):
         return conversation
     return replace(conversation, messages=[_normalized(message) for message in conversation.messages])
@@ -50,7 +51,6 @@ def _normalized(message: JsonObject) -> JsonObject:
 
 
 def _is_plain(message: JsonObject) -> bool:
-    """Whether nothing of it is changed."""
     return message.keys() <= PLAIN_FIELDS and None not in message.values()
 
 
@@ -64,7 +64,7 @@ def _call_with_mapping(call: object) -> object:
 
 
 def _mapping(arguments: str) -> object:
-    """Text that is not a JSON object stays text: a model may have written it so, and the template decides."""
+    """Parse a JSON object. Return other text, which a model may have written, unchanged."""
     if not arguments.strip():
         return {}
     try:

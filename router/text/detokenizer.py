@@ -1,4 +1,4 @@
-"""Turns a growing sequence of tokens into text without ever showing half a character. Knows nothing of stops."""
+"""Turn a growing sequence of tokens into text without partial characters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from router.text.interface import Tokenizer, new_decoder
 
 
 class Detokenizer:
-    """One per sequence. Every token is a fixed string of bytes, so text is a plain incremental UTF-8 decoding.
+    """One per sequence. Tokens are fixed byte strings, so this is incremental UTF-8 decoding.
 
-    A tail that may still become a character is held back, and at the end it is left out: a character that was only
-    cut is shown nowhere. Bytes that can't be a character become U+FFFD.
+    The Detokenizer holds an incomplete character back, and drops it at the end of the sequence. Invalid bytes become
+    U+FFFD.
     """
 
     __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")
@@ -17,10 +17,10 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, shows_special: bool = False, shown_ids: frozenset[int] = frozenset()
     ) -> None:
-        """`shown_ids`: special tokens that are text all the same."""
+        """`shown_ids`: special tokens that are shown even without `shows_special`."""
         self._decoder = new_decoder("replace")
         self._special = frozenset() if shows_special else tokenizer.facts.special_ids - shown_ids
-        self._drops_space = tokenizer.facts.drops_first_space  # until the first token that shows
+        self._drops_space = tokenizer.facts.drops_first_space  # set to false after the first visible token
         self._token_bytes = tokenizer.token_bytes
 
     def feed(self, token_id: int) -> str:

@@ -1,4 +1,4 @@
-"""A tokenizer of the `tokenizers` library behind our interface. Knows nothing of files."""
+"""A tokenizer of the `tokenizers` library with our interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.config.vocab_bytes import byte_table
 
 
 class FastTokenizer:
-    """Encoding by the library; decoding by a table of bytes, which is exact and costs one list access per token."""
+    """Encodes with the library. Decodes with a table of bytes, which is exact and needs one list access per token."""
 
     def __init__(
         self,

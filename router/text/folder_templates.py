@@ -1,4 +1,4 @@
-"""Finds the chat templates and the special tokens of a Hugging Face model folder. Knows nothing of Jinja."""
+"""Find the chat templates and special tokens of a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shared.core.errors import ConfigError
 
 
 def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return template texts by name, {} where there is none. Files go before tokenizer_config.json, which is `own`."""
+    """Return templates by name, {} if there are none. Template files take precedence over `own`, the contents of
+    tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files[DEFAULT] = folder / "chat_template.jinja"
@@ -21,7 +22,7 @@ def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
 
 
 def template_tokens(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tokens that templates may write, by name. What the model has not is left out, as undefined."""
+    """Return the tokens that templates may write, by name. Missing tokens stay undefined."""
     older = {} if "added_tokens_decoder" in own else read_json_if_there(folder / "special_tokens_map.json")
     described = {**own, **older}
     tokens = {name: token for name, token in own.items() if name.endswith("_token") and isinstance(token, str)}
@@ -32,7 +33,6 @@ def template_tokens(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _described(given: object) -> dict[str, str]:
-    """One template, or several as a list of {name, template}."""
     if isinstance(given, list):
         named = [entry for entry in given if isinstance(entry, dict) and entry.get("template")]
         return {str(entry.get("name")): str(entry["template"]) for entry in named}

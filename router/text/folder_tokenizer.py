@@ -1,4 +1,4 @@
-"""Builds tokenizer and chat template from a Hugging Face model folder. Reads JSON files only."""
+"""Build tokenizer and chat template from a Hugging Face model folder. Reads only JSON and templates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.config.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.vocabulary import folder_eos_ids, is_byte_level
 from shared.core.errors import ConfigError
 
-ANY_LENGTH = 1 << 20  # where positions are relative nodes alone say how much they hold
+ANY_LENGTH = 1 << 20  # with relative positions, only the nodes limit the length
 
 
 def load_folder(folder: Path, options: TextConfig) -> TextModel:
@@ -47,7 +47,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
             start_ids=start_ids,
             drops_first_space=bool(start_ids) and not is_byte_level(described),
         ),
-        bos_id=None,  # the file's post-processor adds it
+        bos_id=None,  # the post-processor in the file adds the begin token
     )
     return TextModel(
         tokenizer=tokenizer,
@@ -65,7 +65,8 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
 
 
 def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
-    """`continues`: whether the model goes on with what it reads, so that turns do where there is no template."""
+    """Return the model's chat template. `continues`: whether the model is decoder-only, so that a plain template
+    works."""
     sources = template_sources(folder, own)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()

@@ -1,4 +1,4 @@
-"""Builds tokenizer and chat template from a GGUF file's metadata. Reads no weights."""
+"""Build tokenizer and chat template from a GGUF file's metadata. Reads no weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shared.config.vocab_bytes import byte_level_decoder
 from shared.config.vocabulary import CONTROL_TYPE, USER_DEFINED_TYPE, gguf_eos_ids, of_type
 from shared.core.errors import ConfigError
 
-TEMPLATE_KEY = "tokenizer.chat_template"  # and this with .NAME for further ones
+TEMPLATE_KEY = "tokenizer.chat_template"  # the keys of named templates end in .NAME
 TOKEN_KEYS = {
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
-    "sep_token": "seperator",  # so it is spelled there
+    "sep_token": "seperator",  # GGUF's spelling
     "pad_token": "padding",
     "cls_token": "cls",
     "mask_token": "mask",
@@ -39,12 +39,10 @@ LLAMA3_SPLIT = rf"{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """All key-value pairs that a text model needs, as Python values."""
     return read_pairs(path, lambda name: name.startswith("tokenizer.") or name.endswith(".context_length"))
 
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    """How text is cut into words, by the name GGUF gives it."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if name in ("smollm", "starcoder", "refact", "command-r"):
         words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -59,7 +57,7 @@ def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Byte-level BPE as the metadata describe it."""
+    """Build a byte-level BPE tokenizer. Raise ConfigError if the file has another kind of tokenizer."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ConfigError(f"the GGUF file has a tokenizer of kind {kind!r}; only byte-level BPE ('gpt2') is read here")
@@ -117,7 +115,7 @@ def _context_length(metadata: Mapping[str, Any]) -> int:
 
 
 def _template_tokens(metadata: Mapping[str, Any], entries: list[str]) -> dict[str, str]:
-    """Return the tokens that templates may write, by the names of tokenizer_config.json."""
+    """Return the tokens that templates may write, by their names in tokenizer_config.json."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()}
     return {name: entries[int(i)] for name, i in ids.items() if i is not None}
 

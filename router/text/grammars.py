@@ -1,6 +1,6 @@
-"""What a client may ask an answer to follow, as the text of a grammar that nodes compile. Checked here once.
+"""Turn clients' schemas, patterns, choices and grammars into checked text that nodes compile.
 
-Everything raises InvalidRequest in llguidance's words, which name the keyword or the place at fault.
+Each function raises InvalidRequest with llguidance's message, which names the faulty keyword or place.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from shared.grammar.compiler import check_grammar
 
 ANY_OBJECT = {"type": "object"}
-# Between the parts of a JSON text: a space, or a line break and an indent. A model can't go on with it for ever.
+# White space between parts of JSON: a space, or a line break and an indent. A bound keeps models from writing it
+# forever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
-MAX_REFS = 500  # of a schema: llguidance recurses along them
-MAX_DEPTH = 64  # objects and lists of a schema within each other
-MAX_LINES = 500  # of a grammar: the same, along rules
-MAX_GRAMMAR_TEXT = 16 << 10  # llguidance translates that much GBNF in a second
+MAX_REFS = 500  # limit of a schema's references, because llguidance follows them by recursion
+MAX_DEPTH = 64  # limit of the levels of objects and lists in a schema
+MAX_LINES = 500  # limit of a grammar's lines, because llguidance follows the rules by recursion
+MAX_GRAMMAR_TEXT = 16 << 10  # limit of a grammar's characters; llguidance translates 16 Ki of GBNF in a second
 
 
 def of_schema(schema: Mapping[str, Any] | str) -> str:
-    """Of a JSON schema, or of its text."""
+    """Return the grammar of a schema, given as a JSON object or its text."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(given)
         check_size(given)
         return checked(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the schema is no JSON object: {str(error)[:500]}") from None
+        raise InvalidRequest(f"the schema is not a JSON object: {str(error)[:500]}") from None
 
 
 def check_size(schema: object) -> None:
-    """Refuse what goes too deep, level by level. Raise InvalidRequest."""
+    """Raise InvalidRequest for too many levels or references, without recursion."""
     level, num_refs = [schema], 0
     for _ in range(MAX_DEPTH):
         dicts = [value for value in level if isinstance(value, dict)]
@@ -52,7 +53,7 @@ def check_size(schema: object) -> None:
 
 
 def of_regex(pattern: str) -> str:
-    """Of a regular expression that the whole answer matches."""
+    """Return a grammar of answers that match the whole pattern."""
     try:
         return checked(LLMatcher.grammar_from_regex(pattern))
     except ValueError as error:
@@ -60,16 +61,16 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(choices: Sequence[str]) -> str:
-    """Of texts, one of which is the whole answer."""
+    """Return a grammar of answers that are one of these texts."""
     if not choices or not all(choices):
-        raise InvalidRequest("there must be something to choose from, and no empty text")
+        raise InvalidRequest("there must be at least one choice, and no choice may be empty")
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"more than {MAX_CHOICES} texts to choose from")
     return checked(grammar_from("choice", json.dumps(list(choices))))
 
 
 def of_grammar(text: str) -> str:
-    """Of a context-free grammar in Lark's form, or in llama.cpp's GBNF."""
+    """Check a grammar in Lark's form or in llama.cpp's GBNF."""
     text = re.sub(r"\s*\n\s*", "\n", text)
     if len(text) > MAX_GRAMMAR_TEXT or text.count("\n") > MAX_LINES:
         raise InvalidRequest(f"the grammar has more than {MAX_GRAMMAR_TEXT} characters or {MAX_LINES} lines")

@@ -1,4 +1,4 @@
-"""Tokenizes text of two kinds in one go: control tokens count in the template's, and are plain text in a client's."""
+"""Tokenize a rendered chat so that control tokens act only in the template's text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NONCE_BYTES = 16
 
 
 class GuardedEncoder:
-    """A twin of a tokenizer that shares its vocabulary and knows control tokens only under names nobody can guess.
+    """Encodes with a tokenizer's twin. The twin has the same vocabulary, but secret names for control tokens.
 
-    The template's own control tokens get these names first; then one call encodes all of the text. So the twin cuts,
-    normalizes and merges as the tokenizer does, and a control token that a client wrote is merged with its neighbours.
-    A tokenizer that finds its own tokens only in some places has no such twin: there each piece is encoded alone.
+    The template's control tokens are renamed, then one call encodes all text. So the twin splits, normalizes and merges
+    as the tokenizer does, but it merges the text of a client's control token with the text around it. A tokenizer that
+    finds its tokens only in some places has no twin, and encodes each piece alone.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -34,11 +34,11 @@ class GuardedEncoder:
         self._spelled = re.compile("|".join(map(_pattern, longest_first)) or "(?!)")
         normalized = [token.content for token in added.values() if token.special and token.normalized]
         self.has_twin = all(map(self._agrees, normalized))
-        # other spellings may become a control token by normalizing, and nobody has hidden those
+        # Other spellings of control tokens were not hidden, and normalizing may turn them into control tokens.
         self.always_needed = self.has_twin and inner.normalizer is not None and bool(normalized)
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
-        """Each odd piece is a client's text, as `control_tokens` cuts it."""
+        """Encode pieces from `control_tokens`. Pieces with an odd index are a client's text."""
         return self._in_one_go(pieces) if self.has_twin else self._one_by_one(pieces)
 
     def _in_one_go(self, pieces: Sequence[str]) -> list[int]:
@@ -50,8 +50,8 @@ class GuardedEncoder:
         return self._without_found(text, found)
 
     def _without_found(self, text: str, found: tokenizers.Encoding) -> list[int]:
-        """A model that has a control token among its pieces, as Unigram may, finds it in plain text: it is spelled out
-        there. A token for the unknown stays."""
+        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one
+        instead. Keep the token for unknown characters."""
         ids: list[int] = []
         for i, (start, end) in zip(found.ids, found.offsets, strict=True):
             if i in self._found_in_text and self._spellings[i] in text[start:end]:
@@ -70,7 +70,7 @@ class GuardedEncoder:
         return [token.id for char in text for token in self._inner.model.tokenize(char)]
 
     def _agrees(self, spelling: str) -> bool:
-        """Whether the tokenizer finds the token at the start and within a text, and the twin does."""
+        """Whether twin and tokenizer find the token in the same places, both at a text's start and inside a text."""
         texts = (f"{spelling}a", f"a{spelling}a")
         return all(self._in_one_go([text]) == encoded(self._inner, text).ids for text in texts)
 
@@ -89,7 +89,7 @@ class GuardedEncoder:
 
 
 def encoded(inner: tokenizers.Tokenizer, text: str, *, add_special: bool = False) -> tokenizers.Encoding:
-    """As a batch of one: the library lets go of Python's lock for batches only, and a long text takes seconds."""
+    """Encode as a batch to release the GIL, because long texts take seconds."""
     return inner.encode_batch([text], add_special_tokens=add_special)[0]
 
 

@@ -1,4 +1,4 @@
-"""Text for HashLM, the integer test model: one printable ASCII character per token, and an end token."""
+"""Text for HashLM, the integer test model: each token is a printable ASCII character or the end token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HashTokenizer:
 
 
 class PlainTemplate:
-    """`role: content` one after the other, for models that bring no template."""
+    """Writes `role: content` for each message of a chat. It is used for models without a template."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 

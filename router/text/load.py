@@ -1,4 +1,4 @@
-"""Finds the tokenizer of the configured model. Knows nothing of what it is used for."""
+"""Load the tokenizer of the configured model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ DEFAULTS = TextConfig()
 
 
 def load_text_model(model: str, options: TextConfig = DEFAULTS) -> TextModel:
-    """model: smollm2, hashlm, scripted, a .gguf file, or a Hugging Face folder. Raises ConfigError."""
+    """Return the model's tokenizer and template. Raise ConfigError if they can't be loaded.
+
+    `model`: smollm2, hashlm, scripted, a .gguf file, or a Hugging Face folder."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
         return scripted_text_model()

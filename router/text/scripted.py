@@ -1,4 +1,4 @@
-"""Text for the scripted model: all of UTF-8, in pieces of one to six bytes, and the plain template."""
+"""Text for the scripted model: its tokens are one to six bytes of UTF-8, and its template is the plain one."""
 
 from __future__ import annotations
 

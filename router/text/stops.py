@@ -1,4 +1,4 @@
-"""Finds stop strings in growing text. Knows nothing of tokens."""
+"""Find stop strings in the growing text of one choice."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Holds back only text that may still become a stop string, across any number of `feed` calls.
+    """Holds back only text that may become a stop string, across `feed` calls.
 
-    The first stop string to be complete wins; of two complete at the same character, the longer. So the result does
-    not depend on how the text was cut into pieces.
+    The stop string that is complete first ends the text. If two stop strings end at the same character, the longer one
+    counts. So the result does not depend on how the text is cut into pieces.
 
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """
@@ -17,7 +17,7 @@ class StopMatcher:
     __slots__ = ("_held", "_keeps", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
-        """`keeps`: the stop string that matched is shown too."""
+        """`keeps`: whether the matched stop string is shown, too."""
         self._keeps = keeps
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in self._stops), default=0)
@@ -25,7 +25,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, piece: str) -> str:
-        """More text; returns what may be shown now. After a match there is nothing more to show."""
+        """Return the text that may be shown now; "" after a match."""
         if self.matched is not None or not piece:
             return ""
         if not self._stops:
@@ -41,12 +41,11 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The end of the text: what was held back was no stop string."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        """Start of the match that is complete first."""
+        """Return (start, stop string) of the match that is complete first."""
         best: tuple[int, int, str] | None = None  # (end, start, stop)
         for stop in self._stops:
             start = text.find(stop)
@@ -55,7 +54,7 @@ class StopMatcher:
         return None if best is None else (best[1], best[2])
 
     def _possible_prefix(self, text: str) -> int:
-        """Length of the longest end of `text` that is a beginning of some stop string."""
+        """Return the length of the longest suffix of the text that may begin a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

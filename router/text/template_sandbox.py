@@ -1,9 +1,8 @@
-"""The Jinja environment of chat templates: what Hugging Face's has, in a sandbox, and bounded.
+"""The Jinja environment of chat templates: Hugging Face's, sandboxed and bounded.
 
-What is bounded: the CPU time of one rendering, checked every few turns of loops and calls, and the length of what
-operators, calls and blocks build. What is not: one operation that is long by itself, as a format of enormous width,
-padding, or a filter over a huge list. A template is code of the model's author. One that was written to do harm can
-still use up memory and time in such an operation. It can't loop for ever, and it can't reach files or other objects.
+The sandbox bounds CPU time, and the results of operators, calls and blocks. It checks CPU time every few loop turns and
+calls. It does not bound a single operation, such as an enormous format width, padding, or a filter over a huge list. So
+a malicious template can use up memory and time, but can't loop forever or reach files or other objects.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_TEXT = 16 << 20  # characters of one string, entries of one list
+MAX_TEXT = 16 << 20  # limit of a string's characters and of a list's entries
 MAX_EXPONENT = 1 << 10
 MAX_NUMBER = 1 << 1024
 STEPS_BETWEEN_LOOKS = 64
-BUDGET = "%budget"  # names that no template can write
+BUDGET = "%budget"  # templates can't write names with %
 COUNTED = "%counted"
 SIZED = "%sized"
 DICT_NAMES = frozenset(dir(dict))
@@ -37,23 +36,25 @@ PLAIN_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"f
 
 
 class TemplateRefusal(Exception):
-    """`raise_exception` of a template: it does not take these messages."""
+    """A template called `raise_exception` to refuse the messages."""
 
 
 class TemplateTooLong(Exception):
-    """The template used up its time, or built too long a text."""
+    """The template ran too long, or its text grew too long."""
 
 
 class Budget:
-    """What one rendering may use: `limit_s` by the clock, and from then on as much CPU time of its thread, so that a
-    busy machine refuses nobody. To ask for CPU time is a system call, which short renderings are spared."""
+    """The time limit of one rendering: `limit_s` of wall-clock time, then `limit_s` of its thread's CPU time.
+
+    So no rendering is refused because the machine is busy, and short renderings avoid the system call for CPU time.
+    """
 
     __slots__ = ("_deadline", "_late_at", "_limit_s", "_steps")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._late_at = time.monotonic() + limit_s
-        self._deadline: float | None = None  # of CPU time, once it is late
+        self._deadline: float | None = None  # deadline in CPU time, set when the wall-clock limit has passed
         self._steps = 0
 
     def step(self) -> None:
@@ -69,14 +70,14 @@ class Budget:
 
 
 class GenerationBlocks(Extension):
-    """`{% generation %}` marks an answer for training. It renders as its body does."""
+    """Renders only the body of `{% generation %}`, which marks answers for training."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # a block of its own, as a macro is: what it sets stays inside
+        # The block is called like a macro, so that variables which are set inside are not visible outside.
         return nodes.CallBlock(self.call_method("rendered"), [], [], body).set_lineno(line)
 
     def rendered(self, caller: Callable[[], str]) -> str:
@@ -84,9 +85,10 @@ class GenerationBlocks(Extension):
 
 
 class _Instrumented(NodeTransformer):
-    """Lets every loop count its turns, and looks at the length of what `+`, `~` and a block build.
+    """Makes loops count their turns, and checks the length of the results of `+`, `~` and blocks.
 
-    Of nested `+` the outermost is enough: one expression has no more operands than its text.
+    Of nested `+` operators only the outermost one is checked, because the template's text bounds the number of
+    operands.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:
@@ -121,7 +123,7 @@ def _filtered(node: nodes.Node | None, name: str, line: int = 0) -> nodes.Filter
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates. Each rendering brings its own budget in its context, so threads may share one."""
+    """Threads may share one TemplateSandbox, because each rendering has its own budget in its context."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -141,8 +143,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return instrumented
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Find fields, methods of text, and what loops and namespaces have, without the sandbox's checks, which they
-        always pass."""
+        """Skip Jinja's checks for fields, string methods, loops and namespaces, where these checks always pass."""
         if type(obj) is dict and attribute not in DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in PLAIN_STR_METHODS:
@@ -157,7 +158,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self: TemplateSandbox, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
         __context.parent[BUDGET].step()
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
-            kwargs.pop("_loop_vars", None)  # what Jinja adds for functions that take the context
+            kwargs.pop("_loop_vars", None)  # Jinja adds `_loop_vars` for functions that take the context
             kwargs.pop("_block_vars", None)
             return _sized(__obj(*args, **kwargs))
         return _sized(super().call(__context, __obj, *args, **kwargs))
@@ -208,7 +209,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter writes it for HTML."""
+    """Write plain JSON, because Jinja's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -217,7 +218,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 class _Dict:
-    """`dict(...)` without the attributes of the class."""
+    """The template's function `dict(...)`. Of the attributes of Python's class, it offers only `fromkeys`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -227,9 +228,9 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Takes no names that begin with an underscore: they are Python's own."""
+    """Refuses names with a leading underscore, because Python uses such names for its own attributes."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be one of the names
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may use `self` as a name
         given = dict(*args[1:], **kwargs)
         for name in given:
             _check_name(name)

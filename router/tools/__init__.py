@@ -1,1 +1,1 @@
-"""Tool calls and reasoning: what requests declare, the grammar of calls, and answers read as they grow. No sockets."""
+"""Tool calls and reasoning: declared tools, grammars of calls, and readers of growing answers."""

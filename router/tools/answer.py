@@ -1,4 +1,4 @@
-"""Reads an answer as it grows: text in, typed deltas out. Any text will do, and what is no call is content as it is.
+"""Read an answer as it grows: text in, typed deltas out. Text that is not a call stays content.
 
 thought   -> ReasoningText          at the beginning only
 text      -> ContentText            held back only while it may begin a call
@@ -17,10 +17,11 @@ from router.tools.reasoning import Thought, split_thought
 
 
 class AnswerReader:
-    """One per choice. After `finish` there is nothing more to feed."""
+    """Reads the answer of one choice."""
 
     def __init__(self, row: ToolFormat | None, tools: Iterable[Tool] = (), thought: Thought | None = None) -> None:
-        """`row`: None where calls are not looked for. `tools`: only calls of these are calls."""
+        """`row`: the format of calls; None if calls are not read. `tools`: the callable tools. A call of any other tool
+        is content."""
         self._source = Source()
         self._sink = DeltaSink()
         self._row = row
@@ -34,17 +35,17 @@ class AnswerReader:
 
     @property
     def is_in_call(self) -> bool:
-        """Return whether the last call's arguments are incomplete. After `finish` this means that the call was cut."""
+        """Whether the last call's arguments are incomplete. After `finish`, True means that the call was cut off."""
         return self._sink.is_in_call
 
     def feed(self, text: str) -> list[AnswerDelta]:
-        """Return what the text so far says that was not said before."""
         self._source.feed(text)
         next(self._reading, None)
         return self._sink.taken()
 
     def finish(self) -> list[AnswerDelta]:
-        """The text ends here: return what was held back. Half a call stays one, half of what begins one is content."""
+        """Return the held-back part. A call that is cut off stays a call. But if it is cut off before its beginning is
+        complete, this text becomes content."""
         self._source.has_ended = True
         next(self._reading, None)
         return self._sink.taken()
@@ -59,8 +60,6 @@ class AnswerReader:
 
 
 class _CallReader:
-    """Finds groups of calls in text."""
-
     def __init__(self, row: ToolFormat, tools: Mapping[str, Tool], source: Source, sink: DeltaSink) -> None:
         self._row = row
         self._tools = tools
@@ -82,7 +81,7 @@ class _CallReader:
                 self._sink.content(self._source.take(self._source.at + 1))
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
-        """Return whether white space and calls come next; if not, go nowhere."""
+        """Read white space and a group of calls. Return False if there are none."""
         self._source.mark()
         try:
             yield from skip_space(self._source)
@@ -107,7 +106,7 @@ class _CallReader:
         yield from self._skip_mark(row.ends)
 
     def _next_call(self) -> Reading[bool]:
-        """Return whether a separator and one more call of the group come next; if not, go nowhere."""
+        """Read a separator and one more call. Return False if there are none."""
         source = self._source
         source.mark()
         try:
@@ -121,7 +120,6 @@ class _CallReader:
         return True
 
     def _skip_mark(self, marks: tuple[str, ...]) -> Reading[None]:
-        """Go behind white space and one of the marks, if they come next."""
         self._source.mark()
         try:
             yield from skip_space(self._source)
@@ -134,7 +132,6 @@ class _CallReader:
             self._source.rewind()
 
     def _drop_last_space(self) -> Reading[None]:
-        """Drop the white space between the last call and the end of the answer."""
         self._source.mark()
         try:
             yield from skip_space(self._source)

@@ -1,4 +1,4 @@
-"""Which tools a request lets the model call, and which it must call: OpenAI's `tool_choice`."""
+"""OpenAI's `tool_choice`: the tools that the model may or must call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class ChoiceMode(StrEnum):
     NONE = "none"
     AUTO = "auto"
     REQUIRED = "required"
-    NAMED = "named"  # exactly one call, of the one tool that is left
+    NAMED = "named"  # the answer is exactly one call, of the only tool in `tools`
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`tools`: those that may be called. A request with NONE may still show all of them to the model."""
+    """`tools`: callable tools. With NONE the model may still see all tools."""
 
     mode: ChoiceMode
     tools: tuple[Tool, ...] = ()
@@ -29,7 +29,8 @@ NO_TOOLS = ToolChoice(ChoiceMode.NONE)
 
 
 def parse_tool_choice(value: object, tools: Sequence[Tool], param: str = "tool_choice") -> ToolChoice:
-    """Return the checked choice; null means auto where there are tools. Raise InvalidRequest that names the member."""
+    """Return the checked choice. Null means `auto` if there are tools, else `none`. Raise InvalidRequest with the
+    invalid member's name."""
     if value is None:
         return ToolChoice(ChoiceMode.AUTO, tuple(tools)) if tools else NO_TOOLS
     if isinstance(value, str):
@@ -54,7 +55,7 @@ def _of_mode(mode: object, tools: tuple[Tool, ...], param: str) -> ToolChoice:
 
 
 def _named(value: dict[str, object], tools: Sequence[Tool], param: str) -> Tool:
-    """Return the tool that {"type": "function", "function": {"name": ...}} or the same without `function` names."""
+    """Return the tool named by {"type": "function", "function": {"name": ...}}, with or without `function`."""
     inner = value.get("function", value)
     name = inner.get("name") if isinstance(inner, dict) else None
     for tool in tools:
@@ -64,7 +65,7 @@ def _named(value: dict[str, object], tools: Sequence[Tool], param: str) -> Tool:
 
 
 def _allowed(value: dict[str, object], tools: Sequence[Tool], param: str) -> ToolChoice:
-    """Return the choice of {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}."""
+    """Parse {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}."""
     inner = value.get("allowed_tools", value)
     if not isinstance(inner, dict) or not isinstance(inner.get("tools"), list):
         raise InvalidRequest(f"{param}.allowed_tools needs a mode and a list of tools", param=param)

@@ -1,7 +1,7 @@
-"""The tools that a request declares, checked and frozen. All endpoints share them.
+"""Check a request's tools, for all endpoints.
 
-Tools come as OpenAI writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}} in
-chats, and the same members without the inner object in /v1/responses.
+Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}; /v1/responses
+lacks the inner object.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from shared.core.errors import InvalidRequest
 
-MAX_TOOLS = 512  # of all types; agents with many servers of tools send more than OpenAI takes
-MAX_SCHEMA_BYTES = 256 << 10  # of all tools together
-MAX_SCHEMA_DEPTH = 64  # objects and lists within each other
+MAX_TOOLS = 512  # limit of tools of all types; agents send more than OpenAI allows
+MAX_SCHEMA_BYTES = 256 << 10  # bytes of all tools' schemas together
+MAX_SCHEMA_DEPTH = 64  # levels of objects and lists
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -25,22 +25,21 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function that the model may call. `parameters` is a JSON schema of an object, never changed."""
+    """`parameters`: a JSON schema of an object, which is never changed."""
 
     name: str
     description: str | None = None
-    parameters: Mapping[str, Any] | None = None  # None: the function takes nothing
+    parameters: Mapping[str, Any] | None = None  # None: no arguments
     is_strict: bool = False
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The schema of the arguments, which are always an object."""
+        """The JSON schema of the arguments, which always describes an object."""
         if self.parameters is None:
             return NO_PARAMETERS
         return {**ANY_OBJECT, **self.parameters}
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool as chat templates read it."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -50,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class OtherTool:
-    """A tool of a type that is not a function. An endpoint may skip it or refuse it."""
+    """A tool of another type than `function`. Endpoints skip or refuse it."""
 
     index: int
     type: str
@@ -63,7 +62,7 @@ class DeclaredTools:
 
 
 def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
-    """Return the functions and the other tools of a request. Raise InvalidRequest that names the wrong member."""
+    """Return the declared tools. Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
@@ -90,9 +89,8 @@ def make_tool(
     path: str,
     schema_name: str = "parameters",
 ) -> Tool:
-    """Return one checked tool, from whatever members an endpoint has. Raise InvalidRequest that names the wrong one.
-
-    `schema_name`: what the endpoint calls the schema, as /v1/messages calls it `input_schema`.
+    """Return a checked tool. Raise InvalidRequest with the invalid member's name.
+    `schema_name`: the endpoint's name for the schema, such as /v1/messages' `input_schema`.
     """
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise InvalidRequest(
@@ -108,7 +106,7 @@ def make_tool(
 
 
 def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
-    """Return the schema of a function's arguments. Raise InvalidRequest unless it describes an object."""
+    """Return the schema. Raise InvalidRequest if it does not describe an object, or is too deep."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
     if schema.get("type", "object") != "object":
@@ -119,7 +117,7 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
 
 
 def skipped_tools(tools: Sequence[Mapping[str, Any]] | None, served: Collection[str | None]) -> list[str]:
-    """Return the paths of tools whose type an endpoint does not serve."""
+    """Return the paths of tools whose type is not in `served`."""
     sent = (tools or ())[:MAX_TOOLS]
     return [f"tools[{index}]" for index, tool in enumerate(sent) if tool.get("type") not in served]
 
@@ -130,7 +128,7 @@ def check_number(tools: Sequence[object], param: str) -> None:
 
 
 def check_together(tools: Sequence[Tool], param: str) -> None:
-    """Raise InvalidRequest where two share a name, or all schemas are too large together."""
+    """Raise InvalidRequest for duplicate names, or too many bytes of schemas."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:
@@ -161,7 +159,8 @@ def _member(item: object, name: str, kind: type, path: str) -> object:
 
 
 def _is_deeper(schema: object, depth: int) -> bool:
-    """Return whether the value nests deeper. It counts by levels, for recursion would end at Python's own limit."""
+    """Whether a schema has more than `depth` levels. Search it level by level, because recursion would hit Python's
+    limit."""
     level = [schema]
     for _ in range(depth):
         level = [child for value in level for child in _children(value)]

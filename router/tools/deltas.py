@@ -1,4 +1,4 @@
-"""What an answer turns out to say, piece by piece. Knows nothing of JSON shapes of endpoints."""
+"""The parts of an answer as they grow. Independent of endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """`index` counts the calls of one answer from 0."""
+    """A call has begun. `index`: its number among the answer's calls, from 0."""
 
     index: int
     name: str
@@ -26,7 +26,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments. All pieces of a call that has ended are one JSON object."""
+    """A piece of a call's arguments. Joined, all pieces of a complete call form a JSON object."""
 
     index: int
     text: str
@@ -49,7 +49,7 @@ class WholeAnswer:
 
 
 class DeltaSink:
-    """Collects deltas of one feed; texts of the same kind that follow each other become one."""
+    """Collects one feed's deltas and joins adjacent texts of the same kind."""
 
     __slots__ = ("_deltas", "is_in_call", "num_calls")
 
@@ -73,7 +73,7 @@ class DeltaSink:
         self._add(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The arguments are complete; what still closes the call says nothing."""
+        """Record that the call's arguments are complete. Only the end of the call's syntax follows."""
         self.is_in_call = False
 
     def taken(self) -> list[AnswerDelta]:
@@ -91,7 +91,6 @@ class DeltaSink:
 
 
 def whole_answer(deltas: Iterable[AnswerDelta]) -> WholeAnswer:
-    """Return what all deltas of one answer say together."""
     texts: dict[type, list[str]] = {ContentText: [], ReasoningText: []}
     names: list[str] = []
     arguments: list[list[str]] = []

@@ -1,6 +1,6 @@
-"""The formats in which models call tools. Each row gives both the format's grammar and its reader.
+"""List the formats of tool calls. Each row defines a format's grammar and reader.
 
-answer   text  begins opens  call separator call  closes ends  (the next group, where calls have one each)
+answer   text  begins opens  call separator call  closes ends  (the next group, if each has one call)
 hermes         <tool_call>   {"name": ...}               </tool_call>
 mistral        [TOOL_CALLS] [  {...}  ,  {...}  ]
 """
@@ -21,22 +21,22 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One row. `signs`: texts of chat templates; a template that has all texts of one of the tuples has this format."""
+    """One format. `signs`: tuples of texts. A chat template that contains all texts of one tuple has this format."""
 
     name: str
     shape: CallShape
-    begins: tuple[str, ...]  # any of them begins a group of calls, wherever it stands
+    begins: tuple[str, ...]  # each of these texts begins a group of calls
     signs: tuple[tuple[str, ...], ...]
-    may_begin_bare: bool = False  # at the very beginning of an answer a group needs none of `begins`
+    may_begin_bare: bool = False  # whether `begins` may be missing at the answer's beginning
     opens: str = ""
-    separator: str = ""  # "": a group has one call, and further calls have groups of their own
+    separator: str = ""  # "" if a group has only one call
     closes: str = ""
     ends: tuple[str, ...] = ()
-    has_short_ids: bool = False  # nine letters and digits: Mistral's templates refuse other ids
+    has_short_ids: bool = False  # ids have nine letters and digits, because Mistral's templates refuse others
 
     @property
     def markers(self) -> frozenset[str]:
-        """All texts that may be special tokens and have to reach the reader."""
+        """All texts that may be special tokens and must reach the reader."""
         return frozenset((*self.begins, *self.ends, *self.shape.markers))
 
 
@@ -127,7 +127,8 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolFormat | None:
-    """Return the format of a model's chat templates, or None. A name wins. Raise ConfigError for an unknown name."""
+    """Return the named format, or without a name the templates' format, if any. Raise ConfigError for an unknown
+    name."""
     if name is not None:
         if name not in BY_NAME:
             raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")
@@ -137,7 +138,7 @@ def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolForm
 
 @functools.cache
 def _format_in(template: str) -> ToolFormat | None:
-    """Asked with every request that has tools; a router has one model."""
+    """Return the template's format, if any. The result is cached, because every request with tools needs it."""
     for row in FORMATS:
         if any(all(sign in template for sign in signs) for signs in row.signs):
             return row

@@ -1,10 +1,10 @@
-"""The grammar of an answer with tools, made from a format's row: text in llguidance's dialect of Lark.
+"""Make the grammar of an answer with tools in llguidance's dialect of Lark, from a format's row.
 
-    auto       text, or text up to what begins a call, then calls and nothing else
+    auto       text, or text up to a call's beginning, then only calls
     required   calls only; named: one call only
-    a thought  may stand in front of both, or has to be ended first where the prompt has begun it
+    a thought  may precede both, or must be closed first if the prompt has opened it
 
-White space is allowed where models write some, and nowhere without a bound.
+White space is allowed where models write it, within bounds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ def tool_grammar(
     thought: Thought | None = None,
     has_body: bool = False,
 ) -> str | None:
-    """Return the grammar of an answer, or None where any text will do.
+    """Return the grammar of an answer, or None for any text. Raise InvalidRequest for an uncallable tool.
 
-    `special_ids` are the markers that the vocabulary has as special tokens; llguidance matches those by id alone.
-    `thought`: what the answer may begin with, as `thought_of` says. `has_body`: where nothing must be called, an answer
-    without calls follows another grammar, which `with_body` adds, and one with calls has no text. Raise InvalidRequest
-    for a tool that the format can't call.
+    - `special_ids`: markers that are special tokens, which llguidance matches only by id
+    - `thought`: from `thought_of`
+    - `has_body`: whether an answer has calls or else follows the grammar that `with_body` adds
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
         return None
@@ -45,8 +44,9 @@ def tool_grammar(
 
 
 def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int]) -> str:
-    """Return the serialized grammar of an answer that may think, or has to end its thought, before it follows
-    `grammar`. That one is llguidance's JSON text, of one grammar."""
+    """Return `grammar` with a thought before it. The thought is required if the prompt has opened it.
+
+    `grammar` and the result are llguidance's JSON."""
     markers = Markers(frozenset((thought.tags.opening, thought.tags.closing)), special_ids)
     begin = "thought" if thought.is_open else "thought?"
     rules = {"start": f"{begin} GAP? @body", "GAP": "/[ \\t\\r\\n]{1,4}/", **thought_rules(thought, markers)}
@@ -55,13 +55,12 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
 
 
 def with_body(lark: str, body: str) -> str:
-    """Return the serialized grammar of a text in Lark's form that says `@body`. `body`: a serialized grammar."""
+    """Return the serialized grammar of Lark text that refers to `@body`. `body`: the grammar that gets this name."""
     (inner,) = json.loads(body)["grammars"]
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
 
 def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
-    """Return the rules of `thought`: from the answer's beginning to the closing tag."""
     opening, closing = thought.tags.opening, thought.tags.closing
     rules: dict[str, str] = {}
     if markers.is_special(closing):
@@ -80,14 +79,11 @@ def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
 
 
 def text_without(*marks: str) -> str:
-    """Return a terminal for any text that does not spell these marks. Who reads the text could not tell them from the
-    special tokens that they are."""
+    """Return a terminal for text without these marks. Readers can't tell a mark's text from the special token."""
     return " & ".join((TEXT, *(f"~/(?s:.*){escaped(mark)}(?s:.*)/" for mark in marks)))
 
 
 class _Grammar:
-    """Collects the rules of one grammar, by name."""
-
     def __init__(self, row: ToolFormat, markers: Markers, allows_many: bool, has_body: bool) -> None:
         self._row = row
         self._markers = markers
@@ -111,7 +107,7 @@ class _Grammar:
         return rules
 
     def _add_groups(self, calls: Sequence[CallRules]) -> None:
-        """Add `calls`, what follows a group's first marker, and `group`, a whole one."""
+        """Add the rules `group` and `calls`. `calls` is a group without its first marker."""
         row = self._row
         self._rules["call"] = " | ".join(f"call_{index}" for index in range(len(calls)))
         for index, call in enumerate(calls):
@@ -141,7 +137,7 @@ class _Grammar:
             self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
-        """Add free text up to what begins a call. Lazy rules win over text as soon as they are complete."""
+        """Add free text up to a call's beginning. A complete lazy rule takes precedence over text."""
         if self._has_body:
             self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
         else:
@@ -158,7 +154,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Add rules for text up to a marker, and yield what an answer with calls may be."""
+        """Add rules for text up to a marker. Yield the forms of answers in which calls follow the text."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -167,7 +163,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Add rules for what begins a call of each tool, and yield what an answer of calls may be."""
+        """Add rules for calls without a marker before them. Yield the forms of answers that have only such calls."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""
@@ -176,14 +172,13 @@ class _Grammar:
             yield f"bare_{index} rest_{index} after_call"
 
     def _add_thought(self, thought: Thought) -> None:
-        """Add `thought`: from the answer's beginning to the closing tag."""
         self._rules |= thought_rules(thought, self._markers)
 
     def _begins(self) -> str:
         return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))
 
     def _end(self) -> str:
-        """Return what ends a group, which may be missing where its beginning may be."""
+        """Return the rule for a group's end. The end is optional if the group's beginning is optional."""
         is_needed = not self._row.may_begin_bare
         marks = (self._markers.written if is_needed else self._markers.written_if_any)(self._row.ends)
         if not marks:

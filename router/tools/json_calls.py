@@ -1,4 +1,5 @@
-"""Calls whose arguments are JSON: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The JSON passes unchanged."""
+"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The arguments' JSON is not
+changed."""
 
 from __future__ import annotations
 
@@ -32,14 +33,15 @@ from router.tools.reading import (
     take_run,
 )
 
-LEADING_MEMBER = ("type", "function")  # that models write before the name
-ARGUMENTS = frozenset({"arguments", "parameters"})  # models mix them up
+LEADING_MEMBER = ("type", "function")  # models may write this member before the member with the name
+ARGUMENTS = frozenset({"arguments", "parameters"})  # models write either name
 CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """`{"name": "f", "arguments": {...}}`. `arguments` is the member that the model learned."""
+    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: the name of the member with the arguments, as the
+    model has learned it."""
 
     arguments: str
     markers: tuple[str, ...] = ()
@@ -60,7 +62,6 @@ class JsonCalls:
         yield from self._members(source, sink)
 
     def _name(self, source: Source) -> Reading[str]:
-        """Go behind the name and return it."""
         yield from expect(source, "{")
         while True:
             yield from skip_space(source)
@@ -77,7 +78,6 @@ class JsonCalls:
             yield from expect(source, ",")
 
     def _members(self, source: Source, sink: DeltaSink) -> Reading[None]:
-        """Read the members behind the name up to the end of the object, or to whatever ends it instead."""
         has_arguments = False
         while True:
             yield from skip_any_space(source)
@@ -105,7 +105,8 @@ class JsonCalls:
 
 @dataclass(frozen=True, slots=True)
 class NamedJsonCalls:
-    """`name[ARGS]{...}`, or `name[CALL_ID]id[ARGS]{...}`: both marks are special tokens where the model knows them."""
+    """Calls like `name[ARGS]{...}` or `name[CALL_ID]id[ARGS]{...}`. The marks in brackets are special tokens if the
+    model's vocabulary has them."""
 
     arguments: str
     call_id: str
@@ -125,7 +126,7 @@ class NamedJsonCalls:
             raise NotACall
         if (yield from found(source, self.call_id)):
             yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
-        yield from found(source, self.arguments)  # it is missing where special tokens are not shown
+        yield from found(source, self.arguments)  # the mark is missing if special tokens are not shown
         yield from skip_space(source)
         if (yield from peek(source)) != "{":
             raise NotACall
@@ -136,7 +137,7 @@ class NamedJsonCalls:
 
 
 def _short_string(source: Source) -> Reading[str]:
-    """Return a JSON string of a name's characters. Raise NotACall for any other."""
+    """Read a short JSON string. Raise NotACall if it has other characters than names have."""
     yield from expect(source, '"')
     text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
     yield from expect(source, '"')
@@ -144,7 +145,7 @@ def _short_string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show the JSON value that comes next. Anything goes: it ends where a member ends."""
+    """Show the next JSON value. An invalid value ends where the object's member would end."""
     while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
         if char in "{[":
             yield from copy_json(source, show)

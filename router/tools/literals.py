@@ -1,4 +1,4 @@
-"""Turns values that are not written as JSON into JSON text. Whatever it gets, it returns JSON and never raises."""
+"""Turn values in models' calls into JSON text. Models write them as JSON, Python or plain text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _TOKEN = re.compile(
 
 
 def json_inside(text: str) -> str:
-    """Return the text as it stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -32,7 +31,7 @@ def json_string(text: str) -> str:
 
 
 def read_json(text: str) -> object:
-    """Return the value of JSON text. Raise ValueError for anything else, NaN and too deep nesting included."""
+    """Parse JSON. Raise ValueError for anything else, including NaN and deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -40,18 +39,19 @@ def read_json(text: str) -> object:
 
 
 def from_tagged(text: str, kinds: frozenset[str]) -> str:
-    """Return JSON of a value that stands between tags. `kinds`: what its schema allows; none: anything."""
+    """Return a value between tags as JSON. `kinds`: JSON types that the value's schema allows; empty if it allows any
+    type."""
     if kinds == {"string"}:
         return json_string(text)
     value = from_python(text.strip())
     if value is None or (kinds and not _allows(kinds, kind_of(read_json(value)))):
         return json_string(text)
-    # a quoted text between tags is a text with quotes, where texts are allowed
+    # A quoted text between tags keeps its quotes if strings are allowed.
     return json_string(text) if "string" in kinds and value.startswith('"') else value
 
 
 def from_argument(text: str, kinds: frozenset[str]) -> str:
-    """Return JSON of a Python value that is not a string. What can't be read, or has to be a string, becomes one."""
+    """Return a Python value as JSON. An unreadable value, or a value that must be a string, becomes a string."""
     value = from_python(text.strip())
     if value is None or kinds == {"string"}:
         return json_string(text.strip())
@@ -59,7 +59,7 @@ def from_argument(text: str, kinds: frozenset[str]) -> str:
 
 
 def from_python(text: str) -> str | None:
-    """Return JSON of a JSON value or a Python literal, or None. JSON stays as it is written."""
+    """Return JSON unchanged, and a Python literal as JSON. Return None for any other text."""
     try:
         read_json(text)
         return text
@@ -75,18 +75,16 @@ def from_python(text: str) -> str | None:
 
 
 def escaped_char(kind: str, digits: str) -> str:
-    r"""Return the inside of a JSON string for a Python escape: `\`, its kind and its hexadecimal digits."""
+    r"""Return a Python escape (`\`, kind, hexadecimal digits) as the inside of a JSON string."""
     if kind in HEX_ESCAPES:
         if len(digits) < HEX_ESCAPES[kind] or (code := int(digits, 16)) > 0x10FFFF:
             return json_inside("\\" + kind + digits)
-        # half of a surrogate pair can't be text of its own, and JSON has a spelling for it
+        # half a surrogate pair can be escaped in JSON, but can't be text
         return f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else json_inside(chr(code))
     return json_inside(ESCAPES.get(kind, "\\" + kind))
 
 
 class _Literal:
-    """One pass over a Python literal: numbers, strings, True, False, None, lists, tuples and dicts."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0

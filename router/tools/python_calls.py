@@ -1,4 +1,4 @@
-"""Calls written as Python: `f(a=1, b="x")`. Arguments become JSON; a string streams, any other value comes whole."""
+"""Calls written as Python: `f(a=1, b="x")`. Arguments become JSON. Strings stream; other values arrive whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """`f(a=1, b="x")`, with arguments by keyword only."""
+    """Calls written as Python. Only keyword arguments are allowed in the grammar and read."""
 
     markers: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class PythonCalls:
                 before = f"{separator}{json_string(key)}: "
                 yield from _read_value(source, kinds_of_property(key, tools[name].schema), before, sink)
                 separator = ", "
-            yield from _copy_value(source, nowhere)  # what is not an argument by keyword
+            yield from _copy_value(source, nowhere)  # skip anything but a keyword argument
             if (yield from found(source, ")")):
                 sink.arguments("{}" if separator == "{" else "}")
                 sink.end_call()
@@ -69,7 +69,7 @@ class PythonCalls:
 
 
 def _in_order(is_required: list[bool], prefix: str, rules: dict[str, str]) -> str:
-    """Return a rule's right side for the arguments in their order, with commas between those that are there."""
+    """Return a rule's right side for arguments in a fixed order, with their commas."""
     num = len(is_required)
     after = [f"{prefix}_after{index}" if index + 1 < num else "" for index in range(num)]
     for index in range(1, num):
@@ -84,7 +84,6 @@ def _in_order(is_required: list[bool], prefix: str, rules: dict[str, str]) -> st
 
 
 def _read_value(source: Source, kinds: frozenset[str], before: str, sink: DeltaSink) -> Reading[None]:
-    """Read the value of one argument, and show it behind `before`."""
     char = yield from peek(source)
     if char and char in "\"'":
         is_long = yield from found(source, char * 3)
@@ -100,7 +99,7 @@ def _read_value(source: Source, kinds: frozenset[str], before: str, sink: DeltaS
 
 
 def _copy_string(source: Source, quote: str, sink: DeltaSink) -> Reading[bool]:
-    """Show the inside of a Python string as that of a JSON string, and return whether it is complete."""
+    """Show the inside of a Python string as the inside of a JSON string. Return whether it is complete."""
     while char := (yield from peek(source)):
         if (yield from found(source, quote)):
             return True
@@ -118,7 +117,7 @@ def _copy_string(source: Source, quote: str, sink: DeltaSink) -> Reading[bool]:
 
 
 def _copy_value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show all up to the comma or bracket that ends an argument. Brackets and strings within are passed over."""
+    """Show an argument's text up to its end. Nested brackets and strings belong to the argument."""
     open_brackets: list[str] = []
     quote = ""
     while char := (yield from peek(source)):

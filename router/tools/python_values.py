@@ -1,7 +1,6 @@
-"""The grammar of Python arguments: which literals a JSON schema allows. Knows nothing of calls.
+"""Make the grammar of Python arguments: the literals that a JSON schema allows.
 
-Literals are kept to their kind, to the values that a schema lists, and to the items of lists. Lengths, patterns, ranges
-and the members of dicts are not kept.
+The grammar follows kinds, listed values and items of lists, but not lengths, patterns, ranges or members of dicts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ RULES = {
 
 
 def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
-    """Return a rule's right side for a Python literal of the schema."""
+    """Return a rule's right side for the schema's Python literals."""
     target = resolved(schema, root)
     if not isinstance(target, Mapping) or steps == 0:
         return "py_any"
@@ -60,7 +59,7 @@ def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
 def _literal_rule(value: object) -> str:
     match value:
         case str():
-            spelled = literal(value)  # JSON's spelling of a text is Python's, too
+            spelled = literal(value)  # the value is spelled the same in JSON and Python
             return (
                 f"{literal(spelled)} | {literal(chr(39) + spelled[1:-1] + chr(39))}"
                 if "'" not in value

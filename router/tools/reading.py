@@ -1,10 +1,10 @@
-"""Scanners for text that is still growing: they stop where it ends so far, and go on later.
+"""Scan growing text: pause at its end and continue later.
 
     text    ....done....|mark ... at ... end so far
                          rewind()  ^ the next character
 
-A scanner is a generator that yields when it needs more. It decides by characters alone and never by where a piece of
-text ended, so the result does not depend on how the text was cut into pieces.
+A scanner is a generator that yields whenever it needs more text. Its result does not depend on how the text is cut into
+pieces.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TypeVar
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = " \t\r\n"
-MAX_HELD_SPACE = 64  # of a run that may still belong to a call
+MAX_HELD_SPACE = 64  # limit of held-back white space, which may still belong to a call
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 
 
 class NotACall(Exception):
-    """What began like a call goes on as text."""
+    """Text that began like a call is not a call."""
 
 
 class Source:
-    """The text so far, the place of the next character, and a mark to go back to."""
+    """The text so far, the next character's position, and a mark to return to."""
 
     __slots__ = ("_mark", "at", "has_ended", "text")
 
@@ -46,23 +46,22 @@ class Source:
         self._mark = self.at
 
     def rewind(self) -> None:
-        """Go back to the mark, which is used up."""
         if self._mark is not None:
             self.at, self._mark = self._mark, None
 
     def commit(self) -> None:
-        """Forget the mark: what was read is read."""
+        """Clear the mark. Text before `at` is not read again."""
         self._mark = None
 
     def take(self, end: int) -> str:
-        """Return the text up to index `end`, and go there."""
+        """Return the text up to index `end`, and move to `end`."""
         taken = self.text[self.at : end]
         self.at = end
         return taken
 
 
 def peek(source: Source) -> Reading[str]:
-    """Return the next character, or "" behind the last."""
+    """Return the next character; "" at the end of the text."""
     while source.at >= len(source.text):
         if source.has_ended:
             return ""
@@ -71,7 +70,7 @@ def peek(source: Source) -> Reading[str]:
 
 
 def found(source: Source, literal: str) -> Reading[bool]:
-    """Return whether `literal` comes next, and if so go behind it."""
+    """Move past `literal`. Return False if other text follows."""
     for index, char in enumerate(literal):
         while source.at + index >= len(source.text):
             if source.has_ended:
@@ -84,13 +83,13 @@ def found(source: Source, literal: str) -> Reading[bool]:
 
 
 def expect(source: Source, literal: str) -> Reading[None]:
-    """Go behind `literal`. Raise NotACall at the first other character."""
+    """Move past `literal`. Raise NotACall if other text follows."""
     if not (yield from found(source, literal)):
         raise NotACall
 
 
 def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
-    """Go behind white space. Raise NotACall where there is more than may be held back."""
+    """Move past white space. Raise NotACall for more white space than may be held back."""
     num = 0
     while (char := (yield from peek(source))) and char in SPACE:
         num += 1
@@ -100,13 +99,13 @@ def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
 
 
 def skip_any_space(source: Source) -> Reading[None]:
-    """Go behind white space within a call that has begun: nothing is held back for it."""
+    """Move past white space inside a call that has begun. Such white space is not held back."""
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1
 
 
 def take_run(source: Source, chars: Container[str], limit: int) -> Reading[str]:
-    """Return the longest run of such characters, at most `limit` of them."""
+    """Return the longest run of these characters, at most `limit`."""
     run = ""
     while len(run) < limit and (char := (yield from peek(source))) and char in chars:
         run += char
@@ -117,9 +116,9 @@ def take_run(source: Source, chars: Container[str], limit: int) -> Reading[str]:
 def copy_until(
     source: Source, marks: Sequence[str], show: Callable[[str], None], *, shows_half_mark: bool = True
 ) -> Reading[str]:
-    """Show all text up to the first mark, and return that mark, or "" at the end. The mark is read and not shown.
+    """Show text up to the first mark. Move past this mark and return it; return "" at the text's end.
 
-    `shows_half_mark`: where the text ends within what may be a mark, that is text.
+    `shows_half_mark`: whether a mark's beginning at the end of the text is shown as text.
     """
     while True:
         first = _first_mark(source, marks)
@@ -136,7 +135,7 @@ def copy_until(
 
 
 def copy_json(source: Source, show: Callable[[str], None]) -> Reading[bool]:
-    """Show the JSON object or list that comes next, and return whether it is complete. Only brackets are checked."""
+    """Show the next JSON object or list. Check only its brackets. Return whether it is complete."""
     depth = 0
     is_in_string = False
     while (yield from peek(source)):
@@ -163,7 +162,7 @@ def nowhere(text: str) -> None:
 
 
 def _first_mark(source: Source, marks: Sequence[str]) -> tuple[int, str] | None:
-    """Return (start, mark) of the first mark; of two at the same place, the longer."""
+    """Return (start, mark) of the mark that begins first. Of several marks there, the longest one counts."""
     starts = ((source.text.find(mark, source.at), mark) for mark in marks)
     return min(((start, mark) for start, mark in starts if start >= 0), key=_place, default=None)
 
@@ -173,7 +172,7 @@ def _place(start_and_mark: tuple[int, str]) -> tuple[int, int]:
 
 
 def _possible_prefix(source: Source, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of the text that begins a mark."""
+    """Return the length of the text's longest suffix that may begin a mark."""
     longest = max(map(len, marks), default=1) - 1
     for length in range(min(longest, len(source.text) - source.at), 0, -1):
         if any(mark.startswith(source.text[-length:]) for mark in marks):

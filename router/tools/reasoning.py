@@ -1,4 +1,4 @@
-"""Splits an answer into what the model thinks and what it says. The tags are those of the model's chat template.
+"""Split an answer into reasoning and content by the tags of the chat template.
 
 <think> ...reasoning... </think> (blank lines) ...content...
 """
@@ -29,28 +29,27 @@ TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How an answer may begin. `is_open`: the prompt has opened the thought, and the answer begins inside it."""
+    """`is_open`: whether the prompt has opened the thought, so that the answer begins inside it."""
 
     tags: ThoughtTags
     is_open: bool
 
 
 def thought_tags(sources: Mapping[str, str]) -> ThoughtTags | None:
-    """Return the tags of a model's chat templates, or None where these know of no thoughts."""
     return _tags_in(sources.get(DEFAULT, ""), sources.get(TOOL_USE, ""))
 
 
 @functools.cache
 def _tags_in(*templates: str) -> ThoughtTags | None:
-    """Asked with every request; a router has one model."""
+    """Return the tags in the templates, if any. The result is cached, because every request needs it."""
     return next((tags for tags in TAGS if any(tags.opening in t or tags.closing in t for t in templates)), None)
 
 
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
-    """Return how an answer to a rendered prompt may begin, or None: without a thought.
+    """Return how the answer to a rendered prompt may begin its thought; None if it can't have a thought.
 
-    Only the prompt's end counts, for users may write tags, too. `continued` is the assistant's last message, where the
-    answer goes on with it.
+    Tags count only at the prompt's end, because users may write tags, too. `continued`: the message that the answer
+    continues.
     """
     tags = thought_tags(sources)
     if tags is None:
@@ -65,7 +64,7 @@ def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> 
 
 
 def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[None]:
-    """Read the thought at the beginning of an answer, and what separates it from the content. Without one: nothing."""
+    """Read a thought at the answer's beginning, and the blank lines after it."""
     if not thought.is_open and not (yield from _opens(source, thought.tags.opening)):
         return
     yield from _drop_blank_lines(source)
@@ -84,7 +83,7 @@ def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[
 
 
 def _opens(source: Source, opening: str) -> Reading[bool]:
-    """Return whether white space and the opening tag come next, and if so go behind them."""
+    """Move past white space and the opening tag. Return False if there is none."""
     source.mark()
     num = 0
     while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:
@@ -99,7 +98,7 @@ def _opens(source: Source, opening: str) -> Reading[bool]:
 
 
 def _drop_blank_lines(source: Source) -> Reading[None]:
-    """Go to the beginning of the first line that is not blank."""
+    """Move to the beginning of the first line that is not blank."""
     source.mark()
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1

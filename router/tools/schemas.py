@@ -1,4 +1,4 @@
-"""What a JSON schema says of the kinds of a value, for formats that do not write JSON. Knows nothing of formats."""
+"""Find the JSON types that a schema allows, for call formats that don't use JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-UNKNOWN: frozenset[str] = frozenset()  # any kind: the schema does not say
+UNKNOWN: frozenset[str] = frozenset()  # the schema allows any JSON type
 DEFINITIONS = ("$defs", "definitions")
-MAX_STEPS = 8  # of references and alternatives within each other
+MAX_STEPS = 8  # limit of nested references and alternatives
 
 
 def kind_of(value: object) -> str:
-    """Return the JSON kind of a value that JSON was read into."""
     match value:
         case None:
             return "null"
@@ -32,7 +31,7 @@ def kind_of(value: object) -> str:
 
 
 def kinds_of(schema: object, root: Schema, steps: int = MAX_STEPS) -> frozenset[str]:
-    """Return the kinds that a value may have, or UNKNOWN where the schema does not limit them."""
+    """Return the allowed types, or UNKNOWN if the schema does not limit them."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or steps == 0:
         return UNKNOWN
@@ -56,12 +55,11 @@ def kinds_of(schema: object, root: Schema, steps: int = MAX_STEPS) -> frozenset[
 
 
 def kinds_of_property(name: str, root: Schema) -> frozenset[str]:
-    """Return the kinds of one property of an object's schema, or UNKNOWN."""
     return kinds_of(properties_of(root).get(name), root)
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """Return what a schema stands for that is a reference into the same root; anything else as it is."""
+    """Follow references into the same root. Return any other schema unchanged."""
     for _ in range(MAX_STEPS):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return schema
@@ -70,7 +68,6 @@ def resolved(schema: object, root: Schema) -> object:
 
 
 def choices_of(schema: Schema) -> list[Any] | None:
-    """Return the only values that a schema allows, or None where it does not list them."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) and schema["enum"] else None
@@ -86,12 +83,13 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def takes_others(schema: Schema) -> bool:
-    """Return whether the object has no named properties and may have any."""
+    """Whether the schema names no property and allows any properties."""
     return not properties_of(schema) and schema.get("additionalProperties") is not False
 
 
 def standing_alone(schema: object, root: Schema) -> Schema:
-    """Return a property's schema with the definitions that it may refer to; any other reference allows all values."""
+    """Return the schema with the root's definitions. If the schema refers to anything else, return {}, which allows all
+    values."""
     if not isinstance(schema, Mapping) or not _refers_only_to_definitions(schema):
         return {}
     return dict(schema) | {name: root[name] for name in DEFINITIONS if name in root}
@@ -107,7 +105,7 @@ def _refers_only_to_definitions(value: object) -> bool:
 
 
 def _target(reference: str, root: Schema) -> object:
-    """Return what a JSON pointer such as "#/$defs/Place" names, or None."""
+    """Return the target of a JSON pointer such as "#/$defs/Place", or None."""
     if not reference.startswith("#/"):
         return None
     value: object = root

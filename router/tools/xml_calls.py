@@ -1,6 +1,7 @@
-"""Calls written with tags: `<function=f><parameter=a>value</parameter></function>`. Values become JSON by the schema.
+"""Calls with tags: `<function=f><parameter=a>value</parameter></function>`.
 
-A text streams as it comes. Any other value is read to its end first, for only then its kind is certain.
+The schema decides which JSON a value becomes. Texts stream. Other values are shown only when they are complete, because
+their kind is certain only then.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from shared.core.errors import InvalidRequest
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 ANY_KEY = r"[^>\n\r]{1,64}"
-TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # ends where the reader ends it
+TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the text ends where the reader ends it, too
 ONLY_TEXT = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
-    """`padding`: what stands on both sides of each value and is no part of it. `ends`: what ends a call in any case."""
+    """`padding`: text around each value that does not belong to the value. `ends`: text that always ends a call."""
 
     padding: str
     ends: str
@@ -72,7 +73,6 @@ class XmlCalls:
         return CallRules(f"{FUNCTION}{escaped(tool.name)}>", rest, rules)
 
     def _value_rule(self, name: str, schema: object, tool: Tool, rules: dict[str, str]) -> str:
-        """Return a rule's right side for a value and what ends it."""
         end = literal(self.padding + PARAMETER_END)
         kinds = kinds_of(schema, tool.schema)
         if kinds == ONLY_TEXT:
@@ -106,18 +106,17 @@ class XmlCalls:
                 sink.end_call()
                 return
             elif (yield from peek(source)):
-                source.at += 1  # between parameters nothing else has a meaning
+                source.at += 1  # skip other text between parameters
             else:
                 return
 
     def _is_left(self, source: Source) -> Reading[bool]:
-        """Return whether the whole call ends here, though the function did not. The end is not read."""
+        """Whether the call ends here without FUNCTION_END. The source's position does not change."""
         is_there = yield from found(source, self.ends)
         source.at -= len(self.ends) * is_there
         return is_there
 
     def _read_value(self, source: Source, kinds: frozenset[str], before: str, sink: DeltaSink) -> Reading[None]:
-        """Read the value of one parameter, and show it behind `before`."""
         ends = (self.padding + PARAMETER_END, PARAMETER_END)
         if not (yield from peek(source)):
             return
@@ -132,14 +131,14 @@ class XmlCalls:
 
 
 def _texts_of(schema: object) -> list[str]:
-    """Return the only texts that a schema allows, or none where it does not list them or a grammar can't."""
+    """Return a schema's listed texts; return none of them if they are too many for a grammar."""
     choices = (choices_of(schema) if isinstance(schema, Mapping) else None) or []
     texts = [choice for choice in choices if isinstance(choice, str) and PARAMETER_END not in choice]
     return texts if len(texts) <= MAX_CHOICES else []
 
 
 def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
-    """Show a text as the inside of a JSON string. Where it is cut, half of what ends it is no part of it."""
+    """Show a text as the inside of a JSON string. Hold back an ending that may begin an end mark."""
 
     def show(text: str) -> None:
         sink.arguments(json_inside(text))

@@ -1,1 +1,1 @@
-"""Configuration: frozen dataclasses, flags and files made from them. The only package that touches the environment."""
+"""Configuration: frozen dataclasses with flags and files. Only this package uses environment variables."""

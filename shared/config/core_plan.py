@@ -1,8 +1,8 @@
-"""Deals out the machine's cores, so that the processes on it do not fight, and applies one process's share.
+"""Divide the machine's cores among processes, and apply one process's share.
 
-Idle OpenMP threads spin by default: on two cores a forward beside one busy process then takes fifty times as long.
-So every process gets its cores, one compute thread per core, and threads that sleep while they wait. All of this must
-be set before torch or numpy load; this module loads neither.
+Idle OpenMP threads spin by default. On two cores, spinning makes a forward pass fifty times slower while another
+process is busy. So every process gets cores of its own, one compute thread per core, and threads that sleep while they
+wait. This must happen before torch or numpy is loaded, so this module loads neither.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """Which cores a process runs on, with how many threads. Applied before torch loads (`apply`)."""
+    """The cores and threads of a process."""
 
-    threads: int = option(0, "compute threads; 0: one per core the process may use", low=0, high=1024)
-    cpus: tuple[int, ...] = option((), "cores to stay on, as 0,1; none: wherever the system likes", metavar="LIST")
+    threads: int = option(0, "compute threads; 0: one per core that the process may use", low=0, high=1024)
+    cpus: tuple[int, ...] = option((), "the only cores to run on, e.g. 0,1; none: the system chooses", metavar="LIST")
     borrow: tuple[int, ...] = option(
-        (), "cores to compute on besides --cpus, while no other node of this user on this machine needs them",
+        (), "further cores to compute on while no other node of this user on this machine needs them",
         metavar="LIST",
     )  # fmt: skip
     wait_policy: str = option(
-        "passive", "idle compute threads sleep (passive) or spin (active: only with cores to spare)",
+        "passive", "whether idle compute threads sleep (passive) or spin (active; only with cores to spare)",
         choices=("passive", "active"),
     )  # fmt: skip
 
@@ -40,12 +40,12 @@ class CorePlan:
             if any(core < 0 for core in cores):
                 raise ConfigError(f"{flag} is {','.join(map(str, cores))}; core numbers start at 0")
         if self.borrow and not self.cpus:
-            raise ConfigError("--borrow adds to --cpus: say which cores are the node's own")
+            raise ConfigError("--borrow needs --cpus too: name the node's own cores")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterCores:
-    """One plan per process of a one-machine cluster."""
+    """The core plans of a cluster on one machine: one plan for each process."""
 
     router: CorePlan
     prefill: tuple[CorePlan, ...]
@@ -53,14 +53,14 @@ class ClusterCores:
 
 
 def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, share: bool = False) -> ClusterCores:
-    """Router on the first core: alone where there are more than two per node, else beside the first node.
+    """Put the router on the first core: alone if there are more than two cores per node, else beside the first node.
 
         2 cores, 1 + 1:  | router, prefill 0 | decode 0 |
         4 cores, 1 + 1:  | router, prefill 0 | prefill 0 | decode 0 | decode 0 |
         5 cores, 1 + 1:  | router | prefill 0 | prefill 0 | decode 0 | decode 0 |
 
-    With more nodes than cores, nodes take turns on cores, one thread each. `share`: each node may borrow those of
-    the others.
+    If there are fewer cores than nodes, nodes share cores, and each node has one thread. `share`: nodes may borrow
+    cores.
     """
     num_nodes = num_prefill + num_decode
     if not cores or num_nodes == 0:
@@ -74,7 +74,8 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
 
 
 def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
-    """Neighbouring cores to each node; the first nodes (prefill, which scales best) get what is left over."""
+    """Give each node neighbouring cores. The first nodes get the cores left over, because prefill nodes gain most from
+    more cores."""
     if len(cores) < num_nodes:
         return [(cores[i % len(cores)],) for i in range(num_nodes)]
     each, extra = divmod(len(cores), num_nodes)
@@ -84,7 +85,7 @@ def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
 
 
 def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
-    """A node's plan, dealt out among the processes that share its work; with fewer cores they take turns."""
+    """Return one rank's share of a node's plan. With fewer cores than ranks, ranks share cores."""
     if size == 1:
         return plan
     share = deal(plan.cpus, size)[rank] if plan.cpus else ()
@@ -92,15 +93,14 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Of a node's own process, which is rank 0. A pipeline's stages are threads of it: all on its cores, each with as
-    many threads as `threads` then says, so that together they have no more than one model would. With fewer threads
-    than stages these take turns."""
+    """Return the plan of a node's rank 0. With a pipeline, `threads` is per stage. The stages share the node's cores.
+    All stages together have as many threads as a model without stages would have, but each stage has at least one."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Cores this process may run on, cut to the container's CPU quota."""
+    """Return the cores that this process may run on, within the container's CPU quota."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
     quota = cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
@@ -111,7 +111,7 @@ def all_cores() -> tuple[int, ...]:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """CPUs that the control group grants, None where it sets no limit or is not there."""
+    """Return the number of CPUs that the control group may use; None without a limit or a group."""
     try:
         limit, period = path.read_text(encoding="ascii").split()
         return None if limit == "max" else int(limit) / int(period)
@@ -124,25 +124,23 @@ def num_threads(plan: CorePlan) -> int:
 
 
 def visible_gpus() -> str | None:
-    """What CUDA_VISIBLE_DEVICES says; None: it is not set."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def environment(plan: CorePlan) -> dict[str, str]:
-    """What the compute libraries read when they load."""
     threads = str(num_threads(plan))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     spins = plan.wait_policy == "active"
     return dict.fromkeys(names, threads) | {
         "OMP_WAIT_POLICY": plan.wait_policy.upper(),
-        "GOMP_SPINCOUNT": "10000" if spins else "0",  # GNU OpenMP
-        "KMP_BLOCKTIME": "200" if spins else "0",  # LLVM and Intel OpenMP, in ms
+        "GOMP_SPINCOUNT": "10000" if spins else "0",  # GNU OpenMP reads this.
+        "KMP_BLOCKTIME": "200" if spins else "0",  # LLVM's and Intel's OpenMP read this, in ms.
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
 def apply(plan: CorePlan) -> None:
-    """Sets this process's environment and cores. Call it before anything that loads torch or numpy."""
+    """Set this process's environment and cores, before anything loads torch or numpy."""
     os.environ.update(environment(plan))
     if not plan.cpus or not hasattr(os, "sched_setaffinity"):
         return

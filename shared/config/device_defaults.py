@@ -1,4 +1,4 @@
-"""What nodes on a CPU and on a GPU do where their settings leave it open (0). Resolved once the device is known."""
+"""Replace settings that are 0 by the defaults of CPU or GPU, once the device is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.config.processes import NodeParts
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """A step should keep the device busy, and a running row should not wait long for it."""
+    """Sizes of steps: large enough to keep the device busy, but small enough that running rows don't wait long."""
 
     chunk_size: int  # tokens
     mixed_chunk_size: int  # tokens
@@ -21,12 +21,11 @@ GPU = DeviceDefaults(chunk_size=8192, mixed_chunk_size=1024, max_running=256)
 
 
 def defaults_of(device: str) -> DeviceDefaults:
-    """`device`: of the node's tensors."""
+    """Return the defaults for `device`, which holds the node's tensors."""
     return CPU if device == "cpu" else GPU
 
 
 def with_device_defaults(parts: NodeParts, device: str) -> NodeParts:
-    """`parts` with nothing left open; what was set stays."""
     own, sched, memory = defaults_of(device), parts.sched, parts.memory
     return replace(
         parts,

@@ -1,4 +1,4 @@
-"""Which addresses may be bound or dialled: without keys only this machine, for nobody else can prove who they are."""
+"""Check addresses to bind or dial. Without keys, peers are not identified, so only loopback is allowed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import ipaddress
 
 from shared.core.errors import ConfigError
 
-KEY_MARK = "#"  # tcp://host:port#key: where a node is, and the key that it answers under
+DNS_MARK = "dns://"  # This prefix means all addresses of a DNS name: dns://name:port
+KEY_MARK = "#"  # Separates a node's address from its key: tcp://host:port#key
 ANY_ADDRESS = ("0.0.0.0", "::", "*", "")
 NO_KEYS = (
     "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
     "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
     "machine only (127.0.0.1, ::1 or localhost)"
 )
-UNPROVEN = ("gloo", "nccl", "nixl")  # transports whose connections are a library's own
+UNPROVEN = ("gloo", "nccl", "nixl")  # transports whose library makes its own connections
 UNPROVEN_NETWORK = (
-    "its connections neither prove who is at the other end nor encrypt, with keys neither. If everybody who can "
-    "reach these machines may read and change what they say to each other, add --trust-network; else use zmq"
+    "its connections neither identify peers nor encrypt, even with keys. If everybody who can "
+    "reach these machines may read and change their traffic, add --trust-network; else use zmq"
 )
 NO_CLIENT_KEYS = (
-    "the HTTP API serves this machine only (127.0.0.1, ::1 or localhost), for it does not encrypt what clients send. "
+    "the HTTP API serves this machine only (127.0.0.1, ::1 or localhost), because it does not encrypt. "
     "To reach it from elsewhere use a proxy that speaks TLS, or an SSH tunnel. (Keys of `baton keys` are for the ports "
     "between routers and nodes; clients' keys are --api-key-file.)"
 )
@@ -40,17 +41,26 @@ def check_http_host(host: str, flag: str) -> None:
 
 
 def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
-    """The address that a node tells others to dial."""
     if is_loopback(host):
         return
     if not has_keys:
         raise ConfigError(f"{flag} is {host!r}: {NO_KEYS}")
     if host in ANY_ADDRESS:
-        raise ConfigError(f"{flag} is {host!r}: others dial what stands here, so name one address of this machine")
+        raise ConfigError(f"{flag} is {host!r}: others dial this address, so name a single address of this machine")
+
+
+def check_router(entry: str, flag: str, *, has_keys: bool) -> None:
+    """Accept dns://<name>:<port>, whose addresses are checked later, and every endpoint that check_endpoint accepts."""
+    if not entry.startswith(DNS_MARK):
+        check_endpoint(entry, flag, has_keys=has_keys)
+        return
+    name, _, port = entry.removeprefix(DNS_MARK).rpartition(":")
+    if not name or not port.isdigit() or not 0 < int(port) <= 65535:
+        raise ConfigError(f"{flag} is {entry!r}; it must look like dns://routers.example:7001")
 
 
 def check_endpoint(endpoint: str, flag: str, *, has_keys: bool) -> None:
-    """Accepts tcp://<host>:<port>, on loopback or with keys, and ipc://<path>."""
+    """Accept ipc://<path>, and tcp://<host>:<port> if there are keys or the host is loopback."""
     if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
         return
     if not endpoint.startswith("tcp://"):

@@ -1,4 +1,4 @@
-"""Command-line flags made from the settings' fields, and back: a configuration as the argv that gives it again."""
+"""Make command-line flags from the settings' fields, and turn a configuration back into argv."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 
 def holds_sections(kind: type) -> bool:
-    """Whether this is a group of sections, as a process configuration is, and not a section itself."""
+    """Return whether a type is a group of sections, such as a process configuration."""
     return all(dataclasses.is_dataclass(inner) for inner in get_type_hints(kind).values())
 
 
 def concerns_of(process: type) -> dict[str, type]:
-    """The settings classes a process configuration consists of, by section name; a group stands for its own."""
+    """Return the settings classes of a process configuration and of its groups, by section name."""
     found: dict[str, type] = {}
     for name, kind in get_type_hints(process).items():
         found |= concerns_of(kind) if holds_sections(kind) else {name: kind}
@@ -29,7 +29,6 @@ def concerns_of(process: type) -> dict[str, type]:
 
 
 def sections_of(config: Any) -> dict[str, Any]:
-    """The settings of a process configuration, by section name."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -38,7 +37,7 @@ def sections_of(config: Any) -> dict[str, Any]:
 
 
 def from_sections(process: type[P], sections: Mapping[str, Any]) -> P:
-    """The inverse of sections_of."""
+    """Return the process configuration that has these sections. Inverts sections_of."""
     hints = get_type_hints(process).items()
     return process(
         **{name: from_sections(kind, sections) if holds_sections(kind) else sections[name] for name, kind in hints}
@@ -46,13 +45,13 @@ def from_sections(process: type[P], sections: Mapping[str, Any]) -> P:
 
 
 def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
-    """Fields of a settings class with their resolved types."""
     hints = get_type_hints(settings)
     return [(field, hints[field.name]) for field in dataclasses.fields(settings)]
 
 
 def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
-    """One argument group per concern. Flags that are not given leave nothing in the namespace: files come next."""
+    """Add an argument group per concern. Flags that are not given stay out of the namespace, so that a file can set
+    their values."""
     for section, settings in concerns_of(process).items():
         shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
         if not shown:
@@ -106,7 +105,7 @@ def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
 
 
 def parse_size(text: str) -> int:
-    """argparse puts the flag's name before what it catches."""
+    """Return a size in bytes. Raise argparse's error for other text, because argparse then names the flag."""
     try:
         return parse_bytes(text)
     except ConfigError as error:
@@ -114,7 +113,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_int_list(text: str) -> tuple[int, ...]:
-    """'0,1' -> (0, 1)."""
+    """Parse a list of whole numbers: '0,1' -> (0, 1)."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -122,7 +121,8 @@ def parse_int_list(text: str) -> tuple[int, ...]:
 
 
 def given_values(namespace: argparse.Namespace) -> Values:
-    """What was typed, by concern and field; names without a dot belong to the command itself."""
+    """Return the given flags' values by concern and field. A name without a dot is not a setting but belongs to the
+    command."""
     values: Values = {}
     for dest, value in vars(namespace).items():
         section, dot, name = dest.partition(".")
@@ -132,7 +132,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 
 
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """The flags that give this process configuration again: fields that differ from their defaults."""
+    """Return the flags that reproduce this process configuration, except those with their default value."""
     argv: list[str] = []
     for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):

@@ -1,7 +1,6 @@
-"""Reads the key-value pairs at the start of a GGUF file, as plain Python values. Knows nothing of their meaning.
+"""Read the key-value pairs at the start of a GGUF file, as plain Python values.
 
-Only what is asked for becomes objects: a vocabulary of 49,152 entries takes 50 ms here, and a library that maps every
-entry as an array 2 s, which a person would wait for at each start.
+Reading 49,152 vocabulary entries takes 50 ms; the gguf library, which maps every entry as an array, needs 2 s.
 
     "GGUF" version:u32 num_tensors:u64 num_pairs:u64, then pairs of  key:string type:u32 value
     string = length:u64 bytes        array = type:u32 length:u64 values
@@ -25,7 +24,7 @@ VERSIONS = (2, 3)
 
 
 def read_pairs(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """The pairs whose key is wanted. Raises ConfigError for a file that is no GGUF, or ends too early."""
+    """Return the pairs with wanted keys. Raise ConfigError if the file isn't GGUF, or ends too early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).pairs(wanted)
@@ -34,7 +33,7 @@ def read_pairs(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
 
 
 class _Cursor:
-    """A position in the file. Anything that does not fit raises ValueError, KeyError or struct.error."""
+    """A position in the file. Malformed data raises ValueError, KeyError or struct.error."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -45,7 +44,7 @@ class _Cursor:
             raise ValueError("it does not start with GGUF")
         version, _, num_pairs = self._one("I"), self._one("Q"), self._one("Q")
         if version not in VERSIONS:
-            raise ValueError(f"version {version} where {VERSIONS} are known")
+            raise ValueError(f"version {version}; only {VERSIONS} are supported")
         found: dict[str, Any] = {}
         for _ in range(num_pairs):
             key, kind = self._string(), self._one("I")

@@ -1,4 +1,4 @@
-"""Settings of the HTTP server: what connections may take before a request is read, and what browsers may do."""
+"""Settings of the router's HTTP server."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What connections to the HTTP API may take, and which web pages may use it."""
+    """Limits of connections to the HTTP API, and the web pages that may use it."""
 
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "host name that requests may be for (their Host header), where a proxy passes the clients' on; repeat for "
-        "several, * for all; this machine's own names always may. Others get 421: a web page whose name was pointed "
-        "at 127.0.0.1 then can't read answers",
+        "Host header to allow besides this machine's names, for proxies that pass on the clients' header; repeat for "
+        "several, * for all. Others get 421, so that a web page whose name leads to 127.0.0.1 can't read answers",
         metavar="NAME",
     )
     cors_origins: tuple[str, ...] = option(
         (),
-        "origin of web pages that may use the API from a browser, as http://localhost:3000; repeat for several, * for "
-        "all. Without any no foreign page can read answers, and what it can send unasked (forms, plain text) gets 415",
+        "origin of web pages that may use the API from a browser, e.g. http://localhost:3000; repeat for several, * "
+        "for all. Pages of other origins can't read answers, and their requests with a form or plain text get 415",
         metavar="ORIGIN",
     )
     max_header_bytes: int = option(
-        32 * KIB, "most bytes of a request's line and headers; beyond it 431", low=KIB, is_bytes=True, metavar="SIZE"
+        32 * KIB, "size limit of a request's line and headers; more gets 431", low=KIB, is_bytes=True, metavar="SIZE"
     )
-    max_headers: int = option(100, "most headers of a request; beyond it 431", low=8, high=10_000)
+    max_headers: int = option(100, "largest number of headers in a request; more get 431", low=8, high=10_000)
     header_timeout_s: float = option(
-        10.0, "a connection whose request line and headers are not there by then is hung up", low=0.1, high=3600.0
+        10.0, "longest time for a request's line and headers; then the connection is closed", low=0.1, high=3600.0
     )
-    max_connections: int = option(2048, "connections open at a time; beyond it 503", low=1, high=1 << 20)
+    max_connections: int = option(2048, "largest number of open connections; further ones get 503", low=1, high=1 << 20)
     max_bodies_bytes: int = option(
         64 * MIB,
-        "most bytes of request bodies that are being read or parsed, all connections together; beyond it 503",
+        "size limit of all request bodies together that are being read or parsed; further requests get 503",
         low=KIB,
         is_bytes=True,
         metavar="SIZE",
     )
-    max_json_depth: int = option(128, "lists and objects within one another in a body; beyond it 400", low=8, high=900)
+    max_json_depth: int = option(128, "limit on levels of lists and objects in a body; more get 400", low=8, high=900)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,4 @@
-"""How models named org/name are found. Fetching them is the command's business (deploy/hub)."""
+"""Settings for models that commands fetch from the hub (deploy/hub)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from shared.config.options import check_fields, option
 
-OFFLINE_HELP = "take a model named org/name from the cache and never ask the hub, as HF_HUB_OFFLINE=1 does"
+OFFLINE_HELP = "take a model named org/name from the cache, and never ask the hub, as with HF_HUB_OFFLINE=1"
 
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    """Where models named org/name come from. HF_HOME, HF_TOKEN and HF_ENDPOINT hold as everywhere."""
+    """Models named org/name. The variables HF_HOME, HF_TOKEN and HF_ENDPOINT apply."""
 
     offline: bool = option(False, OFFLINE_HELP)
 

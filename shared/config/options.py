@@ -1,6 +1,6 @@
-"""How one configuration field is declared and checked. Knows nothing of any particular setting.
+"""Declare and check configuration fields.
 
-A field carries its own help text and limits; flags, TOML keys and checks are all made from them.
+Flags (flags.py), TOML keys (load.py) and checks are made from each field's help text and limits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTE_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*$", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field says about itself, beyond its name, type and default."""
+    """A field's properties other than name, type and default."""
 
     help: str
     choices: tuple[str, ...] = ()
@@ -32,12 +32,11 @@ class Option:
 
 
 def option(default: T, help: str, **limits: Any) -> T:
-    """A dataclass field with help text and limits; typed as its default so that checkers see a plain field."""
+    """Declare a dataclass field that has the default's type, with help text and limits."""
     return dataclasses.field(default=default, metadata={OPTION_KEY: Option(help=help, **limits)})
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option:
-    """The Option a field was declared with."""
     declared = field.metadata.get(OPTION_KEY)
     if not isinstance(declared, Option):
         raise TypeError(f"field {field.name} was not declared with option()")
@@ -49,7 +48,7 @@ def flag_name(field_name: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """'512MiB', '2 GB' or a plain number of bytes."""
+    """Parse '512MiB', '2 GB' or a plain number of bytes."""
     match = BYTE_PATTERN.match(text)
     if match is None:
         raise ConfigError(f"{text!r} is not a size: write a number of bytes, or for example 512MiB or 2GB")
@@ -58,7 +57,6 @@ def parse_bytes(text: str) -> int:
 
 
 def check_fields(settings: Any) -> None:
-    """Checks every field of one settings object against its declared limits; called from __post_init__."""
     for field in dataclasses.fields(settings):
         check_value(field.name, getattr(settings, field.name), option_of(field))
 

@@ -1,6 +1,6 @@
-"""A vocabulary of pieces of one to six bytes, for models that are made for tests.
+"""A vocabulary of pieces of one to six bytes, for test models.
 
-Its tokens end where nothing else does: in the middle of a character, and across what a grammar tells apart, as `":{`.
+Its tokens are difficult: some end inside a character, others cross a grammar's boundaries, like `":{`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORDS = (
     *("lo", " say:", "say:", "The ", "user", "user:", "tool", "tool: ", "assist", "ant: ", "system", ".\n", "! ", "? "),
 )
 NUMBERS = tuple(f"{i:02}" for i in range(100))
-CUT = (  # é, 你 and an emoji, whose bytes are shared with their neighbours
+CUT = (  # parts of é, 你 and an emoji, some with bytes of neighbouring characters
     *(b" \xc3", b"\xa9s", b"\xc3\xa9", b"\xe4\xbd", b"\xbd\xa0", b"\xa0\xe4", b"\xf0\x9f", b"\x9f\x98", b"\x98\x80"),
     *(b"\x80\xf0\x9f", b"\xc3\xa9\xc3", b'"\xe4', b'\xa0"', b"\xe4\xbd\xa0\xe4\xbd", b"\xf0\x9f\x98"),
 )
@@ -35,7 +35,7 @@ END = b"<eos>"
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`ids`: of each token's bytes, but the end's."""
+    """`ids` maps each token's bytes to the token's id. It lacks the end token."""
 
     vocabulary: Vocabulary
     ids: dict[bytes, int]
@@ -45,7 +45,7 @@ class Pieces:
         return len(self.vocabulary.tokens) - 1
 
     def first(self, data: bytes) -> int:
-        """Return the longest token that begins the bytes, of which there is at least one."""
+        """Return the longest token at the beginning of `data`, which must not be empty."""
         return next(self.ids[data[:size]] for size in range(MAX_BYTES, 0, -1) if data[:size] in self.ids)
 
     def encode(self, data: bytes) -> list[int]:
@@ -57,7 +57,6 @@ class Pieces:
         return ids
 
     def decode(self, ids: list[int]) -> bytes:
-        """Return the bytes of all ids but ends."""
         tokens = self.vocabulary.tokens
         return b"".join(tokens[i] for i in ids if i != self.eos_id)
 

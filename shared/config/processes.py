@@ -1,4 +1,4 @@
-"""One configuration per kind of process, put together from the concerns. What each `app.run(config)` receives."""
+"""Define the configuration of each kind of process, with one settings class per concern. `app.run(config)` takes it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from shared.core.errors import ConfigError
 
 def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
     if spec.spec == "mtp" and model.model != "hashlm":
-        raise ConfigError(f"--spec mtp needs a model with draft layers: {model.model!r} has none, hashlm has")
+        raise ConfigError(f"--spec mtp needs a model with draft layers, as hashlm has: {model.model!r} has none")
 
 
 def check_scripted(parts: NodeParts) -> None:
-    """The scripted model runs whole, on the CPU, without any head."""
+    """Raise ConfigError if the scripted model is split among ranks or stages, or uses a GPU, adapters or drafts."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,
@@ -45,7 +45,7 @@ def check_scripted(parts: NodeParts) -> None:
     }
     refused = [flag for flag, is_asked in asked.items() if is_asked]
     if parts.model.model == "scripted" and refused:
-        raise ConfigError(f"--model scripted can't be had with {', '.join(refused)}")
+        raise ConfigError(f"--model scripted can't be used with {', '.join(refused)}")
 
 
 def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig) -> None:
@@ -54,7 +54,7 @@ def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelCon
         raise ConfigError(f"{given} --device cuda: ranks share their KV pages as host memory; use --device cpu")
     if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
         raise ConfigError(
-            f"{given} --spec eagle: a head needs features that other ranks keep; use --spec ngram or none"
+            f"{given} --spec eagle: a head needs features that are on other ranks; use --spec ngram or none"
         )
 
 
@@ -70,7 +70,7 @@ def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: Trans
 
 @dataclass(frozen=True, slots=True)
 class RouterProcessConfig:
-    """`router.app.run(config)`. The router reads the model's tokenizer and chat template, never its weights."""
+    """The argument of `router.app.run`. The router reads the model's tokenizer and chat template, never its weights."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -89,7 +89,7 @@ class RouterProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """The settings of a node; in a cluster, of all its nodes. The cores are a node's own: see NodeProcessConfig."""
+    """Settings of a node, or of all nodes of a cluster, except the core plan."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -113,7 +113,7 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcessConfig:
-    """`prefill_node.app.run(config)` and `decode_node.app.run(config)`."""
+    """The argument of `prefill_node.app.run` and `decode_node.app.run`."""
 
     parts: NodeParts = field(default_factory=NodeParts)
     cores: CorePlan = field(default_factory=CorePlan)
@@ -121,7 +121,7 @@ class NodeProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """`baton up`: everything a router and its nodes need; the launcher deals out identities, ports and cores."""
+    """The settings of `baton up`: routers and their nodes. The launcher assigns identities, ports and cores."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
@@ -137,7 +137,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RayClusterConfig:
-    """`baton ray up`: as ClusterConfig, on the machines of a Ray cluster. Addresses are dealt out where nodes land."""
+    """The settings of `baton ray up`: ClusterConfig for a Ray cluster. Nodes get addresses when they are placed."""
 
     ray: RayConfig = field(default_factory=RayConfig)
     share: ShareConfig = field(default_factory=ShareConfig)

@@ -1,6 +1,5 @@
-"""What `baton ray up` adds to a cluster's settings: where Ray is, what a node takes of it, when roles grow and shrink.
-And the two variables that Ray reads when it is loaded. Knows nothing of Ray beyond these names.
-"""
+"""Settings of `baton ray up` (address, resources per node, scaling), and two variables that Ray reads when it is
+loaded."""
 
 from __future__ import annotations
 
@@ -10,25 +9,23 @@ from dataclasses import dataclass
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
-LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray keeps 127.0.0.1, which it replaces otherwise
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray does not replace 127.0.0.1 by another address
 
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """Where Ray is, and how many routers and nodes it starts."""
+    """The Ray cluster, and how many routers and nodes it starts."""
 
     address: str = option(
-        "", "GCS address of a running Ray cluster, as 10.0.0.1:6379, or auto; empty: a fresh one on this machine only"
+        "", "GCS address of a running Ray cluster, e.g. 10.0.0.1:6379, or auto; empty: start Ray on this machine only"
     )
-    cluster: str = option("baton", "name of this cluster: several may share a Ray cluster", metavar="NAME")
-    working_dir: str = option(
-        "", "checkout to ship to machines that have no Baton installed; empty: it is installed", metavar="DIR"
-    )
-    routers: int = option(1, "routers over the same nodes, on --port, --port + 1, ...", low=1, high=16)
-    prefill: int = option(1, "prefill nodes at the start, and never fewer", low=0, high=1024)
-    decode: int = option(1, "decode nodes at the start, and never fewer", low=0, high=1024)
-    start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
-    max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)
+    cluster: str = option("baton", "name of this cluster; several clusters may share one Ray cluster", metavar="NAME")
+    working_dir: str = option("", "checkout to ship to machines without Baton; empty: machines have it", metavar="DIR")
+    routers: int = option(1, "number of routers with the same nodes, at --port, --port + 1, ...", low=1)
+    prefill: int = option(1, "number of prefill nodes at the start; there are never fewer", low=0, high=1024)
+    decode: int = option(1, "number of decode nodes at the start; there are never fewer", low=0, high=1024)
+    start_timeout_s: float = option(300.0, "longest time until everything is ready", low=1.0, high=3600.0)
+    max_restarts: int = option(5, "restarts of one node within a minute before it stays down", low=0, high=100)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -40,11 +37,11 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True)
 class ShareConfig:
-    """What each router and node reserves of a machine."""
+    """Resources of a machine that each router and node reserves."""
 
     router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
-    prefill_cpus: float = option(1.0, "cores that a prefill node reserves: its threads, and cores to stay on", low=0.1)
-    decode_cpus: float = option(1.0, "cores that a decode node reserves: its threads, and cores to stay on", low=0.1)
+    prefill_cpus: float = option(1.0, "cores that a prefill node reserves and runs on, one thread per core", low=0.1)
+    decode_cpus: float = option(1.0, "cores that a decode node reserves and runs on, one thread per core", low=0.1)
     prefill_gpus: float = option(0.0, "GPUs that a prefill node reserves", low=0.0)
     decode_gpus: float = option(0.0, "GPUs that a decode node reserves", low=0.0)
 
@@ -54,38 +51,37 @@ class ShareConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """When a role gets a node more or a node less. Without a largest number it keeps the nodes it started with."""
+    """When a role gets one node more or less. Without a maximum, a role keeps as many nodes as at the start."""
 
-    max_prefill: int = option(0, "most prefill nodes; 0: as many as at the start", low=0, high=1024)
-    max_decode: int = option(0, "most decode nodes; 0: as many as at the start", low=0, high=1024)
-    busy_rows: float = option(0.8, "share of a role's request rows in use that counts as full", low=0.05, high=1.0)
+    max_prefill: int = option(0, "largest number of prefill nodes; 0: as many as at the start", low=0, high=1024)
+    max_decode: int = option(0, "largest number of decode nodes; 0: as many as at the start", low=0, high=1024)
+    busy_rows: float = option(0.8, "share of a role's rows or KV pages in use that counts as full", low=0.05, high=1.0)
     busy_waiting: float = option(4.0, "waiting requests per node that count as full", low=0.1)
-    slo_ttft_ms: float = option(0.0, "mean time to the first token to keep; beyond it prefill grows; 0: none", low=0.0)
-    slo_itl_ms: float = option(0.0, "mean time between tokens to keep; beyond it decode grows; 0: none", low=0.0)
-    up_after_s: float = option(15.0, "a role must be full for so long before it grows", low=0.0, high=3600.0)
-    down_after_s: float = option(180.0, "a role must do with a node less for so long before it shrinks", low=0.0)
-    settle_s: float = option(30.0, "between two changes of one role", low=0.0, high=3600.0)
+    slo_ttft_ms: float = option(0.0, "mean time to first token above which prefill grows; 0: no limit", low=0.0)
+    slo_itl_ms: float = option(0.0, "mean time between tokens above which decode grows; 0: no limit", low=0.0)
+    up_after_s: float = option(15.0, "seconds for which a role must be full before it grows", low=0.0, high=3600.0)
+    down_after_s: float = option(180.0, "seconds for which one node less must be enough before a role shrinks", low=0.0)
+    settle_s: float = option(30.0, "shortest time, in seconds, between two changes of one role", low=0.0, high=3600.0)
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def is_local(address: str) -> bool:
-    """Whether this is a Ray cluster that lives on 127.0.0.1 alone: the one that is started here, or a test's."""
+    """Return whether this Ray cluster is only on 127.0.0.1, because it was started here or by a test."""
     return not address or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
 
 
 def environment(address: str) -> dict[str, str]:
-    """For Ray's processes and for whoever loads it. No usage reports leave the machine either way."""
+    """Return the variables for Ray and for processes that import it. They also turn usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def apply(address: str) -> None:
-    """For this process; before `import ray`."""
+    """Set these variables for this process, before `import ray`."""
     os.environ.update(environment(address))
 
 
 def inherited() -> dict[str, str]:
-    """This process's own environment, for a child that gets something added."""
     return dict(os.environ)

@@ -1,4 +1,4 @@
-"""Settings of the router's own, beside those of its text (text_settings.py) and its limits (settings.py)."""
+"""The router's settings, except for text (text_settings.py), HTTP (http_settings.py) and limits (settings.py)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,45 @@ from shared.config.options import check_fields, option
 from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 
-BY_COST = -1  # as local_prefill_tokens: what a prompt costs on either node decides
-UNMEASURED_LOCAL_TOKENS = 32  # while that is not measured
+BY_COST = -1  # value of local_prefill_tokens: choose a prompt's node by the measured cost on either node.
+UNMEASURED_LOCAL_TOKENS = 32  # The limit on the length of local prompts, in tokens, until the cost is measured.
 
 POLICIES = ("prefix_aware", "least_load", "round_robin")
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Where clients and nodes find the router, and how it picks a pair."""
+    """The router's addresses, and how it picks a pair."""
 
     host: str = option("127.0.0.1", "address of the HTTP API", metavar="HOST")
     port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)
-    node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
+    node_endpoint: str = option("tcp://127.0.0.1:7001", "address that nodes dial", metavar="ENDPOINT")
     policy: str = option("prefix_aware", "how a (prefill, decode) pair is picked", choices=POLICIES)
-    router_id: str = option("", "its own name, in keys and logs; empty: drawn, or that of its --keys", metavar="NAME")
+    router_id: str = option("", "name in keys and logs; empty: the name of its key, or a random one", metavar="NAME")
     local_prefill_tokens: int = option(
         BY_COST,
-        "prompts up to this many tokens go to a decode node alone, without a hand-off; -1: those whose hand-off costs "
-        f"more than it saves, by what nodes measure, and up to {UNMEASURED_LOCAL_TOKENS} while nothing is measured",
+        "length limit, in tokens, of prompts that a decode node computes itself, without a hand-off; -1: it computes "
+        "prompts whose hand-off was measured to cost more than it saves; until it is measured, prompts of up to "
+        f"{UNMEASURED_LOCAL_TOKENS} tokens",
         low=BY_COST,
     )
-    api_key_file: str = option("", "file with the key clients must send as bearer token; empty: none", metavar="FILE")
+    pull_prefixes: str = option(
+        "off",
+        "whether a prefill node may copy cached pages of a prompt from another prefill node if measurements say that "
+        "this is faster than computing them",
+        choices=("on", "off"),
+    )
+    api_key_file: str = option(
+        "",
+        "file with the key that clients must send as bearer token, or with tenants and the hashes of their keys (made "
+        "by `baton keys tenant`); read again when it changes; empty: no key",
+        metavar="FILE",
+    )
     admin_key_file: str = option(
         "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
     )
     strict_fields: bool = option(False, "refuse unknown fields of requests; else a response header names them")
-    admin_without_key: bool = option(False, "let everybody who reaches the API drain nodes and change roles")
+    admin_without_key: bool = option(False, "let every client of the API drain nodes and change roles")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,5 +56,5 @@ class RouterConfig:
             raise ConfigError("--router-id must have at most 64 characters")
 
     def check_addresses(self, *, has_keys: bool) -> None:
-        """ConfigError for one that needs keys, where there are none."""
+        """Raise ConfigError if the address needs keys and none are set."""
         check_endpoint(self.node_endpoint, "--node-endpoint", has_keys=has_keys)

@@ -1,43 +1,45 @@
-"""How long a silence may last: every wait for a peer's sign of life follows from one setting.
+"""Derive every wait for a silent peer from one setting: `--node-silence-s` on routers, `--silence-s` on nodes.
 
-Routers have `--node-silence-s`, nodes `--silence-s`. There are two kinds of silence, and two patiences:
+There are two kinds of silence:
 
-    loop   the setting itself: the peer's loop has said nothing, though its connection answers. A step of a large
-           prompt may hold a core, or the interpreter, for seconds, and the peer is not lost for it.
-    link   a third of it: the connection does not answer. libzmq's I/O thread answers without the interpreter and needs
-           microseconds of a core, so only a host that is lost, cut off or frozen stays silent that long.
+    loop   The peer's loop sends nothing, but its connection answers. The peer is lost after the whole setting, because
+           a step of a large prompt may hold a core, or the interpreter, for seconds.
+    link   The connection doesn't answer. The peer is lost after a third of the setting. libzmq's I/O thread answers in
+           microseconds, without the interpreter, so only a host that is lost, cut off or frozen is silent that long.
 
-With the default, 5 s: a ping every 0.25 s, and a peer that is mute is given up 1.42 to 1.67 s after it last spoke.
-A peer that was frozen for a second answers in time.
+With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer; a peer
+that freezes for only one second is kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LINK_SHARE = 1 / 3  # of the setting, until a mute link is given up at the latest
-PING_SHARE = 1 / 20  # of the setting, between two pings
+LINK_SHARE = 1 / 3  # The share of the setting after which a mute link is dropped.
+PING_SHARE = 1 / 20  # The longest time between two pings, as a share of the setting.
+MOST_PING_MS = 250  # Upper limit of the time between two pings, because the other end may have a shorter setting.
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSilence:
-    """One end of a connection pings every `ping_ms`, and gives up `timeout_ms` after a ping that nothing followed."""
+    """The dialling end pings every `ping_ms`, and drops the link `timeout_ms` after an unanswered ping.
+
+    The other end waits `longest_s` for a ping, but never less than a few of the longest ping intervals."""
 
     ping_ms: int
     timeout_ms: int
 
     @property
     def shortest_s(self) -> float:
-        """A peer that is mute for less than this is never given up."""
+        """The shortest time after which a mute peer may be dropped."""
         return self.timeout_ms / 1000
 
     @property
     def longest_s(self) -> float:
-        """A peer that is mute for longer than this always is."""
+        """The time after which every mute peer has been dropped."""
         return (self.ping_ms + self.timeout_ms) / 1000
 
 
 def link_silence(silence_s: float) -> LinkSilence:
-    """Return the patience of a link, for a setting of this many seconds."""
-    ping_ms = max(1, round(1000 * PING_SHARE * silence_s))
+    ping_ms = min(MOST_PING_MS, max(1, round(1000 * PING_SHARE * silence_s)))
     return LinkSilence(ping_ms, max(1, round(1000 * LINK_SHARE * silence_s) - ping_ms))

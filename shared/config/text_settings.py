@@ -1,4 +1,4 @@
-"""How chats become prompts: settings of the router's own, beside what its model is (settings.ModelConfig)."""
+"""The router's settings for making prompts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """How the router makes prompts out of chats."""
+    """How the router makes prompts from chats."""
 
     chat_template_kwargs: str = option(
         "",
-        'what the chat template gets where a request does not say it, as {"enable_thinking": false}',
+        'defaults for variables of the chat template, which requests may override, e.g. {"enable_thinking": false}',
         metavar="JSON",
     )
     allow_control_tokens: bool = option(
-        False, "let control tokens that a chat's messages spell, as <|im_end|>, act as such; else they are text"
+        False, "treat spellings of control tokens in messages, e.g. <|im_end|>, as these tokens; else they are text"
     )
     tool_format: str = option(
-        "", "how the model calls tools, as hermes; else its chat template says it", metavar="NAME"
+        "", "format of the model's tool calls, e.g. hermes; empty: read from its chat template", metavar="NAME"
     )
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class TextConfig:
 
     @property
     def template_kwargs(self) -> dict[str, str | int | float | bool | None]:
-        """The defaults of chat_template_kwargs, by name."""
+        """The defaults of `chat_template_kwargs`, by variable name."""
         if not self.chat_template_kwargs:
             return {}
         try:

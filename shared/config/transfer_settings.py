@@ -1,4 +1,4 @@
-"""How KV pages travel between nodes: settings of their own, beside which transport it is (settings.NodeConfig)."""
+"""Settings of KV transfers between nodes, except the transport (settings.NodeConfig)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """How KV pages travel between nodes, whatever carries them."""
+    """KV transfers between nodes, over any transport."""
 
     layer_parts: int = option(
         1,
-        "a chunk's KV pages travel in so many parts, layer by layer while later layers are computed; 1: whole pages",
+        "number of parts in which a chunk's KV pages travel while later layers are computed; 1: whole pages",
         low=1,
         high=64,
     )
     trust_network: bool = option(
-        False, "let KV pages go through gloo, nccl or nixl, whose connections neither prove who is there nor encrypt"
+        False, "let KV pages go through gloo, nccl or nixl, whose connections neither identify peers nor encrypt"
     )
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def check_transport(self, node: NodeConfig) -> None:
-        """ConfigError for one that needs a network that is trusted, where nobody said so."""
+        """Raise ConfigError if the transport needs --trust-network and the flag is not set."""
         if node.transport in UNPROVEN and not is_loopback(node.bind_host) and not self.trust_network:
             raise ConfigError(f"--transport {node.transport} and --bind-host {node.bind_host!r}: {UNPROVEN_NETWORK}")

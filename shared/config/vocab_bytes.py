@@ -1,7 +1,7 @@
-"""From a vocabulary entry to the bytes it stands for, for the two spellings in use. Knows nothing of tokenizers.
+"""Turn vocabulary entries into bytes, for the two spellings in use.
 
 byte level   each byte is written as one printable character ("Ġ" is a space)
-metaspace    text as it is, "▁" is a space, <0xE2> is a single byte
+metaspace    plain text, except that "▁" is a space and <0xE2> a single byte
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte. Printable Latin-1 bytes stand for themselves, the others for U+0100 onwards, in order."""
+    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes; characters from U+0100 on stand
+    for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
@@ -25,7 +26,7 @@ def byte_level_decoder() -> Callable[[str], bytes]:
     def to_bytes(entry: str) -> bytes:
         try:
             return bytes([alphabet[char] for char in entry])
-        except KeyError:  # an added token, written as plain text
+        except KeyError:  # this is an added token, written as plain text
             return entry.encode()
 
     return to_bytes
@@ -39,8 +40,8 @@ def metaspace_bytes(entry: str) -> bytes:
 def byte_table(
     vocab: Mapping[str, int], added: Collection[str], entry_bytes: Callable[[str], bytes], size: int
 ) -> list[bytes]:
-    """Return the bytes of each id below `size`. Added tokens are written as plain text; ids that the vocabulary leaves
-    out, as those that pad an embedding, are empty."""
+    """Return the bytes of each id below `size`; b"" for ids without an entry, which pad the embedding. Added tokens are
+    plain text."""
     table = [b""] * size
     for entry, index in vocab.items():
         if index < size:

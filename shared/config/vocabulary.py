@@ -1,7 +1,5 @@
-"""What each token id of a model stands for, as bytes. Reads tokenizer files only; knows nothing of encoding.
-
-Routers turn ids into text with it, nodes tell grammars which ids they may draw.
-"""
+"""Read the bytes of each token id from a model's tokenizer files. Routers decode with these bytes, and nodes compile
+grammars with them."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from shared.config.model_path import ModelKind, resolve_model
 from shared.config.vocab_bytes import byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
-CONTROL_TYPE = 3  # of a token, in GGUF
+CONTROL_TYPE = 3  # GGUF's number for control tokens
 USER_DEFINED_TYPE = 4
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`tokens`: the bytes of each id, b"" for ids that only pad the embedding. `special_ids` are never text."""
+    """`tokens`: the bytes of each id; b"" for ids that only pad the embedding. `special_ids` are never text."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
@@ -34,7 +32,6 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """Return 16 hex digits that two vocabularies share only when they are the same."""
         digest = hashlib.blake2b(repr((self.eos_ids, sorted(self.special_ids))).encode(), digest_size=8)
         for token in self.tokens:
             digest.update(len(token).to_bytes(4) + token)
@@ -42,10 +39,10 @@ class Vocabulary:
 
 
 def read_vocabulary(model: str) -> Vocabulary:
-    """Return the vocabulary of what --model names. Raise ConfigError where it has no tokenizer that is read here."""
+    """Return the vocabulary of --model. Raise ConfigError without a supported tokenizer."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
-        from shared.config.pieces import make_pieces  # it is made of this module's Vocabulary
+        from shared.config.pieces import make_pieces  # imported here because pieces.py imports this module
 
         return make_pieces().vocabulary
     if source.path is None:
@@ -55,13 +52,11 @@ def read_vocabulary(model: str) -> Vocabulary:
 
 
 def hashlm_vocabulary() -> Vocabulary:
-    """One printable ASCII character per id, and an end."""
     chars = tuple(bytes((HASHLM_FIRST_CHAR + i,)) for i in range(HASHLM_EOS))
     return Vocabulary((*chars, b"<eos>"), (HASHLM_EOS,), frozenset({HASHLM_EOS}))
 
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
-    """Of a Hugging Face folder with a tokenizer.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json")
@@ -79,13 +74,13 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
 
 
 def is_byte_level(described: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json writes each byte as one printable character."""
+    """Return whether a tokenizer.json writes each byte as one printable character."""
     return "ByteLevel" in repr(described.get("decoder"))
 
 
 def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return the ids that end an answer. generation_config.json counts first: chat models often end with more tokens
-    than config.json names."""
+    """Return the ids that end an answer. generation_config.json is read first, because config.json often lacks ids of
+    chat models."""
     for name in ("generation_config.json", "config.json"):
         ids = read_json_if_there(folder / name).get("eos_token_id")
         if ids is not None:
@@ -96,17 +91,16 @@ def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]
 
 
 def token_content(token: object) -> str:
-    """A token in tokenizer_config.json: a string, or an object with its content."""
+    """Return the text of a token in tokenizer_config.json. The token is a string, or an object with `content`."""
     if isinstance(token, dict):
         return str(token.get("content", ""))
     return str(token or "")
 
 
 def gguf_vocabulary(path: Path) -> Vocabulary:
-    """Of a GGUF file with byte-level BPE."""
     metadata = read_pairs(path, lambda name: name.startswith("tokenizer."))
     if metadata.get("tokenizer.ggml.model") != "gpt2":
-        raise ConfigError(f"{path} has a tokenizer that is not read here")
+        raise ConfigError(f"{path} has an unsupported tokenizer; only byte-level BPE is read")
     entries: list[str] = metadata["tokenizer.ggml.tokens"]
     control = of_type(metadata, CONTROL_TYPE)
     index = {entry: i for i, entry in enumerate(entries)}

@@ -1,1 +1,1 @@
-"""The vocabulary of the engine: keys, requests, parameters, errors. Knows nothing of tensors, sockets or clocks."""
+"""The engine's basic types: keys, requests, parameters, errors."""

@@ -1,4 +1,4 @@
-"""What a request's next token may be. The scheduler's face of a grammar; shared/grammar has what is behind it."""
+"""Defines how the scheduler uses a grammar; shared/grammar implements this interface."""
 
 from __future__ import annotations
 
@@ -12,30 +12,26 @@ from shared.core.errors import BatonError
 
 
 class Constraint(Protocol):
-    """Of one sequence. What it allows is a function of its grammar and of the tokens that the sequence has emitted."""
-
     @property
     def is_ready(self) -> bool:
-        """Whether the grammar has been compiled, or can't be."""
+        """Return whether the grammar's compilation has ended, successfully or not."""
         ...
 
     @property
     def error(self) -> BatonError | None:
-        """Why the grammar can't be compiled. Asked once it is ready."""
+        """Return the error if compilation failed, else None. Valid once `is_ready`."""
         ...
 
-    def cancel(self) -> None:
-        """The request is over."""
-        ...
+    def cancel(self) -> None: ...
 
     def fill(
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: npt.NDArray[np.uint32]
     ) -> None:
-        """Write which ids may follow: behind `emitted` into out[0], and behind each draft into out[1 + its index].
+        """Write the ids allowed after `emitted` into out[0], and those after each draft into out[1 + its index].
 
-        `emitted` begins with all that earlier calls had. parents[i] is the node that drafts[i] follows, 0 for the
-        emitted tokens themselves, else 1 + the index of a draft before it. What follows a draft that is not allowed is
-        left as it is. out (1 + len(drafts), words) has a bit for each id, the lowest first. Raises BatonError when the
-        emitted tokens do not follow the grammar, or it became too complex.
+        `emitted`: all tokens so far. parents[i] is 0 if drafts[i] follows `emitted`, else 1 + the index of the draft
+        that drafts[i] follows. Rows after a disallowed draft stay unwritten. `out` has the shape (1 + len(drafts),
+        words), with one bit per id, the lowest id first. Raises BatonError if the tokens break the grammar, or if the
+        grammar became too complex.
         """
         ...

@@ -1,26 +1,29 @@
-"""Typed errors. Every one ends as a 4xx or 5xx for the client, a metric and one log line."""
+"""Defines typed errors. Each error becomes a status 4xx or 5xx for the client, a count in a metric, and one log
+line."""
 
 from __future__ import annotations
 
 
 class BatonError(Exception):
-    """Base of all errors we raise on purpose.
+    """The base class of all errors that Baton raises on purpose.
 
-    `code` is stable and goes to metrics and clients; `status` is the HTTP status the router answers with;
-    `subject` is the request key or node id the error belongs to, when there is one.
+    `code`: a word for metrics and clients, which never changes. `status`: the HTTP status. `subject`: a request key or
+    node id.
     """
 
     code = "internal_error"
     status = 500
+    retry_after_s: float | None = None  # seconds until a retry may succeed; sent as Retry-After
 
-    def __init__(self, message: str, *, subject: str | None = None) -> None:
+    def __init__(self, message: str, *, subject: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.retry_after_s = retry_after_s
         self.subject = subject
 
 
 class InvalidRequest(BatonError):
-    """The client's fault; `param` names the field of the request body."""
+    """The client made a mistake. `param`: the field of the request body."""
 
     code = "invalid_request_error"
     status = 400
@@ -36,7 +39,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request and its answer can never fit the node that got it, not even an empty one."""
+    """The request and its answer don't fit on the chosen node, even if the node is empty."""
 
     code = "too_large"
 
@@ -47,27 +50,48 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Overloaded(BatonError):
-    """Too many open requests; the client may retry."""
+    """Too many requests are open. The client may retry."""
 
     code = "overloaded"
     status = 429
 
 
+class RateLimited(BatonError):
+    """A tenant has used up this minute's requests or tokens."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+
+class QueueFull(BatonError):
+    """The router's queue is full."""
+
+    code = "queue_full"
+    status = 503
+
+
+class DeadlineUnreachable(BatonError):
+    """The queue ahead of this request takes longer than the deadline allows."""
+
+    code = "deadline_unreachable"
+    status = 503
+
+
 class PartnerOverloaded(Overloaded):
-    """A prefill node's word that its decode node is full; clients get Overloaded."""
+    """A prefill node reports that its decode node is full. Clients get Overloaded."""
 
     code = "partner_overloaded"
 
 
 class NoNodes(BatonError):
-    """No prefill/decode pair can serve; answered with Retry-After."""
+    """No pair of prefill and decode node can serve the request. The answer has Retry-After."""
 
     code = "no_nodes"
     status = 503
 
 
 class AdapterMissing(NoNodes):
-    """No node that could run the request, or not the one that got it, holds its LoRA adapter."""
+    """The chosen node, or every candidate, lacks the request's LoRA adapter."""
 
     code = "adapter_missing"
 
@@ -80,29 +104,33 @@ class NodeLost(BatonError):
 
 
 class PeerUnreachable(NodeLost):
-    """A node's word that the other node of a hand-off can't be reached, or not any more. The way between the two may be
-    broken, or one of them gone: neither is blamed for it. Clients get NodeLost."""
+    """A node can't reach the other node of a hand-off. Clients get NodeLost.
+
+    Neither node counts as failed, because the link may be broken.
+    """
 
     code = "peer_unreachable"
 
 
 class RequestKillsNodes(BatonError):
-    """Two nodes have died while they ran this request, the second one with no other suspect. A client that tried again
-    would cost two more: so no 5xx, which clients repeat by themselves."""
+    """Two nodes died while they ran this request, and at the second death this request was the only suspect.
+
+    The status is not a 5xx, because a client's retry would kill two more nodes.
+    """
 
     code = "request_kills_nodes"
     status = 422
 
 
 class NodeDraining(NodeLost):
-    """The node takes nothing new, or gives up what it did not finish in time: any other one may go on with it."""
+    """The node is draining, so it refuses new requests or ends unfinished ones."""
 
     code = "node_draining"
     status = 503
 
 
 class PartnerDraining(NodeDraining):
-    """A prefill node's word that its decode node takes nothing new; clients get NodeDraining."""
+    """A prefill node reports that its decode node is draining. Clients get NodeDraining."""
 
     code = "partner_draining"
 
@@ -113,33 +141,34 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
-    """Somebody who may ended the request from outside."""
+    """The server's operator ended the request through the admin API."""
 
     code = "aborted"
     status = 503
 
 
 class StepFailed(BatonError):
-    """A launched closure raised, and raised again for this request alone; all others go on."""
+    """A step with this request failed twice, the second time without other requests, or the request's grammar failed.
+    Other requests continue.
+    """
 
     code = "step_failed"
 
 
 class RankLost(BatonError):
-    """One of the processes that make up this node is gone or out of step: the node ends, and others go on with its
-    requests."""
+    """A process of this node died, or is out of step with the others. The node ends; other nodes take its requests."""
 
     code = "rank_lost"
 
 
 class KernelRefused(BatonError):
-    """A kernel can't be launched so on this device; the message names it and says what to change in the code."""
+    """A kernel can't run with these arguments on this device. The message names the kernel and the remedy."""
 
     code = "kernel_refused"
 
 
 class DeviceLost(BatonError):
-    """The device runs no step any more, not even one of nobody's: the node ends, and others go on with its requests."""
+    """The device can't run even an empty step. The node ends; other nodes take its requests."""
 
     code = "device_lost"
 
@@ -150,18 +179,18 @@ class HandoffFailed(BatonError):
 
 
 class WireError(BatonError):
-    """A frame that is malformed, truncated, oversized, unknown or of an old epoch. Dropped, counted, logged once."""
+    """A malformed, truncated, oversized, unknown or outdated frame. The frame is dropped, counted and logged once."""
 
     code = "wire_error"
 
 
 class ConfigError(BatonError):
-    """A flag or file that can't work; the message says what to change."""
+    """A flag or file that can't work. The message says what to change."""
 
     code = "config_error"
 
 
 class IntegrityError(BatonError):
-    """A pool, a cache or a lease does not add up. Names the leaked thing and its owner."""
+    """The counts of a pool, cache or lease don't add up. The message names the leaked object and its owner."""
 
     code = "integrity_error"

@@ -1,18 +1,18 @@
-"""What a node's exit status tells whoever started it: how a drained node wants to go on."""
+"""Defines a drained node's exit codes. They tell its parent process whether to restart the node, and in which role."""
 
 from __future__ import annotations
 
-EXIT_DRAINED = 10  # stays down on purpose
+EXIT_DRAINED = 10  # don't restart the node
 _AGAIN = {11: "restart", 12: "prefill", 13: "decode"}
 
 
 def exit_code_after(then: str) -> int:
-    """`then` as in the Drain message."""
+    """Return the exit code for `then`, a word in the Drain message."""
     codes = {word: code for code, word in _AGAIN.items()}
     return codes.get(then, EXIT_DRAINED)
 
 
 def start_again_as(code: int, role: str) -> str | None:
-    """The role to start again with after a node of this role ended with `code`; None: not at all."""
+    """Return the role in which to restart the node, or None for no restart. `role`: the former role."""
     word = _AGAIN.get(code)
     return role if word == "restart" else word

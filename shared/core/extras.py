@@ -1,7 +1,6 @@
-"""Names the line that installs a package that is missing here.
+"""Makes the command that installs a missing package.
 
-Baton is on no package index, so a line names what it was installed from: the checkout, the wheel, or the folder. The
-extras are those of pyproject.toml.
+Baton is not on a package index, so the command names the checkout, wheel or folder from which Baton was installed.
 """
 
 from __future__ import annotations
@@ -16,46 +15,45 @@ from pathlib import Path
 from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
-PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> the package that code asks for
+PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> imported package
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 ROOT = Path(__file__).parents[2]
 
 
 def require(extra: str, user: str) -> None:
-    """Raise ConfigError unless the extra is installed. `user` is the flag or the command that needs it."""
+    """Raise ConfigError unless the extra is installed. `user`: the flag or command that needs it."""
     if importlib.util.find_spec(PACKAGES[extra]) is None:
         raise ConfigError(missing(PACKAGES[extra], user))
 
 
 def missing(package: str, user: str) -> str:
-    """Return one sentence that ends with the line to type."""
+    """Return a sentence that names the missing package, and ends with the command to type."""
     extra = next((extra for extra, name in PACKAGES.items() if name == package), "")
     return f"{user} needs the package {package}; to install it, type: {install_line(extra)}"
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return the package that is not installed, "" when the module is our own: then the error is a fault of ours."""
+    """Return the missing package's name; "" for a module of Baton, because its absence is a bug."""
     package = (error.name or "").partition(".")[0]
     is_missing = bool(package) and package not in OURS and importlib.util.find_spec(package) is None
     return package if is_missing else ""
 
 
 def install_line(extra: str = "") -> str:
-    """Return the line that installs Baton again, with that extra."""
     wanted = f"[{extra}]" if extra else ""
-    if (ROOT / "pyproject.toml").is_file():  # as `make setup` does it: what runs stays the checkout's
+    if (ROOT / "pyproject.toml").is_file():  # as `make setup` does: install a link to the checkout, not a copy
         return pip_line("--editable", f"{ROOT}{wanted}")
     return pip_line(f"{origin()}{wanted}")
 
 
 def pip_line(*args: str) -> str:
-    """Return a command for this very environment, whichever is active in the shell that it is typed in."""
+    """Return a pip command for this environment, even if the shell uses another environment."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 
 def origin() -> str:
-    """Return the wheel or folder that Baton was installed from; pip keeps its address (PEP 610)."""
-    from importlib import metadata  # slow, and only for this
+    """Return the wheel or folder from which Baton was installed, as pip recorded it (PEP 610)."""
+    from importlib import metadata  # a slow import that only this function needs
 
     try:
         own = metadata.distribution(DISTRIBUTION)

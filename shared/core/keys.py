@@ -1,4 +1,4 @@
-"""Identity of a request on the wire, and the integer hashes that must give the same bits everywhere."""
+"""Defines request keys, and integer hashes that give the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MASK64 = (1 << 64) - 1
 
 
 class RequestKey(NamedTuple):
-    """One attempt at one sequence of one request. Messages with any other key never touch it."""
+    """Identifies one attempt at one sequence of one request. Messages with another key never affect this attempt."""
 
     router_id: str
     router_epoch: int
@@ -20,12 +20,12 @@ class RequestKey(NamedTuple):
         return f"{self.router_id}.{self.router_epoch:x}/{self.rid}#{self.attempt}.{self.seq_index}"
 
     def sibling(self, seq_index: int) -> RequestKey:
-        """The key of another sequence (n > 1) of the same attempt."""
+        """Return the key of another sequence (n > 1) of the same attempt."""
         return self._replace(seq_index=seq_index)
 
 
 def mix64(value: int) -> int:
-    """splitmix64's finaliser on Python ints: 64 bits in, 64 bits out."""
+    """Apply splitmix64's finaliser: 64 bits in, 64 bits out."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -33,5 +33,5 @@ def mix64(value: int) -> int:
 
 
 def sequence_seed(seed: int, seq_index: int) -> int:
-    """Seed of sequence i of an n > 1 request; sequence 0 keeps the request's own seed."""
+    """Return the seed of one sequence of a request with n > 1. Sequence 0 keeps the request's seed."""
     return seed & MASK64 if seq_index == 0 else mix64((seed & MASK64) ^ mix64(seq_index))

@@ -1,7 +1,6 @@
-"""Remembers what was made of the newest argument.
+"""Caches a function's newest result.
 
-A batch's sampling parameters stay one object from step to step, until a row joins or leaves: what a step makes of them
-is made once.
+A batch's sampling parameters stay one object until a row joins or leaves, so derived values are made only once.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Source, Made]):
-    """A function that keeps what it made of its newest argument. Another object is another argument, however equal;
-    nobody may change one that was given."""
+    """Keeps the newest result. Arguments are compared by identity, so an argument must not change."""
 
     def __init__(self, make: Callable[[Source], Made]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""A child process that ends with its parent, however the parent ended: kill -9 included."""
+"""Ends a child process when its parent ends, even by kill -9."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ POLL_S = 1.0
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Called first thing in the child. On Linux the kernel kills it; elsewhere a thread looks once a second."""
+    """Make this process end with its parent. Call this function first. On Linux the kernel kills the child, elsewhere a
+    thread polls."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=watch_parent, args=(parent_pid,), daemon=True, name="orphan-guard").start()
-    if os.getppid() != parent_pid:  # it ended before the kernel knew
+    if os.getppid() != parent_pid:  # the parent ended before prctl
         os._exit(1)
 
 

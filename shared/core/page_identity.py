@@ -1,15 +1,15 @@
-"""What a page's KV is a function of, as 16 bytes: the keys of its own tokens and of all tokens before them.
+"""Computes a page's KV identity, 16 bytes: a hash of the keys of its tokens and of all earlier tokens.
 
-    ROOT -> identity of page 0 -> identity of page 1 -> ...         the last one may be of a page that is not full
+    ROOT -> identity of page 0 -> identity of page 1 -> ...         the last page may be partly full
 
-A cryptographic hash, for the keys are token ids that clients choose: equal identities are taken for equal KV. Nodes
-find cached pages by them, and routers the nodes that have them: so it needs no numpy, which routers lack.
+The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Nodes find
+cached pages by identity; routers find the nodes that cache these pages. Routers lack numpy, so this file can't use it.
 
-A key is 64 bits, little-endian, one per token of a request:
+Each token of a request has a key of 64 bits, little-endian. With lookahead the key also covers the next token:
 
-    bits      62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the token after it
-    without   62 .. 32: the slot         31 .. 0: the token
-    salted    63: 1                      62 .. 0: all of that xor the salt
+    lookahead   62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the next token
+    without     62 .. 32: the slot         31 .. 0: the token
+    salted      63: 1                      62 .. 0: these bits xor the salt
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from collections.abc import Iterator
 IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
-NEXT_BITS = 24  # of the token after it
+NEXT_BITS = 24  # the number of bits of the next token
 MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
-SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # of a key: the lowest byte of the slot
+SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # the index of the slot's lowest byte in a key
 SALTED = 1 << 63
 
 
 def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
-    """Make one key per token (`tokens`: 64 bits each), which says with which adapter its KV was made. With lookahead a
-    key covers the token after it too, so the last one has none yet. A salt goes into the first key, for a page is
-    found by way of all pages before it."""
+    """Return one key per token, with the slot of the adapter that makes the token's KV. `tokens`: 64 bits per token.
+
+    With lookahead the last token has no key yet. A salt changes only the first key. This is enough, because a page's
+    identity covers all earlier pages, too.
+    """
     if lookahead:
         halves = array("I", tokens)
         halves[1::2] = halves[0::2]
@@ -48,12 +50,12 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
 
 
 def child_identity(parent: bytes, key: bytes) -> bytes:
-    """Of the page whose keys are `key`, behind the page `parent`."""
+    """Return the identity of the page whose tokens have the keys `key`, and which follows the page `parent`."""
     return hashlib.blake2b(parent + key, digest_size=IDENTITY_BYTES).digest()
 
 
 def identities(keys: bytes, page_size: int) -> Iterator[bytes]:
-    """Of each page that these keys, from a request's first token on, fill or begin."""
+    """Yield the identities of the pages that a request's keys fill or begin, in order."""
     width, parent = page_size * KEY_BYTES, ROOT
     for start in range(0, len(keys), width):
         parent = child_identity(parent, keys[start : start + width])

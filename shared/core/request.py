@@ -1,4 +1,4 @@
-"""Request: the scheduler's record of one sequence. No tensors; prompt and output ids stay apart for ever."""
+"""Defines Request, the scheduler's record of one sequence. It has no tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TokenIds = npt.NDArray[np.int64]
 
 
 class RequestState(enum.Enum):
-    """Explicit states; TRANSITIONS is the whole machine."""
+    """The states of a request. TRANSITIONS lists the allowed changes."""
 
-    WAITING = "waiting"  # no row, no pages
-    PREFILLING = "prefilling"  # row and all pages of the prompt reserved, chunks being computed
-    RUNNING = "running"  # decoding
-    RESTORING = "restoring"  # row and pages reserved, KV comes back from the cold tier
-    GRANTED = "granted"  # decode node: row and pages reserved, KV on its way
-    HANDED_OFF = "handed_off"  # prefill node: first token known, pages pinned until Installed
+    WAITING = "waiting"  # The request has no row and no pages.
+    PREFILLING = "prefilling"  # The row and all pages of the prompt are reserved.
+    RUNNING = "running"  # The request is decoding.
+    RESTORING = "restoring"  # Row and pages are reserved; KV is coming from the cold tier.
+    GRANTED = "granted"  # Decode node: row and pages are reserved; KV is coming.
+    HANDED_OFF = "handed_off"  # Prefill node: the first token is known; pages stay pinned until Installed.
     FINISHED = "finished"
 
 
@@ -42,7 +42,8 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Owned by one scheduler. `arrival` is seniority and survives retraction; `incarnation` rises with each one."""
+    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells how old the request
+    is."""
 
     key: RequestKey
     prompt_ids: TokenIds
@@ -52,18 +53,19 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
-    adapter: str = ""  # digest of the LoRA adapter it runs with; "": none. Its KV is of no use to any other
-    cache_salt: int = 0  # of 64 bits, 0: none. Its KV is of use to requests with the same one only
-    constraint: Constraint | None = None  # of sampling.grammar, on its way through the answer
-    scored: int = 0  # prompt tokens whose log-probabilities are out, where sampling asks for them
+    adapter: str = ""  # The LoRA adapter's digest; "": no adapter. Only requests with the same adapter share KV.
+    cache_salt: int = 0  # 64 bits; 0 means no salt. Only requests with the same salt share KV.
+    constraint: Constraint | None = None  # The constraint that sampling.grammar sets.
+    scored: int = 0  # The number of prompt tokens whose log-probabilities were reported.
 
     state: RequestState = RequestState.WAITING
     incarnation: int = 0
     finish_reason: FinishReason | None = None
-    row: int = 0  # 0: none
-    cached_tokens: int = 0  # prompt tokens that the prefix cache gave (usage)
-    lacks_draft_state: bool = False  # its pages came from a node without a draft head: no prefix for anybody else
-    computed: int = 0  # tokens of this incarnation whose KV is surely there: a processed step or a hand-off brought it
+    row: int = 0  # 0 means no row.
+    awaits_prefix: bool = False  # Another node is sending pages of this request's prompt.
+    cached_tokens: int = 0  # The number of prompt tokens found in the prefix cache, for `usage`.
+    lacks_draft_state: bool = False  # The request's pages have no draft KV, so no other request can use them.
+    computed: int = 0  # The number of tokens that have KV in this incarnation, from processed steps or a hand-off.
 
     def to(self, state: RequestState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -76,19 +78,20 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """The first prompt position whose log-probability is still wanted; the first token of all has none."""
+        """Return the first prompt position whose log-probability is not reported yet; token 0 never has one."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """prompt + output: what a (re-)prefill computes."""
+        """Return the prompt's and output's tokens, which a (repeated) prefill computes."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property
     def may_begin(self) -> bool:
-        """Whether its grammar, if it has one, has been compiled."""
-        return self.constraint is None or self.constraint.is_ready
+        """Return whether the request may begin. Its grammar (if any) must be compiled, and its prompt must not wait for
+        pages."""
+        return not self.awaits_prefix and (self.constraint is None or self.constraint.is_ready)
 
     @property
     def finished(self) -> bool:

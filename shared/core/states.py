@@ -1,4 +1,6 @@
-"""States that others see. Their values are labels of metrics, words on the wire or of /admin: they never change."""
+"""Defines the states that users see. Their values are metric labels and words in messages and /admin, so never change
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Literal
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. The values are OpenAI's words where it has one."""
+    """The reasons why a sequence ended, in OpenAI's words where these exist."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -16,18 +18,20 @@ class FinishReason(StrEnum):
 
 
 class PageState(StrEnum):
-    """Of a KV page; a partition of the pool. A page shared by several rows counts for the first of ACTIVE, GRANTED and
-    HELD that one of them is tagged with."""
+    """States of a KV page. Each page of the pool is in exactly one state.
+
+    Rows tag their pages. If a page has several tags, its state is the first of ACTIVE, GRANTED and HELD among them.
+    """
 
     FREE = "free"
-    CACHED = "cached"  # the prefix cache's alone: evictable
-    ACTIVE = "active"  # of a row that prefills or decodes
-    GRANTED = "granted"  # reserved, its KV is on its way here
-    HELD = "held"  # no step uses it, but a pull or a copy may
+    CACHED = "cached"  # The page is only in the prefix cache, so it can be evicted.
+    ACTIVE = "active"  # The page belongs to a row that prefills or decodes.
+    GRANTED = "granted"  # The page is reserved, and its KV is coming.
+    HELD = "held"  # No step uses the page, but a pull or a copy may use it.
 
 
 class RowState(StrEnum):
-    """Of a row of the block table; a partition of the rows."""
+    """States of a row of the block table. Each row is in exactly one state."""
 
     FREE = "free"
     RUNNING = "running"
@@ -37,25 +41,23 @@ class RowState(StrEnum):
 
 
 class QueueStage(StrEnum):
-    """Where a request waits, on its way from the router to its first step on the decode node."""
+    """Where a request waits before its first decode step."""
 
     ROUTER = "router"
-    BOOTSTRAP = "bootstrap"  # prefill node: offered, not granted
-    WAITING = "waiting"  # for memory
-    INFLIGHT = "inflight"  # prefill node: granted, not installed
-    PREALLOC = "prealloc"  # decode node: offered, no memory
-    TRANSFER = "transfer"  # decode node: granted, its pages are not all here
-    PREBUILT = "prebuilt"  # decode node: its pages are here, its record is not, or it is not installed
+    BOOTSTRAP = "bootstrap"  # Prefill node: the request is offered, but not granted yet.
+    WAITING = "waiting"  # The request waits for memory.
+    INFLIGHT = "inflight"  # Prefill node: the request is granted, but not installed yet.
+    PREALLOC = "prealloc"  # Decode node: the request is offered, but has no memory yet.
+    TRANSFER = "transfer"  # Decode node: the request is granted, but some pages are missing.
+    PREBUILT = "prebuilt"  # Decode node: all pages are here, but the request is not installed yet.
 
 
 class NodeState(StrEnum):
-    """Of a node, as its router sees it."""
-
     READY = "ready"
     SILENT = "silent"
     DRAINING = "draining"
-    AVOIDED = "avoided"  # requests there failed: its breaker is open
+    AVOIDED = "avoided"  # the node's circuit breaker is open after failed requests
 
 
-Tag = Literal[PageState.ACTIVE, PageState.GRANTED, PageState.HELD]  # what a row says of its pages
+Tag = Literal[PageState.ACTIVE, PageState.GRANTED, PageState.HELD]  # a row gives its pages one of these tags
 TAGS: tuple[Tag, ...] = (PageState.ACTIVE, PageState.GRANTED, PageState.HELD)

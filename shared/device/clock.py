@@ -1,5 +1,4 @@
-"""Clocks that a stream's work reads: marks in stream order, and the seconds between two of them once both are reached.
-Knows nothing of what is timed."""
+"""Time a stream's work: set marks in stream order, and return the seconds between two marks that were reached."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ Mark = float | GpuEvent
 
 
 class Clock(Protocol):
-    """`mark` is called inside a closure; `seconds` after the stream has passed both marks, on any thread."""
+    """Call `mark` inside a closure, and `seconds` on any thread after the stream has passed both marks."""
 
     def mark(self) -> Mark: ...
 
@@ -20,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For streams whose work is done when the closure is: inline and cpu."""
+    """Time streams whose work is finished when the closure ends: inline and cpu."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
@@ -31,7 +30,7 @@ class HostClock:
 
 
 class CudaClock:
-    """For closures that only enqueue: an event of the device, recorded on the current stream."""
+    """Time closures that only enqueue work. A mark is an event recorded on the device's current stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -42,13 +41,13 @@ class CudaClock:
         return mark
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """RuntimeError when the device has not reached both."""
+        """Raise RuntimeError if the device has not reached both marks."""
         assert not isinstance(first, float) and not isinstance(last, float)
         return float(first.elapsed_time(last)) / 1000
 
 
 class StillClock:
-    """For simulated streams, whose runs must be the same again: no time passes."""
+    """Stand still, because the runs of simulated streams must be repeatable."""
 
     def mark(self) -> Mark:
         return 0.0

@@ -1,7 +1,7 @@
-"""CPU stream: a FIFO worker thread. Closures run later than launch, one after the other, in inference_mode.
+"""CPU stream: a worker thread that runs closures in launch order, in inference_mode.
 
-Knows nothing of eventfds or polls: `notify` is called on the worker after each finished closure, and the node's loop
-passes a function that wakes its poll.
+The worker calls `notify` after each closure. The node's `notify` wakes the node's loop. This backend reveals a
+missing wait only by chance; test order on the simulated backend.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 def do_nothing() -> None:
-    """Default for callbacks that a caller does not need."""
+    """Default for callbacks."""
 
 
 class CpuStream:
-    """Owns its thread, from the first line of __init__ to stop().
+    """Own the worker thread from __init__ to stop().
 
-    `on_thread_start` runs on the worker before anything else: thread counts, affinity and inference_mode are all
-    thread-local in torch, so a setting made by the host does not reach it.
+    The worker calls `on_thread_start` first: torch's thread counts, affinity and inference_mode belong to a thread.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class CpuStream:
         self._epochs = StreamEpochs()
         self._items: queue.SimpleQueue[Work[Any] | Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # launch against stop: nothing may be queued behind the end mark
+        self._lock = threading.Lock()  # no work may be queued once the end mark is in the queue
         self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
         self._thread.start()
 
@@ -94,14 +93,14 @@ class CpuStream:
                     self._run(item)
 
     def _surroundings(self) -> Context:
-        """What closures run in; belongs to the thread, as the grad mode does."""
+        """Return the worker's context for closures. Grad mode is thread-local."""
         return torch.inference_mode()
 
     def _run(self, work: Work[Any]) -> None:
         if self._stopping.is_set():
             work.skip("the stream was stopped")
         else:
-            # KeyboardInterrupt or SystemExit inside a closure: settled already, and the worker must live on
+            # The closure's ticket already has its KeyboardInterrupt or SystemExit, so the worker can go on.
             with contextlib.suppress(BaseException):
                 run_work(work, self._epochs)
         self._notify()

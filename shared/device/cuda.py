@@ -1,11 +1,11 @@
-"""CUDA stream: fn runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
+"""CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-NOT yet run on a GPU. The tests of all backends run it on a virtual one, whose work is late and out of order as far as
-the waits allow.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late and as out of order as waits
+allow.
 
-An event fires in two moments: `fire()` inside the closure records a mark on the device (that is what other streams wait
-for, there), and a watcher thread completes the event on the host once the device got there. So `query()`, callbacks and
-`notify` never lie about work that is merely enqueued. The watcher sleeps in the mark's `synchronize`, without the GIL.
+An event fires in two steps. `fire()` inside the closure records a mark. On the device, other streams wait for the mark.
+Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`
+never report work that is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-POOL_SIZE = 32  # streams of one priority that torch hands out, round robin
+POOL_SIZE = 32  # number of streams per priority in torch, which hands them out round robin
 
 
 def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
-    """One whose handle is not in `taken`: two streams with one handle are one stream, and nothing overlaps (H7)."""
+    """Return a stream whose handle is not in `taken`. If two streams have the same handle, their work never overlaps
+    (H7)."""
     for _ in range(POOL_SIZE):
         stream = gpu.new_stream(device, priority)
         if stream.cuda_stream not in taken:
@@ -42,27 +43,29 @@ def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection
 
 
 class CudaMarks:
-    """Driver of one stream's events: marks in record order, and the thread that completes events after them."""
+    """A stream's marks in record order, and the watcher thread, which completes their events."""
 
     def __init__(self, name: str, gpu: Gpu, stream: GpuStream, notify: Callable[[], None]) -> None:
         self._gpu = gpu
         self._stream = stream
         self._notify = notify
-        self._marks: dict[Event, GpuEvent] = {}  # recorded and not yet complete
-        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
+        self._marks: dict[Event, GpuEvent] = {}  # recorded marks whose event is not complete yet
+        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # functions to call once an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
 
     def poll(self, event: Event) -> None:
-        """Nothing to do: the watcher completes events."""
+        """Do nothing: the watcher completes events."""
 
     def block(self, event: Event, timeout_s: float | None) -> None:
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """Records where the stream is now; the watcher completes the event after it. After a device fault nothing can
-        be recorded: the event is complete at once, and says why."""
+        """Record a mark. The watcher completes the event once the device reaches its mark.
+
+        After a device fault the event completes at once, with the error.
+        """
         mark = self._gpu.new_event(blocking=True)
         try:
             mark.record(self._stream)
@@ -71,13 +74,15 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # here, before the watcher may complete the event on its own thread
+        self._go_on_behind(event)  # before the watcher may complete the event on its thread
         self._pending.put((event, mark))
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
-        """Call `go_on` as soon as the event, which has not fired yet, has a mark; after a device fault, when it is
-        complete without one. Both happen on the thread that fires it."""
+        """Call `go_on` once the unfired event has a mark, or completes without one after a device fault.
+
+        The thread that fires the event calls `go_on`.
+        """
         if event not in self._waiters:
             event.add_callback(self._go_on_behind)
         self._waiters.setdefault(event, []).append(go_on)
@@ -98,7 +103,7 @@ class CudaMarks:
             event, mark = item
             try:
                 mark.synchronize()
-            except Exception as error:  # a sticky device fault: whoever waits must wake and see it
+            except Exception as error:  # a sticky device fault: waiters must wake and see it
                 logger.exception("device fault before event %s", event.name)
                 event.error = event.error or error
             event.complete()
@@ -107,17 +112,19 @@ class CudaMarks:
 
 
 def mark_of(event: Event) -> GpuEvent | None:
-    """What the device can wait for. None: the event has not fired, is complete, or is none of a CudaStream."""
+    """Return the event's mark, or None if the event is unfired, is complete, or belongs to no CudaStream."""
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
 class CudaStream:
-    """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
-    `taken`: handles of streams that this one must not be.
+    """A stream of the GPU. `launch` returns when fn has enqueued its work.
 
-    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits
-    for such an event itself. The stream holds what is launched behind such an event, in order, until it fires. The
-    thread that fires it then launches what was held; it must be the thread that launches everything else.
+    `taken`: handles that this stream must not reuse. Leases keep tensors that cross streams alive.
+
+    A device can't wait for work that is not yet enqueued. An event may stand for such work: a host event, or an event
+    of a stream that holds launches. A stream that waits for such an event holds its later launches until the event
+    fires. The thread that fires the event launches the held work, so one thread must do all launches and fire these
+    events.
     """
 
     def __init__(
@@ -159,35 +166,34 @@ class CudaStream:
         try:
             with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
                 run_work(work, self._epochs)
-        except Exception as error:  # closures' errors are settled: the device can't even take the stream
+        except Exception as error:  # the device refused the stream; errors of closures never get here
             self._epochs.fail(work.epoch)
             work.settle(None, error)
 
     def wait(self, event: Event) -> None:
-        """The device waits, or launches are held; for an event of another thread's stream the calling thread blocks."""
+        """Make the device wait, or hold later launches. For an event of a threaded stream, block the calling thread."""
         if self._held:
             self._held.append(event)
         elif not self._is_behind(event):
             self._hold(event)
 
     def _is_behind(self, event: Event) -> bool:
-        """Order what is launched from now on behind the event. False: it has not fired."""
+        """Order later launches after the event. Return False if the event has not fired."""
         if event.peek():
             return True
         mark = mark_of(event)
         if mark is not None:
             try:
                 self.cuda_stream.wait_event(mark)
-            except Exception:  # what would run without its order is skipped
+            except Exception:  # unordered work is skipped
                 logger.exception("device fault at a wait for event %s", event.name)
                 self._epochs.fail(self.epoch)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()
-        return event.peek()  # it may have completed since
+        return event.peek()  # the event may have completed meanwhile
 
     def _hold(self, event: Event) -> None:
-        """Until the event fires."""
         self._held.appendleft(event)
         if isinstance(event.driver, CudaMarks):
             event.driver.when_fired(event, self._go_on)
@@ -195,7 +201,7 @@ class CudaStream:
             event.add_callback(lambda _: self._go_on())
 
     def _go_on(self) -> None:
-        """Launch what was held, up to the next event that has not fired."""
+        """Launch the held work, up to the next event that has not fired."""
         while self._held:
             head = self._held.popleft()
             if isinstance(head, Work):
@@ -216,6 +222,6 @@ class CudaStream:
                     item.skip("the stream was stopped")
             try:
                 self.cuda_stream.synchronize()
-            except Exception:  # the thread goes all the same, and the other streams are stopped
+            except Exception:  # the watcher must still end, and the other streams must still be stopped
                 logger.exception("device fault at the end of stream %s", self.name)
             self._marks.stop()

@@ -1,5 +1,6 @@
-"""CUDA stream with a thread of its own: closures run there, one after the other, and may block. For transfers and
-copies of the cold tier, which wait for peers, disks and digests: the loop's thread never waits with them.
+"""CUDA stream with a worker thread, where closures run in order and may block.
+
+Transfers and cold-tier copies use this stream, because they wait for peers, disks and digests.
 
     loop    launch(pull) . . . . . . . . . . . done.query()
     thread        wait(newest step)  pull, digests  synchronize  done
@@ -27,8 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadedCudaStream(CpuStream):
-    """`done` fires, and so does every event a closure fires, when the device has finished what came before. It drives
-    the events that its closures are armed with (EventDriver)."""
+    """Drive `done` and the closures' events (EventDriver). The events complete after all earlier device work."""
 
     def __init__(
         self,
@@ -51,35 +51,39 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        ticket.done.bind(self)  # one of this thread's: the other streams' launches do not move to it
+        # so that only the worker completes this event, and no thread launches another stream's held work meanwhile
+        ticket.done.bind(self)
         return ticket
 
     def poll(self, event: Event) -> None:
-        """Nothing to do: the worker completes events."""
+        """Do nothing: the worker completes events."""
 
     def block(self, event: Event, timeout_s: float | None) -> None:
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """An event fired inside a closure tells of work that is merely enqueued: waits for it here, on the worker. On
-        another thread nothing was enqueued: the closure was skipped."""
+        """On the worker, wait for the enqueued work, so that the event completes after this work.
+
+        A call on another thread means that the closure was skipped: nothing is enqueued.
+        """
         if threading.current_thread() is self._thread:
             try:
                 self._sleep_until_done()
-            except Exception as error:  # a sticky device fault: whoever waits must wake and see it
+            except Exception as error:  # a sticky device fault: waiters must wake and see it
                 logger.exception("device fault before event %s", event.name)
                 event.error = event.error or error
         return False
 
     def _run_and_wait(self, fn: Closure[R]) -> R:
-        # Of a closure that raised, too: what it enqueued may still write pages that the host would take back.
+        # Wait also after an exception, because enqueued work may still write pages that the host would reuse.
         try:
             return run_to_end(fn)
         finally:
             self._sleep_until_done()
 
     def _sleep_until_done(self) -> None:
-        """A stream's own `synchronize` may spin."""
+        """Sleep until the device has done all enqueued work. A blocking event is used, because a stream's `synchronize`
+        may spin."""
         mark = self._gpu.new_event(blocking=True)
         mark.record(self.cuda_stream)
         mark.synchronize()
@@ -91,13 +95,12 @@ class ThreadedCudaStream(CpuStream):
             yield
 
     def _block_on(self, event: Event) -> None:
-        """The device waits where it can, else the worker does."""
         mark = mark_of(event)
         if mark is None:
             super()._block_on(event)
             return
         try:
             self.cuda_stream.wait_event(mark)
-        except Exception:  # this thread must live on to settle all; what would run without its order is skipped
+        except Exception:  # the worker must go on and settle all work; later work is skipped
             logger.exception("device fault at a wait for event %s", event.name)
             self._epochs.fail(self.epoch)

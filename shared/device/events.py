@@ -1,8 +1,7 @@
-"""Events, tickets and the errors that travel with them. Knows nothing of what the work computes.
+"""Define events, which order work across streams, and tickets, which hold results and errors.
 
-An event is made and armed before the work that fires it is launched, so that a wait can never slip past it. It fires
-once; the first fire wins. An event orders, it does not judge: waiting on one that fired with an error just returns,
-and whoever needs the data looks at `Ticket.error`.
+An event is armed first; only then is the work launched that will fire it. So no wait can miss the event. An event only
+orders work: a wait returns even if the event fired with an error. Code that needs the data checks `Ticket.error`.
 """
 
 from __future__ import annotations
@@ -19,37 +18,39 @@ logger = logging.getLogger(__name__)
 
 
 class StreamSkipped(StepFailed):
-    """The closure never ran: an earlier one of the same stream epoch failed, or the stream was stopped."""
+    """Raised for a closure that never ran, because its stream epoch had failed or the stream was stopped."""
 
     code = "stream_skipped"
 
 
 class EventNotFired(StepFailed):
-    """A closure ended without firing an event it was armed with; the stream fired it in its place."""
+    """Raised if a closure ended without firing an armed event; the stream fired the event instead."""
 
     code = "event_not_fired"
 
 
 class EventDriver(Protocol):
-    """What a stream backend puts behind its events; without one an event is a plain thread-safe flag."""
+    """The part of a stream backend that completes the events of its streams. An event without a driver is a thread-safe
+    flag."""
 
     def poll(self, event: Event) -> None:
-        """The host asks `event.query()`."""
+        """Bring the event closer to completion, if the backend can. `event.query()` calls this."""
         ...
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """The host waits; returns when the event has completed, raises TimeoutError or DeadlockError."""
+        """Wait until the event has completed. Raises TimeoutError or DeadlockError."""
         ...
 
     def defer(self, event: Event) -> bool:
-        """`event.fire()` was called. True: the driver calls `event.complete()` itself, once the device got there."""
+        """Return whether the driver calls `event.complete()` later. `event.fire()` calls this."""
         ...
 
 
 class Event:
-    """An event is armed from the moment it is made; `Stream.launch(fires=...)` says which work will fire it.
+    """An event, armed from the start. `Stream.launch(fires=...)` says which work will fire the event.
 
-    `fired`: fire() was called; `query()`: all work before the fire is complete (a device lags).
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete; on a device, this happens
+    later than fire().
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
@@ -59,13 +60,13 @@ class Event:
         self.fired = False
         self.error: BaseException | None = None
         self._complete = False
-        self._waiter: threading.Event | None = None  # made by the first who blocks: most events are only asked
+        self._waiter: threading.Event | None = None  # made by the first waiter, because most events are only queried
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Event], None]] = []
         self._driver: EventDriver | None = None
 
     def bind(self, driver: EventDriver) -> None:
-        """Called by the stream that the event is armed on; the first driver stays."""
+        """Set the driver, if the event has none yet."""
         if self._driver is None:
             self._driver = driver
 
@@ -74,7 +75,7 @@ class Event:
         return self._driver
 
     def fire(self, error: BaseException | None = None) -> None:
-        """Any thread. Only the first call counts."""
+        """Fire from any thread. Only the first call counts."""
         with self._lock:
             if self.fired:
                 return
@@ -84,7 +85,7 @@ class Event:
             self.complete()
 
     def complete(self) -> None:
-        """For drivers: what was before the fire is done. Runs the callbacks on this thread."""
+        """Record that the work before fire() is done, and run the callbacks on this thread. Drivers call it."""
         with self._lock:
             self._complete = True
             callbacks, self._callbacks = self._callbacks, []
@@ -99,11 +100,11 @@ class Event:
         return self._complete
 
     def peek(self) -> bool:
-        """Like query(), but never lets a simulated world move."""
+        """Return whether the event is complete. Unlike query(), this never runs a simulated world."""
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block the calling thread until complete. Does not raise the event's error: an event only orders."""
+        """Block until the event is complete. Never raises the event's error."""
         if self._complete:
             return
         if self._driver is not None:
@@ -112,7 +113,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """The plain thread-safe wait, for drivers too."""
+        """Wait for the thread-safe flag. Raises TimeoutError."""
         with self._lock:
             if self._complete:
                 return
@@ -121,7 +122,7 @@ class Event:
             raise TimeoutError(f"event {self.name} did not fire within {timeout_s} s")
 
     def add_callback(self, fn: Callable[[Event], None]) -> None:
-        """Run fn once complete, on the completing thread; at once if it already is. fn must be short."""
+        """Run fn on the thread that completes the event, or at once if the event is complete. fn must be short."""
         with self._lock:
             if not self._complete:
                 self._callbacks.append(fn)
@@ -131,7 +132,7 @@ class Event:
     def _call(self, fn: Callable[[Event], None]) -> None:
         try:
             fn(self)
-        except Exception:  # a callback's bug must not kill the worker that completes everybody else's events
+        except Exception:  # a callback's bug must not kill the worker
             logger.exception("callback of event %s failed", self.name)
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class Event:
 
 
 class Ticket(Generic[R]):
-    """One launched closure. `result` or `error` is set before `done` fires."""
+    """Holds the outcome of a launched closure. `result` or `error` is set before `done` fires."""
 
     __slots__ = ("done", "error", "result")
 
@@ -150,7 +151,7 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
-        """Wait, then give the result or raise what the closure raised."""
+        """Wait, then return the result or raise the closure's error."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

@@ -1,4 +1,4 @@
-"""What an error says of the device that raised it. Knows nothing of steps."""
+"""Tell device faults from other errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ DEVICE_WORDS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS"
 
 
 def blames_device(error: BaseException) -> bool:
-    """Whether the runtime says that the device did not do what it was told (`AcceleratorError`: an illegal address, a
-    failed launch, a memory fault), or a library on it; older torch and libraries say so in plain RuntimeErrors. What it
-    was raised from counts too. Memory that runs out is another error, and the next step may be smaller."""
+    """Return whether the error or its cause is a device fault.
+
+    torch raises `AcceleratorError` (an illegal address, a failed launch, a memory fault); older versions of torch and
+    libraries raise RuntimeError. Running out of memory does not count, because the next step may be smaller.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return False
     said = isinstance(error, RuntimeError) and any(word in str(error) for word in DEVICE_WORDS)

@@ -1,5 +1,6 @@
-"""What Baton asks of a GPU's runtime, in one narrow face: `Gpu`. TorchCuda (torch_cuda.py) is the real one and the only
-file that names `torch.cuda`; the tests have a virtual one. Knows nothing of what is computed.
+"""Define `Gpu`, the interface that Baton needs from a GPU's runtime.
+
+torch_cuda.py implements the interface and is the only file that uses `torch.cuda`.
 """
 
 from __future__ import annotations
@@ -16,64 +17,62 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 class GpuEvent(Protocol):
-    """A mark in a stream of the device. One that was never recorded counts as reached."""
+    """A mark in a stream of the device. An unrecorded event counts as reached."""
 
     def record(self, stream: GpuStream | None = None) -> None:
-        """The mark is where the stream is now, the calling thread's current one by default."""
+        """Mark the position that `stream` has reached; the default is the calling thread's current stream."""
         ...
 
     def synchronize(self) -> None:
-        """Blocks the calling thread, without the GIL, until the device got there. Raises the device's fault."""
+        """Block the caller, without the GIL, until the device reaches the mark. Raises the device's fault."""
         ...
 
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: GpuEvent) -> float:
-        """Milliseconds; both made with `timing` and reached, or it raises RuntimeError."""
+        """Return the milliseconds from this event to `end_event`. Raises RuntimeError unless both events have `timing`
+        and were reached."""
         ...
 
 
 class GpuStream(Protocol):
-    """A queue of the device. Its work runs in order; only events order it beside other queues."""
+    """A queue of the device. The work of one queue runs in order. Only events order the work of two queues."""
 
     @property
     def cuda_stream(self) -> int:
-        """The handle. Two objects with one handle are one queue."""
+        """The handle. Objects with the same handle stand for one queue."""
         ...
 
     def wait_event(self, event: GpuEvent) -> None:
-        """Order only: what is enqueued from now on runs after the event's newest mark. The host goes on."""
+        """Let later work of this stream wait for the event's newest mark. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until all that is enqueued has run. Raises the device's fault."""
+        """Block until all enqueued work has run. Raises the device's fault."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Of one device, all its processes together."""
-
     free_bytes: int
     total_bytes: int
 
 
 def gib(num_bytes: int) -> str:
-    """As a person reads it."""
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / MIB:.2f} MiB"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """By tensors of this process on one device."""
+    """Counts the memory of one device that this process's tensors use."""
 
     allocated_bytes: int
-    peak_bytes: int  # the most since `forget_peak`
+    peak_bytes: int  # peak since `forget_peak`
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """`capability`: major and minor, of what it can compute. `peers`: devices whose memory it can map, by number."""
+    """`capability`: compute capability (major, minor). `peers`: numbers of devices whose memory this device can map."""
 
     name: str
     capability: tuple[int, int]
@@ -82,7 +81,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """What another process needs to open a block of device memory: torch's own fields, in torch's order."""
+    """A handle with which another process opens device memory. It has the fields that torch uses, in torch's order."""
 
     device: int
     storage: bytes
@@ -95,20 +94,23 @@ class SharedBlock:
 
 
 class GpuGraph(Protocol):
-    """What was captured: launches with the addresses they had. Replays of graphs that share memory must be ordered."""
+    """Captured launches, with the memory addresses that they use. Replays of graphs that share memory must not
+    overlap."""
 
     def replay(self) -> None:
-        """Enqueue all of it on the current stream, by one call. It reads and writes the memory that it was captured
-        with, so that must live, and what a replay left there is overwritten by the next."""
+        """Enqueue the whole graph on the current stream.
+
+        The captured memory must stay allocated. The next replay overwrites the results.
+        """
         ...
 
     def reset(self) -> None:
-        """Let go of it and of its share of the memory. It is not replayed again."""
+        """Free the graph and its share of the memory."""
         ...
 
 
 class Gpu(Protocol):
-    """Any thread may call. Current device, stream and grad mode belong to the calling thread, as torch has it."""
+    """A GPU runtime that any thread may use. Current device, stream and grad mode are thread-local, as in torch."""
 
     def is_available(self) -> bool: ...
 
@@ -119,7 +121,7 @@ class Gpu(Protocol):
     def use_device(self, device: torch.device) -> Context: ...
 
     def uuid(self, device: torch.device) -> str:
-        """The same in every process, whatever number it has there."""
+        """Return an id that is the same in every process."""
         ...
 
     def memory_info(self, device: torch.device) -> MemoryInfo: ...
@@ -127,19 +129,19 @@ class Gpu(Protocol):
     def memory_use(self, device: torch.device) -> MemoryUse: ...
 
     def forget_peak(self, device: torch.device) -> None:
-        """The peak is what is allocated now."""
+        """Reset the peak to the memory allocated now."""
         ...
 
     def release_cached(self, device: torch.device) -> None:
-        """Give memory that no tensor uses back to the driver: `memory_info` counts it as free then."""
+        """Return unused cached memory to the driver. `memory_info` then counts it as free."""
         ...
 
     def synchronize(self, device: torch.device) -> None:
-        """Blocks until every stream of the device is empty."""
+        """Block until every stream of the device is empty."""
         ...
 
     def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
-        """From a pool that goes round: the same handle may come again."""
+        """Return a stream from a round-robin pool, so handles may repeat."""
         ...
 
     def current_stream(self, device: torch.device) -> GpuStream: ...
@@ -147,43 +149,47 @@ class Gpu(Protocol):
     def use_stream(self, stream: GpuStream) -> Context: ...
 
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
-        """`blocking`: who synchronises with it sleeps and does not spin."""
+        """Return an event. `blocking`: whether the event's `synchronize` sleeps instead of spinning."""
         ...
 
     def closure_mode(self) -> Context:
-        """The grad mode that a stream's closures run in."""
+        """Return a context that sets the grad mode in which closures run."""
         ...
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory, not initialised, that asynchronous copies may read and write."""
+        """Return uninitialised host memory for asynchronous copies."""
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """The tensor's memory, once freed, is not used again before `stream` has done what it was given until then."""
+        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before that."""
         ...
 
     def new_graph_memory(self) -> object:
-        """What graphs take the memory from that is allocated while they are captured. Graphs captured one after another
-        may share it: what has been freed by then is used again, for replays of one do not overlap those of another."""
+        """Return a memory pool for captures. Graphs captured one after another may share the pool. They then use the
+        same memory, so their replays must not overlap.
+        """
         ...
 
     def capture(self, memory: object) -> AbstractContextManager[GpuGraph]:
-        """Within: what the calling thread enqueues on its current stream, and on streams that wait for it and that it
-        waits for in turn, goes into the graph and does not run. Raises, there or at the end, for whatever makes the
-        host wait, for other memory than `memory`, copies from or into pageable memory, questions to events, and
-        streams that are left behind. Other threads may do what they like."""
+        """Capture all work that the calling thread enqueues within the context, instead of running it.
+
+        The graph contains the work of the thread's current stream, and of streams that are forked from this stream and
+        joined again. An error is raised, at once or at the end, for host waits, memory outside `memory`, copies to or
+        from pageable memory, event queries, and streams not joined again. Other threads are not restricted.
+        """
         ...
 
     def share(self, tensor: torch.Tensor) -> SharedBlock:
-        """The whole block under `tensor`; it must have been allocated whole (no expandable segments)."""
+        """Share the whole memory block of `tensor`, which must be one allocation (no expandable segments)."""
         ...
 
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
-        """(storage_bytes,) uint8: another process's memory, unmapped when the last tensor on it is gone."""
+        """Return another process's memory as (storage_bytes,) uint8. The memory is unmapped when the last tensor is
+        freed."""
         ...
 
     def describe(self, device: torch.device) -> DeviceInfo: ...
 
     def built_for(self) -> str:
-        """CUDA's version that torch was built for; empty: it was built without."""
+        """Return torch's CUDA version; "" if torch was built without CUDA."""
         ...

@@ -1,11 +1,10 @@
-"""The ranks of one node, and what they do together: collect what each has computed, and wait for one another. Over
-gloo; knows nothing of models.
+"""Group a node's ranks over gloo: ranks gather tensors, send them, and wait for one another.
 
         rank 0   | x0 |--+        | x0 x1 |
-        rank 1   | x1 |--+-- -->  | x0 x1 |      bytes are carried, never added: every rank has the same bits
+        rank 1   | x1 |--+-- -->  | x0 x1 |      bytes are copied, never added: every rank has the same bits
 
-Every rank makes the same calls in the same order. When one is gone, or silent for longer than the group's patience,
-the others' calls end as RankLost; a group that lost a rank is of no use any more.
+Every rank makes the same calls in the same order. If a rank ends, or is silent for longer than the group's
+timeout, other ranks' calls raise RankLost, and the group is unusable.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Pending(Protocol):
 
 
 class Gloo(Protocol):
-    """What a rank uses of torch's ProcessGroupGloo, most of which the stubs lack."""
+    """Methods of torch's ProcessGroupGloo. Torch's type stubs lack most of them."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
@@ -42,29 +41,29 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Where the ranks of a node meet. The file may be there already or not; its folder is the node's own."""
+    """Return the store where the ranks meet. The store's file may already exist. Its folder belongs to the node."""
     return dist.FileStore(path, size)
 
 
 class RankGroup:
-    """One rank's place in its group. Used by one thread at a time; tensors are on the CPU."""
+    """One rank's connection to the group. One thread at a time may use it. Tensors are on the CPU."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
-        """Joins: returns when all ranks are here. RankLost when they are not in time."""
+        """Join the group and wait for all ranks. Raises RankLost if a rank is late."""
         self.rank, self.size = rank, size
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs name it `Options`
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=patience_s)
         with self._together("joining"):
-            # The stubs lack its methods, and this way to make one.
+            # The stubs lack its methods and this constructor.
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
-        """From now on a rank that keeps the others waiting for longer counts as lost."""
+        """Set the time after which an awaited rank counts as lost."""
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
-        """x of every rank, all of one shape and dtype -> (size, *shape), in the order of ranks. Fresh."""
+        """Return every rank's x, all of one shape and dtype, as a new (size, *shape) in rank order."""
         out = torch.empty((self.size, *x.shape), dtype=x.dtype)
         if x.numel():
             with self._together("gathering"):
@@ -72,21 +71,21 @@ class RankGroup:
         return out
 
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
-        """(M, n) of every rank -> (M, size * n), rank 0's columns first. Fresh."""
+        """Return every rank's x (M, n) as a new (M, size * n), with rank 0's columns first."""
         return self.stack(x).transpose(0, 1).reshape(len(x), -1)
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Returns when the other rank has it: it calls `receive`."""
+        """Send x and return once the other rank has received it."""
         with self._together("sending"):
             self._gloo.send([as_bytes(x.contiguous())], to, 0).wait()
 
     def receive(self, x: torch.Tensor, source: int) -> None:
-        """Fills x, contiguous, with what the other rank sends: of the same shape and dtype."""
+        """Fill the contiguous x with the other rank's tensor of the same shape and dtype."""
         with self._together("receiving"):
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here, with all that they had written to shared memory before."""
+        """Wait for all ranks. The ranks' earlier writes to shared memory are then visible."""
         with self._together("waiting"):
             self._gloo.barrier().wait()
 
@@ -94,11 +93,13 @@ class RankGroup:
     def _together(self, doing: str) -> Generator[None, None, None]:
         try:
             yield
-        except RuntimeError as error:  # what torch makes of closed connections and of timeouts
+        except RuntimeError as error:  # what torch raises for closed connections and timeouts
             raise RankLost(f"rank {self.rank} of {self.size}, {doing}: {str(error).splitlines()[0]}") from error
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The same memory, flat, as uint8: gloo need not know our number formats. x is contiguous, which says nothing of
-    the strides of a single element."""
+    """View the memory of a contiguous x as flat uint8, because gloo lacks some of Baton's dtypes.
+
+    A tensor of one element may have any strides.
+    """
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)

@@ -1,6 +1,6 @@
-"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap.
+"""Inline stream: a closure runs on the calling thread at launch. Nothing overlaps, so this backend is the reference.
 
-Knows nothing of threads, so it can't show a missing wait: test order on the simulated backend.
+This backend can't reveal a missing wait; the simulated backend can.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class InlineStream:
-    """A wait on an event that is armed and has not fired can never end here, so it raises."""
+    """Run closures at launch. Raise RuntimeError for a wait on an unfired event, because the wait could never end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class InlineStream:
         return work.ticket
 
     def wait(self, event: Event) -> None:
-        # Blocks at the next launch and not here, as on a device: the host itself is not ordered by a stream's wait.
+        # The next launch checks the waits, because a wait does not block the host on a device, either.
         self._waits.append(event)
 
     def reset(self) -> None:

@@ -1,8 +1,11 @@
-"""Makes the C allocator keep large blocks that were freed, for processes that allocate them all the time.
+"""Set up glibc's allocator, and return freed memory to the system.
 
-By default glibc maps each block above 128 KiB anew and unmaps it when freed, so that every page frame that arrives
-and every activation of a forward pays for the kernel zeroing its memory: measured, a page transfer over ZMQ ran at
-half the speed. Knows nothing of who allocates.
+By default glibc maps each block above 128 KiB anew, and the kernel zeroes it. It would do so for every KV page that
+arrives, and for every activation. With that default, page transfers over ZMQ ran at half the speed. So nodes keep large
+freed blocks.
+
+By default glibc also has several heaps for threads. `malloc_trim` returns the free end of the main heap only, so each
+thread could keep 64 MiB after a flood of requests. So all threads share the main heap.
 """
 
 from __future__ import annotations
@@ -10,23 +13,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-MMAP_ABOVE_BYTES = 32 << 20  # the largest that glibc takes
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h
+MMAP_ABOVE_BYTES = 32 << 20  # glibc's maximum
 TRIM_ABOVE_BYTES = 512 << 20
 
 
+def share_one_heap() -> bool:
+    """Make all threads of this process allocate from one heap. Call once, before other threads start. Return False if
+    the allocator is not glibc's. Freed memory may then stay with the process."""
+    return _set((M_ARENA_MAX, 1))
+
+
 def keep_freed_memory() -> bool:
-    """Call once, early, in a node's process. False where the allocator is not glibc's; that only costs speed."""
+    """Share one heap, and keep large freed blocks in it. Call once, before other threads start. Return False if the
+    allocator is not glibc's. The process is then slower, but works."""
+    return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
+
+
+def _set(*settings: tuple[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    settings = ((M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
     return all([mallopt(name, value) == 1 for name, value in settings])
 
 
 def give_freed_memory_back() -> None:
-    """Return what was freed to the system. Call it after work that is not done again, as loading: it takes the time of
-    zeroing that memory once more."""
+    """Return freed memory to the system, after one-time work such as loading. When memory is used again, the system
+    must zero it again."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

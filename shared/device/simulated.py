@@ -1,8 +1,8 @@
-"""Simulated streams: one thread, any order that the events allow, chosen by seed and replayed by it.
+"""Simulate streams. One thread runs them in an order that the events allow; a seed chooses the order, and replays it.
 
-A closure may be a generator; each `yield` is a point where another stream may run. The world picks the next stream by
-random priorities with rare changes (PCT: finds orders that uniform choice misses), and the seed also draws how lazy
-the host is: how seldom it lets the world run at its own points (launch, wait, query). Knows nothing of tensors.
+A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
+rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of
+host points (launch, wait, query) at which the world does not run.
 
     host   launch A   launch B   synchronize(B)
     world      . A1       .       B1  A2  B2            (scripted: world.run("a", 1), world.run("b", 2))
@@ -24,15 +24,15 @@ R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
 LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
 RUN_LENGTHS = (1, 2, 5, 20, 1000)
-FRUITLESS_POLLS = 8  # a host that only polls must still see the world move
+FRUITLESS_POLLS = 8  # the world always runs after this number of polls, because a host may do nothing but poll
 
 
 class DeadlockError(RuntimeError):
-    """No stream can move and the host waits. The message shows what each stream is stuck on."""
+    """Raised if the host waits and no stream can run. The message says for each stream why it can't."""
 
 
 class SimulatedStream:
-    """Made by World.stream(). Items are closures and waits, in launch order."""
+    """A simulated stream. `items` are its closures and waits, in launch order."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
@@ -40,7 +40,8 @@ class SimulatedStream:
         self.priority = 0.0
         self.items: deque[Work[Any] | Event] = deque()
         self._epochs = StreamEpochs()
-        self._running: Generator[None, None, Any] | None = None  # the head item, between two of its steps
+        # the first item's closure, if it is between two of its steps
+        self._running: Generator[None, None, Any] | None = None
 
     @property
     def epoch(self) -> int:
@@ -66,7 +67,7 @@ class SimulatedStream:
         self.world.note(self.name, "reset", f"epoch {self.epoch}")
 
     def stop(self) -> None:
-        """Skip everything; a closure between two steps is closed where it stands."""
+        """Skip all items. Close a closure that is between two steps."""
         while self.items:
             item = self.items.popleft()
             if isinstance(item, Work):
@@ -76,7 +77,7 @@ class SimulatedStream:
                 item.skip("the stream was stopped")
 
     def head(self) -> Work[Any] | None:
-        """The closure that can take a step now. Waits on complete events are passed for free."""
+        """Return the closure that can step now, after removing waits on complete events."""
         while self.items and isinstance(self.items[0], Event) and self.items[0].peek():
             self.items.popleft()
         head = self.items[0] if self.items else None
@@ -87,7 +88,7 @@ class SimulatedStream:
         return "idle" if head is None else f"waits for {head!r}" if isinstance(head, Event) else f"can run {head.label}"
 
     def step(self) -> None:
-        """One step of the head closure: up to its next yield, or to its end."""
+        """Run the head closure up to its next yield or its end."""
         work = self.head()
         if work is None:
             raise RuntimeError(f"stream {self.name} has nothing to run: {self.stuck_on()}")
@@ -127,9 +128,9 @@ class SimulatedStream:
 
 
 class World:
-    """Owns its streams and drives their events (EventDriver). Single-threaded: the host's thread runs everything.
+    """Own simulated streams, and drive their events (EventDriver). The host's thread runs everything.
 
-    `laziness` in [0, 1]: the share of host points at which nothing runs; drawn from the seed when None.
+    `laziness` in [0, 1]; None: the seed draws it.
     """
 
     def __init__(self, seed: int, *, laziness: float | None = None, change_rate: float | None = None) -> None:
@@ -146,13 +147,13 @@ class World:
 
     @classmethod
     def script(cls) -> World:
-        """Nothing runs but by run(), run_until_idle() or a synchronize()."""
+        """Return a world that runs only in run(), run_until_idle() and synchronize()."""
         world = cls(0, laziness=1.0, change_rate=0.0)
         world.scripted = True
         return world
 
     def stream(self, name: str) -> SimulatedStream:
-        """The stream of that name, made at the first call."""
+        """Return the stream with this name. The first call makes it."""
         if name not in self._streams:
             stream = SimulatedStream(name, self)
             stream.priority = self._random.random()
@@ -160,12 +161,12 @@ class World:
         return self._streams[name]
 
     def run(self, name: str, steps: int = 1) -> None:
-        """Scripted: advance one stream; raises when it is idle or blocked. A closure with k yields has k + 1 steps."""
+        """Advance a scripted stream. Raises RuntimeError if it can't run. A closure with k yields has k + 1 steps."""
         for _ in range(steps):
             self._step(self.stream(name))
 
     def run_stream(self, name: str) -> int:
-        """Scripted: advance one stream until it is idle or blocked; the number of steps taken."""
+        """Advance a scripted stream until it is idle or blocked. Return the number of steps."""
         steps = 0
         while self.stream(name).head() is not None:
             self.run(name)
@@ -173,12 +174,11 @@ class World:
         return steps
 
     def run_until_idle(self) -> None:
-        """Run until nothing can move. Streams that wait for an event of nobody stay where they are."""
         while self._run_one():
             pass
 
     def host_point(self) -> None:
-        """The host did something; depending on its laziness the world runs a little."""
+        """Run a few steps after a host action, depending on laziness."""
         if self.scripted or self._in_world or self._random.random() < self.laziness:
             return
         for _ in range(self._random.choice(RUN_LENGTHS)):
@@ -195,7 +195,7 @@ class World:
             self._run_one()
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Run the world until the event fired. There is no clock here: a timeout never passes."""
+        """Run the world until the event completes. Ignores the timeout. Raises DeadlockError."""
         if self._in_world:
             raise DeadlockError(f"a closure blocks on {event!r}; use stream.wait() before launching it")
         self.note("host", "sync", event.name)
@@ -212,17 +212,16 @@ class World:
         self._log.append((self.num_steps, stream, what, label))
 
     def timeline(self, last: int | None = None) -> str:
-        """One line per launch, wait, step and fire: `step stream what label`."""
+        """Return one line per launch, wait, step and fire: `step stream what label`."""
         lines = self._log if last is None else self._log[-last:]
         return "\n".join(f"{step:6d} {stream:10s} {what:8s} {label}" for step, stream, what, label in lines)
 
     def describe(self) -> str:
-        """Seed and what every stream would do next."""
         head = f"world seed {self.seed}, laziness {self.laziness}, change rate {self.change_rate}"
         return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
 
     def _run_one(self) -> bool:
-        """Advance the runnable stream of highest priority; sometimes it loses its rank afterwards."""
+        """Advance the runnable stream of highest priority. Sometimes lower its priority afterwards."""
         runnable = [stream for stream in self._streams.values() if stream.head() is not None]
         if not runnable:
             return False

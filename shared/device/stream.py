@@ -1,6 +1,6 @@
-"""The stream interface, and what every backend does with one closure. Knows nothing of steps or tensors.
+"""Define the stream interface, and the code that backends share to run a closure.
 
-work on a stream runs in launch order; across streams only events order it:
+Work on a stream runs in launch order. Only events order work across streams:
 
     forward |--- step 1 ---*pub|--- step 2 ---|
     copy          wait(pub) . . |- lengths -|
@@ -20,7 +20,8 @@ Closure = Callable[[], R | Generator[None, None, R]]
 
 
 class Stream(Protocol):
-    """`epoch` rises with reset(). Owned by one host thread: launch, wait and reset are called from there only."""
+    """One host thread owns the stream, and only this thread calls launch, wait and reset. reset() increments
+    `epoch`."""
 
     name: str
 
@@ -28,30 +29,32 @@ class Stream(Protocol):
     def epoch(self) -> int: ...
 
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        """Run fn after all earlier work of this stream. fn promises to fire every event in `fires`. Where fn
-        does not (it raised, was skipped, forgot), the stream fires the event with an error, before `ticket.done`.
+        """Run fn after all earlier work of this stream.
 
-        fn captures only what is frozen at launch. It may be a generator function: each `yield` is a preemption
-        point on the simulated backend and nothing on the others. It runs in torch.inference_mode. After an exception
-        later closures of the same epoch are skipped (StreamSkipped).
+        fn must fire every event in `fires`. If fn leaves an event unfired, the stream fires it with an error, before
+        `ticket.done` fires.
+
+        fn captures only values that are frozen at launch, and runs in torch.inference_mode. fn may be a generator
+        function; its yields are preemption points on the simulated backend. After an exception, later closures of the
+        epoch are skipped (StreamSkipped).
         """
         ...
 
     def wait(self, event: Event) -> None:
-        """Order only: all work launched after this starts after the event fired, with or without an error."""
+        """Let work that is launched later start only after the event has fired, with or without an error."""
         ...
 
     def reset(self) -> None:
-        """Open a new stream epoch; what was launched before the reset is still skipped if its epoch failed."""
+        """Open a new stream epoch. Earlier launches are still skipped if their epoch failed."""
         ...
 
     def stop(self) -> None:
-        """Skip what has not started, wait for what has, give threads back. Idempotent."""
+        """Skip work that has not started, wait for work that has started, and end the stream's threads. Idempotent."""
         ...
 
 
 class StreamEpochs:
-    """Which epoch a stream is in and which one failed. Written by host (open) and worker (fail), one word each."""
+    """Holds the current epoch, which the host opens, and the newest failed epoch, which the worker records."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -69,7 +72,7 @@ class StreamEpochs:
 
 @dataclass(slots=True, eq=False)
 class Work(Generic[R]):
-    """One launched closure on its way through a stream."""
+    """A launched closure, until it is settled."""
 
     fn: Closure[R]
     fires: tuple[Event, ...]
@@ -78,7 +81,7 @@ class Work(Generic[R]):
     label: str
 
     def settle(self, result: R | None, error: BaseException | None) -> None:
-        """The one way out of a stream: nobody who waits on an arm or on `done` is left behind."""
+        """Settle the ticket, and fire every armed event and `done`."""
         self.ticket.result = result
         self.ticket.error = error
         for event in self.fires:
@@ -96,7 +99,7 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
 
 
 def run_to_end(fn: Closure[R]) -> R:
-    """Call fn; drive it through all its preemption points if it is a generator."""
+    """Call fn. If it returns a generator, run the generator to its end."""
     out = fn()
     if not inspect.isgenerator(out):
         return cast(R, out)
@@ -109,7 +112,7 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run, or skip in a failed epoch, and settle. Raises only what is no Exception (KeyboardInterrupt)."""
+    """Run the work, or skip it in a failed epoch. Settle it. Raises only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return

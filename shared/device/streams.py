@@ -1,4 +1,4 @@
-"""The four streams of an engine, made for one backend. Knows nothing of what runs on them."""
+"""Make the streams of an engine for one backend."""
 
 from __future__ import annotations
 
@@ -25,30 +25,34 @@ NAMES = ("forward", "copy", "transfer", "cold")
 
 @dataclass(frozen=True, slots=True)
 class StreamSet:
-    """forward: all of the model and every relay write; copy: results to the host; transfer: KV pages of peers; cold: KV
-    pages out to the cold tier and back, so that no hand-off stands behind them. Scheduling is the host thread's, and
-    touches no device."""
+    """An engine's streams. Scheduling runs on the host thread, without a stream.
+
+    - forward: runs the whole model and every relay write
+    - copy: copies results to the host
+    - transfer: pulls and describes KV pages
+    - cold: copies KV pages to and from the cold tier, on a separate stream so that no hand-off waits for them
+    """
 
     forward: Stream
     copy: Stream
     transfer: Stream
     cold: Stream
-    clock: Clock = field(default_factory=StillClock, kw_only=True)  # of the forward stream's work
-    # of a pipeline's stages behind the first, which runs on `forward`
+    clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the time of the forward stream's work
+    # streams of a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
-    # waits until the device has done all that it was given outside of these streams: weights, the pool's zeroes
+    # waits for device work outside these streams, such as loading weights or zeroing the pool
     settle: Callable[[], None] = field(default=do_nothing, kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
         return self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
-        """A new epoch on every stream, after the engine has drained its leases."""
+        """Open a new epoch on every stream, after the engine has drained its leases."""
         for stream in self.all():
             stream.reset()
 
     def reset_steps(self) -> None:
-        """A new epoch on every stream that steps run on; transfers and the cold tier go on."""
+        """Open a new epoch on the streams of steps. Transfers and the cold tier go on."""
         for stream in (self.forward, self.copy, *self.stages):
             stream.reset()
 
@@ -67,11 +71,17 @@ def make_streams(
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """`on_thread_start` runs on each worker thread (cpu; cuda: transfer and cold). `notify` follows each completion on
-    the copy, transfer and cold streams, on the worker's or the watcher's thread (cpu, cuda): only these end something
-    the host waits for, and a host woken by each closure of a step takes the interpreter's lock from it. cuda: `gpu` is
-    torch.cuda where None, `device` its current one. `world` is needed by simulated. `num_stages`: of the model's
-    pipeline; inline has one stream for each too, so that order can be seen."""
+    """Return the streams for `kind`. Raises ConfigError for an unknown kind.
+
+    - `on_thread_start`: each worker thread calls it first (cpu; cuda: transfer and cold).
+    - `notify`: the worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
+      The host waits only for these three streams. Calls for the other streams would take the interpreter's lock away
+      from steps.
+    - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
+    - `world`: the simulated world, which the simulated kind needs.
+    - `num_stages`: number of stages in the model's pipeline. Each stage after the first has its own stream, also on the
+      inline backend, to make the order of stages visible.
+    """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}
     if kind == "inline":
@@ -95,8 +105,8 @@ def make_streams(
 def cuda_streams(
     gpu: Gpu, device: torch.device, on_thread_start: Callable[[], None], notify: Callable[[], None]
 ) -> StreamSet:
-    """Four different streams of the device. Steps enqueue on the loop's thread; transfers and the cold tier have
-    threads of their own."""
+    """Make four streams with distinct handles. Steps are enqueued on the loop's thread; the transfer and cold streams
+    have worker threads."""
     taken: list[int] = []
 
     def enqueueing(name: str, notify: Callable[[], None] = do_nothing) -> CudaStream:

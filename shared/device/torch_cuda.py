@@ -1,6 +1,4 @@
-"""The face `Gpu` over torch.cuda. Importing it, and making one, initialises nothing: the first call that needs a device
-does. Knows nothing of streams as the engine has them.
-"""
+"""Implement `Gpu` with torch.cuda. CUDA is initialised only at the first call that needs a device."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from shared.device.gpu import Context, DeviceInfo, GpuEvent, GpuGraph, GpuStream
 
 
 class TorchCuda:
-    """Has no state of its own."""
-
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
@@ -80,7 +76,7 @@ class TorchCuda:
         try:
             yield graph
         except BaseException:
-            with contextlib.suppress(Exception):  # that the capture is of no use; why, is under way already
+            with contextlib.suppress(Exception):  # the capture is useless; the first error is being raised
                 graph.capture_end()
             raise
         graph.capture_end()

@@ -1,1 +1,1 @@
-"""One step on the device: the frozen plan, the relay between steps, the worker that runs it, the lease that ends it."""
+"""Run one step on the device: frozen plan, relay between steps, worker and lease."""

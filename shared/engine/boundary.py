@@ -1,14 +1,13 @@
-"""Between the host and the device of one step: its arrays in, its results out. Knows nothing of what they mean.
+"""Take one step's arrays to the device and bring its results back.
 
-On a CPU both sides are the same memory. A device gets all of a step's arrays by one copy, out of a pinned slot, and
-gives all of its results by one copy, into another:
+On a CPU, host and device share memory. A step on a GPU copies all arrays from a pinned slot, and all results to another
+slot.
 
     host      pinned |rows|lengths|page table|...|              |tokens|lengths|...|   read when the lease is closed
                       ----- upload ----->                        <---- download ----
     device    block  |rows|lengths|page table|...|   the step   |tokens|lengths|...|
 
-Both copies are only enqueued. A slot belongs to the step's lease, which gives it back once the step is done, so nobody
-writes it while a copy may still read it.
+Both copies are asynchronous, so the step's lease holds each slot until the step is done.
 """
 
 from __future__ import annotations
@@ -23,34 +22,31 @@ import numpy.typing as npt
 import torch
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
-Pinned = Callable[[int], torch.Tensor]  # bytes -> (bytes,) uint8, page-locked host memory for asynchronous copies
-ALIGNED = 16  # bytes: each array of a block begins at a multiple, so that it may be seen in its own dtype
+Pinned = Callable[[int], torch.Tensor]  # takes a number of bytes; returns page-locked host memory as (bytes,) uint8
+ALIGNED = 16  # bytes; an array that begins at a multiple of this can be viewed in its own dtype
 SMALLEST_SLOT = 1 << 16  # bytes
 
 S = TypeVar("S")
 
 
 class SlotHolder(Protocol):
-    """A lease: keeps slots until its step is done."""
+    """A step's lease."""
 
     def hold(self, give_back: Callable[[], None]) -> None:
-        """Call `give_back` when nothing of the step is under way any more."""
+        """Call `give_back` once the step is done."""
         ...
 
 
 class HostCopy(Protocol):
-    """Results on their way to the host."""
+    """A step's results, while the device copies them to the host."""
 
     def read(self) -> dict[str, torch.Tensor]:
-        """The host's own, under the names they were packed with. Call it once the copy's event has fired, and before
-        the lease ends."""
+        """Return tensors that the host owns. Call this after the copy's event and before the lease ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one array lies in a block."""
-
     begin: int  # bytes
     end: int
     shape: tuple[int, ...]
@@ -60,49 +56,48 @@ class Place:
         return block[self.begin : self.end].view(self.dtype).view(self.shape)
 
     def first(self, num: int) -> Place:
-        """Of the array's first `num` rows."""
         shape = (num, *self.shape[1:])
         return Place(self.begin, self.begin + math.prod(shape) * self.dtype.itemsize, shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Results of a step in one block of the device, (n,) uint8."""
+    """One step's results, packed into one device block, (n,) uint8."""
 
     block: torch.Tensor
     places: Mapping[str, Place]
 
 
-Packed = Mapping[str, torch.Tensor] | SideBySide  # results as they are, on a CPU, or packed on a device
+Packed = Mapping[str, torch.Tensor] | SideBySide  # a step's results: unchanged on a CPU, packed on a device
 
 
 class Boundary(Protocol):
-    """`is_device`: whether anything is copied at all. Called inside closures, on the streams named."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether this boundary copies the arrays."""
 
     is_device: bool
 
     @property
     def num_taken(self) -> int:
-        """How many slots leases hold."""
+        """Return the number of slots that leases hold."""
         ...
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
-        """Tensors of the same names, shapes and dtypes, on the forward stream. On a CPU they are the arrays' memory:
-        nobody may write them."""
+        """Return the arrays as tensors of the same names, shapes and dtypes, on the forward stream.
+
+        The tensors are read-only, because on a CPU they share the arrays' memory.
+        """
         ...
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
-        """Called on the stream that made the tensors."""
+        """Pack the tensors, on the stream that made them."""
         ...
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        """Begin the copy, on a stream that waits for the one which packed."""
+        """Begin the copy, on a stream that waits for the packing stream."""
         ...
 
 
 class SameMemory:
-    """A CPU's."""
-
     is_device = False
     num_taken = 0
 
@@ -119,8 +114,6 @@ class SameMemory:
 
 @dataclass(frozen=True, slots=True)
 class OnHost:
-    """Results that need no copy."""
-
     tensors: Mapping[str, torch.Tensor]
 
     def read(self) -> dict[str, torch.Tensor]:
@@ -128,7 +121,7 @@ class OnHost:
 
 
 class PinnedCopies:
-    """A device's. Slots are made as they are needed and used for ever: about as many as leases are open, twice."""
+    """Copy through pinned slots. A slot is made on demand and then reused; each open lease needs about two slots."""
 
     is_device = True
 
@@ -155,8 +148,10 @@ class PinnedCopies:
     def refill(
         self, block: torch.Tensor, places: Mapping[str, Place], arrays: Mapping[str, HostArray], holder: SlotHolder
     ) -> None:
-        """Each array at the beginning of its place, zeros behind it: by one copy into `block`, on the current stream.
-        What lies behind the last place stays as it is."""
+        """Fill each place of `block` with its array, padded with zeros, in one copy on the current stream.
+
+        Bytes after the last place keep their values.
+        """
         size = size_of(list(places.values()))
         host = self._out.take(size, holder)[:size]
         host.zero_()
@@ -182,7 +177,7 @@ class PinnedCopies:
 
 @dataclass(frozen=True, slots=True)
 class InSlot:
-    """Results in a pinned slot that others get after this step."""
+    """A step's results in a pinned slot; `read` copies them, because later steps reuse the slot."""
 
     slot: torch.Tensor
     places: Mapping[str, Place]
@@ -193,7 +188,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Owner of the slots of one kind that no lease holds."""
+    """Holds the free slots of one kind, for uploads or for downloads."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
@@ -201,7 +196,7 @@ class Slots(Generic[S]):
         self.num_taken = 0
 
     def take(self, num_bytes: int, holder: SlotHolder) -> S:
-        """One of at least so many bytes, which comes back when `holder` gives it back."""
+        """Return a slot of at least `num_bytes` bytes. `holder` gives the slot back."""
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
@@ -215,7 +210,7 @@ class Slots(Generic[S]):
         return taken[1]
 
     def give_back(self, slot: tuple[int, S]) -> None:
-        """Nothing reads the slot any more, neither a copy under way nor the step that it was for."""
+        """Take back a slot that no copy or step reads any more."""
         self._free.append(slot)
         self.num_taken -= 1
 
@@ -230,7 +225,7 @@ def lay_side_by_side(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
 
 
 def size_of(places: tuple[Place, ...] | list[Place]) -> int:
-    """Bytes of a block with these places."""
+    """Return the size of a block in bytes."""
     return places[-1].end if places else 0
 
 

@@ -1,9 +1,10 @@
-"""Which steps a captured graph can run, and at which size. Pure.
+"""Choose the captured graph that can run a step, with pure functions.
 
-    rows of a step        1 2 | 3 4 | 5 6 7 8 | ...     the next larger bucket's graph; its other rows are padding
-    tokens of a row       a graph's width is the step's: a longer window would write behind the pages of its rows
+    rows of a step        1 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
+    tokens of a row       exactly the step's width: a longer window would write past the rows' pages
 
-A padded row is request row 0 with page 0 and length 0, and emits nothing: what it writes nobody reads.
+A padded row has request row 0, page 0 and length 0, and emits nothing. No request reads the KV that a padded row
+writes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ from shared.sample.interface import SamplingBatch
 from shared.sample.knobs import FILTERED, Knobs
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-DRAWING = ("way", "temperature", "scale", "top_k", "top_p", "log_min_p", "seeds")  # of Knobs: all that a draw reads
+DRAWING = (
+    "way",
+    "temperature",
+    "scale",
+    "top_k",
+    "top_p",
+    "log_min_p",
+    "seeds",
+)  # the fields of Knobs that are read to draw a token
 PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """Of a graph: rows, tokens of each, and whether rows may draw among some ids only (top-k, top-p, min-p)."""
+    """A graph's number of rows, the tokens per row, and whether a row may be filtered (top-k, top-p, min-p)."""
 
     batch: int
     width: int
@@ -37,7 +46,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """`most_tokens`: positions of a row that the graphs read, those of the step included."""
+    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, including those of the step
+    itself."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
@@ -45,17 +55,20 @@ class Buckets:
 
     @classmethod
     def up_to(cls, most_rows: int, widths: tuple[int, ...], most_tokens: int) -> Buckets:
-        """As many batch sizes as `most_rows` running requests can need."""
+        """Return the buckets for up to `most_rows` running requests."""
         last = bisect.bisect_left(BATCHES, most_rows)
         return cls(BATCHES[: last + 1], widths, most_tokens)
 
     def shapes(self) -> list[Shape]:
-        """The largest first: what the others need fits into its memory."""
+        """Return all shapes, largest first, so that later graphs fit into the memory of the first."""
         every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
-        """Of the graph that can run the step; else why none can, one of EAGER_REASONS. `knobs`: the plan's."""
+        """Return the shape of the graph that can run the step, or the reason why no graph can (EAGER_REASONS).
+
+        `knobs`: the plan's parameters.
+        """
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
             "grammars": any(plan.constrained),
@@ -74,19 +87,21 @@ class Buckets:
 
 
 def has_edits(knobs: Knobs[np.ndarray]) -> bool:
-    """Whether logits of any row are changed before its draw."""
+    """Return whether the logits of any row are edited before a token is drawn."""
     lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
     return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
-    """Of the widths that steps may have, ascending, those that get a graph: the first, the last and the middle one."""
+    """Return the widths that get a graph: the first, middle and last, ascending."""
     return tuple(sorted({widths[0], widths[len(widths) // 2], widths[-1]}))
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """A plan with everything that all steps of the shape share: what the host decides by, and indices. The rest
-    comes with each step; lengths are on the device for all that the host knows."""
+    """Return a plan with the fields that all steps of the shape share.
+
+    The plan has no lengths: only the device knows them.
+    """
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(
@@ -112,7 +127,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """What comes with each step, by row. A length of -1: the relay has it."""
+    """Return the arrays that each step sends, by row. A length of -1 means that the relay has the length."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

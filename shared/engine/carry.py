@@ -1,4 +1,4 @@
-"""What a step's forward leaves for its sampling. Knows nothing of when either runs."""
+"""Hold the state that a step's forward leaves for its sampling."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shared.model.interface import Carried, ModelOutput
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Held by the step's lease until the step is sampled. A pipeline's stages replace it, one after another."""
+    """The step's lease holds this state until sampling. Each pipeline stage replaces the state."""
 
     fb: ForwardBatch
-    output: Carried | ModelOutput  # the model's once its last stage has run
+    output: Carried | ModelOutput  # a ModelOutput once the last stage has run
     drafts: Drafts | None

@@ -1,10 +1,10 @@
-"""After a tree was verified its accepted path is brought together, so that all that follows sees a chain.
+"""Move a verified tree's accepted path together, so that later code sees a chain.
 
         slots    b  x  y  z  w         accepted b, y, w
-        after    b  y  w  x  z         committed + 3, and what lies behind is written again by the next step
+        after    b  y  w  x  z         committed + 3; the next step overwrites the rest
 
-Runs on the forward stream, before the new lengths are published: whoever reads lengths may read KV up to them.
-Knows nothing of drafts and of acceptance.
+This runs on the forward stream before the new lengths are published, because code that reads a length also reads the KV
+up to this length.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from shared.model.interface import ModelOutput
 
 
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:
-    """Puts every window's nodes in `order` (D, width) int64: their KV in every plane, and the step's rows that
-    draft-extend reads: input ids, features and hidden states. The windows are chains from now on."""
+    """Move every window's nodes into `order` (D, width) int64, in all KV planes.
+
+    Also move the inputs, features and hidden states that draft-extend reads.
+    """
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)
     places = torch.arange(order.shape[1], device=order.device)

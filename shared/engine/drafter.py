@@ -1,6 +1,6 @@
-"""What a draft algorithm gives to the worker. Width 1 has none: plain decoding is the same path without a drafter.
+"""Define the interface of draft algorithms. Plain decoding (width 1) takes the same path without a drafter.
 
-propose -> target forward -> verify (shared/engine/verify.py, the same for all) -> publish -> extend -> stash
+propose -> target forward -> verify (one for all) -> publish -> extend -> stash
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from shared.model.interface import ModelOutput
 
 
 class Drafter(Protocol):
-    """Both calls run on the forward stream, inside the step's closures. Draft KV lies in the same pages as the
-    target's, so it is handed over and cached with them.
+    """A draft algorithm, run on the forward stream inside the step's closures.
 
-    state_name: what a peer's drafter must be called for its draft KV and relay to be of use here, weights included;
-    "none" where nothing crosses the hand-off.
-    relay_specs: what `extend` leaves in the FutureMap for the next `propose`, and what crosses the hand-off.
-    key_lookahead: 1 where a slot's draft KV depends on the token after it: a page's cache key then covers that token.
-    reads_history: whether `propose` reads tokens of its rows in the FutureMap's history, which every row then keeps.
+    Draft KV lies in the target's pages, so hand-offs and the prefix cache include it.
+
+    - state_name: peers with equal names share draft state; a name covers the draft weights. "none": no draft state
+      crosses the hand-off.
+    - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
+    - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
+    - reads_history: whether `propose` reads the FutureMap's history. If it does, every row keeps a history.
     """
 
     state_name: str
@@ -35,19 +36,22 @@ class Drafter(Protocol):
     reads_history: bool
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """What a page holds beside the target's planes, and after them."""
+        """Return the planes that the drafter adds to each page, behind the target's planes."""
         ...
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        """Drafts for the D decode rows of a step with plan.width > 1, from relayed state and draft KV. Input ids hold
-        the bonus tokens; the history holds them too, and takes each draft before the next is drawn."""
+        """Return drafts for a step's D decode rows (plan.width > 1), made from relayed state and draft KV.
+
+        Input ids and history hold the bonus tokens. Each draft enters the history before the next draft is drawn.
+        """
         ...
 
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write draft KV for all T tokens of the step; verified.next_ids tells which token follows each.
+        """Write draft KV for all T tokens of the step; verified.next_ids holds the token after each of them.
 
-        Returns (B, *shape) per name of `relay_specs`; rows that don't emit are not read.
+        Return a (B, *shape) tensor per name of `relay_specs`. If a batch row does not emit, its row of these tensors is
+        never read.
         """
         ...

@@ -1,5 +1,4 @@
-"""The engine: launches plans on the forward stream, brings results to the host, ends leases, recovers from failure.
-Knows nothing of requests: rows in, results out."""
+"""Launch plans, copy results to the host, close leases and recover from errors. The engine does not know requests."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from shared.model.interface import LayerMarks, Stage
 
 
 class Engine:
-    """Owner of the open leases. `launch` and `admit` return at once; `collect` closes the oldest lease.
+    """Owner of the open leases. `launch` and `admit` don't wait for the device; `collect` closes the oldest lease.
 
     forward   | forward(N) sample(N) | forward(N+1) ...
     copy      |        .. d2h(N)     |
@@ -43,18 +42,18 @@ class Engine:
         parts: Sequence[Stage] = (),
         runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: the model's stages, where it is a pipeline. `runner`: of steps, the worker when not given."""
+        """`parts`: a pipeline's stages. `runner` runs the steps; the default is the worker."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
         self.runner: StepRunner = runner or worker
         self.future_map = future_map
-        self.publishes = publishes  # lengths are known on the device only (width > 1)
+        self.publishes = publishes  # whether only the device knows the lengths (width > 1)
         self.leases: deque[StepLease] = deque()
-        self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
+        self._open: dict[int, StepLease] = {}  # the open leases by step, to find leases that were lost
         self.last_done: Event | None = None
-        self.device_error: BaseException | None = None  # what a transfer met, until the device has been asked
-        self.make_masks: Callable[[], None] = do_nothing  # the loop's: asked where a sampling will wait for masks
+        self.device_error: BaseException | None = None  # a transfer's error; a step that runs sets it to None again
+        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a wait for a step's sampling
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -62,7 +61,7 @@ class Engine:
         return self._next_step
 
     def _arm(self, work: StepPlan | Admission) -> Event | None:
-        """Return what fires when the lengths of `work` may be read. None: it publishes none (S3: an empty index)."""
+        """Return a new publish event, or None if `work` publishes no lengths (S3: empty index)."""
         return Event() if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:
@@ -125,8 +124,10 @@ class Engine:
         return self.runner.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
-        """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step: behind the
-        sampling of those whose rows they may have got."""
+        """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
+
+        Launch late sampling first, because it may write rows that now belong to the arrived requests.
+        """
         self.stages.flush()
         publish_ready = self._arm(admission)
         lease = StepLease(admission.step, admission, publish_ready)
@@ -169,37 +170,36 @@ class Engine:
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
-        """The event to wait for before lengths are read: that of the newest lease which publishes, armed at its launch
+        """Return the event to wait for before reading lengths. This event belongs to the newest lease that publishes
         (S6)."""
         self.stages.flush()
         return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
-        """Wait for the result of the oldest lease. Return False when none is open."""
+        """Wait for the oldest lease's result. Return False if none is open."""
         self.stages.flush()
         if self.leases:
             self.leases[0].done.synchronize()
         return bool(self.leases)
 
     def collect(self) -> StepResult | None:
-        """Close the oldest lease and give its result (None for an admission). Raises what the step raised."""
+        """Close the oldest lease. Return the step's result, or None for an admission. Raises the step's error."""
         lease = self.leases.popleft()
         del self._open[lease.step]
         return lease.close()
 
     def heard(self, error: BaseException) -> None:
-        """A transfer failed. One that blames the device, or was not even begun, may be all that tells of a dead one:
-        where no step runs nothing else does."""
+        """Record an error that may mean a dead device. Between steps, only transfers can reveal a dead device."""
         if blames_device(error) or isinstance(error, StreamSkipped):
             self.device_error = error
 
     def device_works(self) -> None:
-        """A step ran after somebody blamed the device: transfers that are launched from now on run again."""
+        """Forget the device error after a step has run, and accept transfers again."""
         self.device_error = None
         self.streams.reset()
 
     def recover(self) -> list[StepLease]:
-        """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
+        """After a step raised an error, close every open lease and start a new stream epoch. Return the leases."""
         self.stages.flush()
         drained = list(self.leases)
         for lease in drained:
@@ -215,9 +215,9 @@ class Engine:
         return drained
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Every open lease will be collected; idle: there is none."""
+        """Raise if a lease was lost or, when idle, if a lease or pinned slot is held."""
         lost = [lease for lease in self._open.values() if lease not in self.leases]
-        found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: nobody will close it" for lease in lost]
+        found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: it will never be closed" for lease in lost]
         if idle:
             found += [f"lease of step {lease.step} ({_owners(lease)}) is still open" for lease in self.leases]
             num_taken = self.worker.boundary.num_taken
@@ -231,7 +231,8 @@ def _owners(lease: StepLease) -> str:
 
 
 def _to_host(lease: StepLease, boundary: Boundary) -> HostCopy | None:
-    """Runs on the copy stream after the step's sampling. The first error is the cause, others follow from it."""
+    """Begin to copy the results, on the copy stream. If the step failed, raise its first error, which caused the
+    others."""
     for ticket in (lease.computed, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error

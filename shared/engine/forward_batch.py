@@ -1,5 +1,5 @@
-"""ForwardBatch: a plan on the device. The worker builds, reads and changes it on the forward stream. It never writes
-the scheduler's batch (S8)."""
+"""Copy a plan to the device, for the forward stream. The worker writes only this copy, never the scheduler's batch
+(S8)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from shared.engine.boundary import Boundary, SlotHolder
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Int64s, StepPlan
+from shared.engine.prepare import Prepared
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.kernel.attention import HostLengths
 from shared.model.interface import ModelInputs
@@ -22,31 +23,30 @@ from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
 KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
-KNOB = "knob."  # before the names of sampling parameters, where they are uploaded
+KNOB = "knob."  # prefix of the sampling parameters' names in an upload
 
 
 class Staged(SlotHolder, Protocol):
-    """What holds a step's prompt tokens and slots: its lease."""
+    """A step's lease."""
 
     def take_staging(self) -> torch.Tensor:
-        """The tokens, once."""
+        """Return the prompt tokens, once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BothKnobs:
-    """Sampling parameters of the batch, on the host and on the device."""
-
     host: Knobs[np.ndarray]
     device: Knobs[torch.Tensor]
 
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step on the device. `arrays` are there as they were sent: nobody writes them.
+    """One step on the device. `arrays` are only read.
 
-    committed: (B,) int64, exact lengths before the step, from the plan or, for speculation without host lengths, from
-    the relay. tag_ok: (B,) bool, True for chunk rows. knobs: None on a CPU, whose kernels read the plan's own.
+    - committed: (B,) int64, exact lengths before the step. The relay has the lengths that the plan lacks.
+    - tag_ok: (B,) bool, True for chunk rows.
+    - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 
     plan: StepPlan
@@ -62,7 +62,7 @@ class ForwardBatch:
     def init_new(
         cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
     ) -> ForwardBatch:
-        """Uploads everything that the step will need, by one copy. Token ids are for `resolve_forward_inputs`."""
+        """Upload the step's arrays in one copy. `resolve_forward_inputs` fills the token ids."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = knobs_of(plan.sampling) if boundary.is_device else None
@@ -73,7 +73,13 @@ class ForwardBatch:
         arrays = StepArrays(**sent)
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
-        return cls.on_device(plan, host, arrays, knobs, future, committed)
+        prepared = Prepared(
+            committed=committed,
+            tag_ok=torch.ones(plan.batch_size, dtype=torch.bool, device=arrays.rows.device),
+            positions=committed[arrays.token_rows] + arrays.offsets,
+            input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
+        )
+        return cls.on_device(plan, host, arrays, knobs, future, prepared)
 
     @classmethod
     def on_device(
@@ -83,12 +89,11 @@ class ForwardBatch:
         arrays: StepArrays[torch.Tensor],
         knobs: BothKnobs | None,
         future: FutureIndices,
-        committed: torch.Tensor,
+        prepared: Prepared,
     ) -> ForwardBatch:
-        """Of what is there already, as the fields of the class say."""
         inputs = ModelInputs(
-            input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
-            positions=committed[arrays.token_rows] + arrays.offsets,
+            input_ids=prepared.input_ids,
+            positions=prepared.positions,
             cu_q_lens=arrays.cu_q_lens,
             page_table=arrays.page_table,
             logits_idx=arrays.logits_idx,
@@ -98,8 +103,7 @@ class ForwardBatch:
             encoder_lens=arrays.encoder_lens,
             host=_host_lengths(plan, host),
         )
-        tag_ok = torch.ones(plan.batch_size, dtype=torch.bool, device=arrays.rows.device)
-        return cls(plan, host, arrays, knobs, future, committed, tag_ok, inputs)
+        return cls(plan, host, arrays, knobs, future, prepared.committed, prepared.tag_ok, inputs)
 
     @property
     def num_chunk_tokens(self) -> int:
@@ -107,16 +111,15 @@ class ForwardBatch:
 
     @property
     def seq_lens_sum(self) -> int | None:
-        """Attention tokens before the step. None when the host holds bounds only (S1)."""
+        """Return the sum of the rows' lengths, or None if the host has only bounds of the lengths (S1)."""
         return self.inputs.host.seq_lens_sum if self.inputs.host is not None else None
 
     def decode_rows(self) -> tuple[Int64s, torch.Tensor]:
-        """The batch's rows that decode, on the host and on the device."""
         first, end = self.plan.num_prefill, self.plan.batch_size
         return np.arange(first, end), torch.arange(first, end, device=self.committed.device)
 
     def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
-        """Which batch row each of E outputs belongs to, as the sampler wants it: `rows` are `host_rows` there."""
+        """Return the batch row of each of E outputs. `rows`: `host_rows` on the device."""
         return host_rows if self.knobs is None else OutputRows(host_rows, self.knobs.host, rows, self.knobs.device)
 
 
@@ -127,7 +130,7 @@ def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
 def _committed(
     plan: StepPlan, arrays: StepArrays[torch.Tensor], future: FutureIndices, future_map: FutureMap
 ) -> torch.Tensor:
-    """Chunk rows keep the plan's lengths (the host knows them), decode rows read the published ones."""
+    """Return the plan's lengths for chunk rows and the published lengths for decode rows."""
     if not plan.lengths_relayed:
         return arrays.seq_lens
     first = plan.num_prefill
@@ -135,7 +138,6 @@ def _committed(
 
 
 def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
-    """What attention may know of the step without asking the device."""
     return HostLengths(
         cu_q_lens=host.cu_q_lens,
         seq_lens=None if plan.lengths_relayed else plan.seq_lens_cpu,
@@ -145,8 +147,10 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens as they were uploaded, the first token of every decode row from the relay. The
-    drafter fills the rest of a verify window."""
+    """Fill input_ids (S9): chunk tokens from the upload, and the first token of each decode row from the relay.
+
+    The drafter fills the rest of a window.
+    """
     plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
         ids[:num_chunk] = fb.arrays.chunk_ids

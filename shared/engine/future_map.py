@@ -1,10 +1,10 @@
-"""FutureMap, the relay: what one step leaves for the next, keyed by request-pool row (reports #25862, #25879, #25945).
+"""Keep the relay: state that one step leaves for the next, by request-pool row (reports #25862, #25879, #25945).
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
-Every write happens on the forward stream, PREBUILT admission included: a finished request's last step and the
-row's next owner are then ordered without a fence. Row 0 is padding. Nothing is allocated per step, nothing wraps.
+Every write happens on the forward stream, even one by a PREBUILT admission. So when a row gets a new owner, no fence is
+needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers; indices never wrap.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.sample.interface import History
 
 @dataclass(frozen=True, slots=True)
 class RelaySpec:
-    """A buffer that only some algorithms need; declared by the drafter at start-up."""
+    """A buffer that a drafter declares at start-up."""
 
     name: str
     shape: tuple[int, ...]  # of one row
@@ -30,15 +30,17 @@ class RelaySpec:
 
 @dataclass(frozen=True, slots=True)
 class FutureIndices:
-    """Where a batch's future values live: simply its request-pool rows."""
+    """The request-pool rows of a batch."""
 
     indices: torch.Tensor  # (B,) int64
 
 
 class FutureMap:
-    """Owner of the relay buffers. Tensors live on `device`; only closures on the forward stream touch them, except
-    `resolve_seq_lens_cpu`, which reads new_seq_lens_buf after its event. All access goes through these methods, so
-    that a test can watch who touches which row."""
+    """Owner of the relay buffers on `device`.
+
+    Only closures on the forward stream touch the buffers, except that `resolve_seq_lens_cpu` reads new_seq_lens_buf
+    after its event.
+    """
 
     def __init__(self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu") -> None:
         self.num_rows = num_rows
@@ -51,7 +53,8 @@ class FutureMap:
         }
 
     def publish(self, future: FutureIndices, new_seq_lens: torch.Tensor, publish_ready: Event | None) -> None:
-        """Make the committed lengths after this step readable. An empty index neither writes nor records (S3)."""
+        """Make the committed lengths after this step readable. With an empty index, nothing is written and no event
+        fires (S3)."""
         if future.indices.numel() == 0:
             return
         self.new_seq_lens_buf[future.indices] = new_seq_lens
@@ -63,10 +66,8 @@ class FutureMap:
     ) -> None:
         """Write the relay rows after sampling: the next input token and the declared extras.
 
-        Token ids of any integer shape are stored flat, as int64 (S3).
-
-        The tag beside a value is the step that wrote it, a number or (1,) int64; `gather` compares it with the step the
-        plan expects.
+        Token ids of any shape and integer dtype are stored flat, as int64 (S3). `gather` compares the tag `step`, a
+        number or (1,) int64, with the step that the plan expects.
         """
         if future.indices.numel() == 0:
             return
@@ -76,19 +77,19 @@ class FutureMap:
             self.extras[name][future.indices] = value
 
     def gather(self, future: FutureIndices, expect_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens (B,) int64, tag_ok (B,) bool). A wrong tag is reported with the results, not raised here."""
+        """Return (tokens (B,) int64, tag_ok (B,) bool). A wrong tag is reported in the step's results."""
         return self.output_tokens_buf[future.indices], self.written_by[future.indices] == expect_step
 
     def published(self, future: FutureIndices) -> torch.Tensor:
-        """(B,) int64 committed lengths, for a plan whose host holds bounds only."""
+        """Return committed lengths, (B,) int64."""
         return self.new_seq_lens_buf[future.indices]
 
     def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
-        """(B, *shape) of a declared extra."""
+        """Return a declared extra, (B, *shape)."""
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:
-        """`ids`: int32, the tokens of all seeds, one seed after another."""
+        """Write the tokens of history seeds. `ids`: int32, the tokens of all seeds, concatenated."""
         begin = 0
         for seed in seeds:
             end = begin + len(seed.ids)
@@ -96,22 +97,21 @@ class FutureMap:
             begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        """Every input token at its position, draft tokens too: penalties then see all tokens before an output."""
+        """Write input tokens, drafts included, because penalties see all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:
-        """The whole buffer by reference, and which of its rows the batch reads."""
+        """Return the whole history buffer by reference, and the batch's rows in it."""
         return History(self.history, future.indices)
 
     def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:
-        """(B, num_tokens) int32 copy of the rows' first positions; behind a row's known tokens lies anything."""
+        """Return a (B, num_tokens) int32 copy of the rows' history. Positions after the known tokens are undefined."""
         return self.history[future.indices, :num_tokens]
 
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> Int64s:
-        """Return the exact committed lengths (B,), int64 on the host.
-
-        The host waits for the device here and nowhere else: for the newest lease's `publish_ready`, which is armed at
-        launch, and for nothing behind it. Draft-extend may still be running (#25879, #26020).
+        """Return the exact committed lengths (B,), int64 on the host. The host waits only for the newest lease's
+        `publish_ready`, which was armed at launch. That step's draft-extend may still be running afterwards (#25879,
+        #26020).
         """
         if publish_ready is not None:
             publish_ready.synchronize()

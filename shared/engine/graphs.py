@@ -1,15 +1,15 @@
-"""Decode and verify steps as captured graphs: two launches where there were thousands.
+"""Run a decode or verify step as two captured graphs instead of thousands of launches.
 
     host      upload | replay A                                       | replay B                       | copy
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph runs on the memory it was captured with. So what comes with a step is copied to one block of the device, at
-places that each shape has for good; the block is free for the next step, for its copy runs behind this one's graphs.
-Results are copied out of the graph behind it, so that they may travel to the host while the next step runs.
+A graph always uses the memory that it was captured with. So a step's arrays go into one device block, at fixed offsets
+for each shape. All steps can share the block, because the next step's upload runs after this step's graphs. Results are
+copied out of the graph's memory after the second graph, and to the host while the next step runs.
 
-A graph reads nothing of the host: `frame_of` says what it was captured for, and steps of anything else run eagerly. It
-is the worker's own code that is captured. Not yet run on a GPU.
+A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share; other steps run
+eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from shared.engine.forward_batch import BothKnobs, ForwardBatch
 from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
+from shared.engine.prepare import prepare_windows
 from shared.engine.results import named_results
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.engine.verify import Verified, verify
@@ -44,11 +45,12 @@ from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
-MOST_BYTES = 8  # of a row's number
+MOST_BYTES = 8  # size of the largest entry that a row array has, in bytes
 
 
 class StepRunner(Protocol):
-    """Runs steps, each as two closures on the forward stream. The Worker is one: operator by operator."""
+    """Run a step as two closures on the forward stream. The Worker is a runner, too: it runs the step operator by
+    operator."""
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]: ...
 
@@ -57,24 +59,24 @@ class StepRunner(Protocol):
     ) -> Generator[None, None, Packed]: ...
 
     def totals(self) -> dict[str, float]:
-        """Of steps so far, by the short names of metrics. Any thread."""
+        """Return counts of steps, by the short names of metrics. Any thread may call this."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What all steps of a shape share, on the host and on the device, and where in the block a step's own lies."""
+    """The plan and arrays that all steps of a shape share, and the places of each step's arrays."""
 
     plan: StepPlan
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
     knobs: BothKnobs
-    places: Mapping[str, Place]  # the page table's is the last
+    places: Mapping[str, Place]  # places in the block; the page table's place is the last
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`results`: where the second graph leaves them."""
+    """The two graphs of one shape. The second graph leaves the step's results in `results`."""
 
     frame: Frame
     graphs: tuple[GpuGraph, GpuGraph]
@@ -82,8 +84,11 @@ class Captured:
 
 
 class GraphRunner:
-    """A StepRunner: by a graph where there is one, else by the worker. All its methods run in closures on the forward
-    stream. `graphed`: steps by graphs; `eager`: the others, by EAGER_REASONS."""
+    """Runs a step by the captured graphs of its shape; without graphs, the worker runs it. Closures run on the forward
+    stream.
+
+    graphed: how many steps graphs ran; eager: how many steps the worker ran, by reason (EAGER_REASONS).
+    """
 
     def __init__(self, worker: Worker, gpu: Gpu, buckets: Buckets, *, publishes: bool, page_size: int) -> None:
         assert isinstance(worker.boundary, PinnedCopies)
@@ -123,7 +128,7 @@ class GraphRunner:
         if lease.publish_ready is not None:
             lease.publish_ready.fire()
         yield
-        with lease.times.drafting():  # of drafting, what keeps its state: the rest is one with the target's forward
+        with lease.times.drafting():  # the second graph has only draft-extend; proposals run in the first graph
             rest.replay()
         found = captured.results
         places = {name: place.first(plan.batch_size) for name, place in found.places.items()}
@@ -137,7 +142,7 @@ class GraphRunner:
         return shape if isinstance(shape, str) or shape in self._captured else "uncaptured"
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
-        """By one copy. Padded rows are zeros."""
+        """Send the step's arrays in one copy. Padded rows are zeros."""
         pages = plan.page_table[:, : self._num_pages].T
         places = dict(frame.places)
         places[PAGES] = places[PAGES].first(len(pages))
@@ -148,14 +153,15 @@ class GraphRunner:
     # Capturing
 
     def capture(self) -> None:
-        """Every shape, once run and then captured; at start, before anything else runs. Padded rows only: nothing is
-        changed that anybody reads. Where the device or an operator refuses, what is left runs eagerly, and the log
-        says so."""
+        """Run and then capture every shape, before the first step. All rows are padding, which no request reads.
+
+        If the device or an operator refuses, the log says so and the shapes not yet captured run eagerly.
+        """
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # out of memory, too; a device that is lost fails the next step as well
-            logger.warning("no CUDA graphs for smaller steps than %s: %s", list(self._captured)[-1:], error)
+        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails
+            logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
 
@@ -165,7 +171,7 @@ class GraphRunner:
         size = max(size_of(list(frame.places.values())) for frame in frames.values())
         self._block = torch.zeros(size, dtype=torch.uint8, device=device)
         memory = self._gpu.new_graph_memory()
-        gc.collect()  # nothing of the device's is let go while a graph is captured
+        gc.collect()  # nothing on the device may be freed during a capture
         for shape, frame in frames.items():
             self._second(frame, *self._first(frame))
             self._gpu.synchronize(device)
@@ -188,8 +194,11 @@ class GraphRunner:
         return Frame(plan, host, arrays, BothKnobs(blind, Knobs(**_on_device(knobs.named(), device))), places)
 
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
-        """Rows' own arrays, then page numbers (pages, batch) from a place that all shapes share: a step sends those
-        that it has, and behind them lie other steps'. Nobody uses those, but they are looked up: all are pages."""
+        """Return the places of the row arrays, then of the page numbers (pages, batch), at one offset for all shapes.
+
+        Only the page numbers in use are sent. Behind them, the block still has page numbers of earlier steps. Kernels
+        read these old pages, too, without using what they read, so every number must be that of an existing page.
+        """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
         begin = ALIGNED * len(tensors) + MOST_BYTES * len(tensors) * self._buckets.batches[-1]
@@ -199,10 +208,10 @@ class GraphRunner:
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
-        """Up to publish."""
+        """Run the step's first part, which ends with publish."""
         worker = self._worker
         fb, step = self._prepare(frame)
-        worker.resolve(fb)
+        worker.record_inputs(fb)
         drafts = None
         if worker.has_drafts(frame.plan):
             drafts = worker.propose(fb)
@@ -219,7 +228,7 @@ class GraphRunner:
     def _second(
         self, frame: Frame, fb: ForwardBatch, output: ModelOutput, verified: Verified, step: torch.Tensor
     ) -> SideBySide:
-        """Behind publish."""
+        """Run the step's second part, which follows publish. Return the packed results."""
         worker = self._worker
         worker.record_drafts(fb, verified)
         worker.extend(fb, output, verified)
@@ -229,23 +238,22 @@ class GraphRunner:
         return packed
 
     def _prepare(self, frame: Frame) -> tuple[ForwardBatch, torch.Tensor]:
-        """The step in the block, as the worker knows it."""
+        """Return the step that the block describes, as a batch for the worker, and the step's number."""
         sent = {name: place.of(self._block) for name, place in frame.places.items()}
-        rows, lengths = sent["rows"], sent["seq_lens"]
-        future = FutureIndices(rows)
-        relayed = self._worker.future_map.published(future)
-        committed = torch.where(lengths < 0, relayed, lengths)
+        rows, expected, relay = sent["rows"], sent["expect_step"], self._worker.future_map
+        prepared = prepare_windows(rows, sent["seq_lens"], expected, frame.plan.width, relay)
         arrays = replace(
             frame.arrays,
             rows=rows,
-            seq_lens=committed,
-            expect_step=sent["expect_step"],
+            seq_lens=prepared.committed,
+            expect_step=expected,
             emits=sent["emits"],
             page_table=sent[PAGES].T.contiguous(),
         )
         device = replace(frame.knobs.device, **{name: sent[name] for name in DRAWING})
         knobs = BothKnobs(frame.knobs.host, device)
-        return ForwardBatch.on_device(frame.plan, frame.host, arrays, knobs, future, committed), sent[STEP]
+        fb = ForwardBatch.on_device(frame.plan, frame.host, arrays, knobs, FutureIndices(rows), prepared)
+        return fb, sent[STEP]
 
 
 def _on_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:

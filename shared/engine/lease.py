@@ -1,4 +1,6 @@
-"""StepLease: everything one launched step holds on to. Closed only by processing its result, zombies included."""
+"""Define StepLease: everything that a launched step holds. A lease closes only when the step's result is processed.
+The results of zombies (rows whose request ended or was retracted after planning) are processed, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """What one step takes on the forward stream: marked there by the worker, read after the step."""
+    """The duration of one step: marked on the forward stream, and read after the step."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,68 +31,70 @@ class StepTimes:
         self._drafting: list[tuple[Mark, Mark]] = []
 
     def mark(self) -> None:
-        """Called where the step begins and where it ends."""
         self._whole.append(self._clock.mark())
 
     @contextmanager
     def drafting(self) -> Generator[None, None, None]:
-        """Around what the drafter does."""
         begin = self._clock.mark()
         yield
         self._drafting.append((begin, self._clock.mark()))
 
     def seconds(self) -> tuple[float, float]:
-        """(by the drafter, by all the rest)."""
+        """Return the seconds that the drafter took, and the seconds that all other work took."""
         drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
         return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
 
 @dataclass(slots=True, eq=False)
 class StepLease:
-    """Owned by the engine. `publish_ready` is made and armed at launch (S6): it fires when the new lengths may be
-    read; None for a step with nothing to publish. `done` fires when the result lies on the host."""
+    """A launched step's data, owned by the engine.
+
+    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; it is None if the step publishes
+    no lengths. `done` fires when the result is on the host.
+    """
 
     step: int
     work: StepPlan | Admission
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    computed: Ticket[None] | None = None  # what leaves the model's output: the forward, or a pipeline's last stage
-    sampled: Ticket[Packed | None] | None = None  # what goes to the host; of an admission nothing does
+    computed: Ticket[None] | None = None  # the ticket of the forward, or of a pipeline's last stage
+    sampled: Ticket[Packed | None] | None = None  # results for the host; an admission has none
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
-    carry: Carry | None = None  # from the forward to the sampling; None before, after, and once closed (H10)
+    # set from forward to sampling; None before and after, and once the lease is closed (H10)
+    carry: Carry | None = None
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
-    masks: StepMasks | None = None  # where rows of the step have a grammar
-    drafted: Event | None = None  # the same, with drafts: `drafts` are there
-    drafts: Packed | None = None  # on the device; kept until the lease ends, for the copy to the host reads them
+    masks: StepMasks | None = None  # set if a row has a grammar
+    drafted: Event | None = None  # set if a row has a grammar and the step has drafts; fires once `drafts` is set
+    # drafts on the device, kept until the lease ends, because a copy to the host reads them
+    drafts: Packed | None = None
     host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
     _slots: list[Callable[[], None]] = field(default_factory=list)
 
     def hold(self, give_back: Callable[[], None]) -> None:
-        """Keep a slot of pinned memory until the step is done."""
         self._slots.append(give_back)
 
     def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
-        """Called on the forward stream, as soon as the window is drafted."""
+        """Pack the drafts if masks need them. Runs on the forward stream, right after drafting."""
         if self.drafted is not None:
             self.drafts = boundary.pack(named_drafts(drafts))
             self.drafted.fire()
 
     def take_drafts(self, boundary: Boundary) -> HostCopy | None:
-        """Begin to copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
+        """Begin to copy the drafts to the host, on the copy stream. Return None if drafting failed."""
         return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
-        """Read the drafts, once `host_drafts` is done; None where it failed."""
+        """Return the drafts, or None if `host_drafts` failed. Call this only after `host_drafts` is done."""
         ticket = self.host_drafts
         if ticket is None or ticket.result is None or ticket.done.error is not None:
             return None
         return read_drafts(ticket.result.read())
 
     def take_staging(self) -> torch.Tensor:
-        """The prompt tokens of this step, once (S9): a second taker would prefill them again."""
+        """Return the step's prompt tokens (S9). Raises IntegrityError at a second call, which would prefill again."""
         staging, self.staging = self.staging, None
         if staging is None:
             raise IntegrityError(f"step {self.step}: prompt staging was consumed twice")
@@ -103,12 +107,11 @@ class StepLease:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the result lies on the host. One whose sampling is still to be launched has not."""
+        """Return whether the result is on the host."""
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Give the result and drop all references. Raises what the step raised, or the device behind it, after the
-        references are gone."""
+        """Drop all references. Return the result or raise the step's or the device's error."""
         assert self.result is not None
         copy, error = self.result.result, self.result.error or self.result.done.error
         try:
@@ -122,7 +125,7 @@ class StepLease:
             self.drop()
 
     def drop(self) -> None:
-        """Let go of everything; the step is done, and nothing of it is read any more."""
+        """Release everything that the lease holds. Call this once the step is done and nothing reads its data."""
         self.closed = True
         self.carry = None
         self.drafts = None

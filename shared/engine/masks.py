@@ -1,11 +1,10 @@
-"""Grammar masks of a step: made on the host while the step's forward runs, and waited for by its sampling alone.
+"""Hold a step's grammar masks. The host makes the masks during the forward; only the sampling waits for them.
 
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |
 
-The host can make the masks of step N once it has processed the results of all steps before it and, where the step
-verifies drafts, has seen them. So the oldest open step can always be served, and nobody may wait for a younger one.
-Knows nothing of grammars.
+The host makes step N's masks after processing all earlier results and step N's drafts. So the oldest open step can
+always go on: no step ever waits for a step that was launched later.
 """
 
 from __future__ import annotations
@@ -24,20 +23,19 @@ from shared.sample.interface import TokenMasks
 
 @dataclass(frozen=True, slots=True)
 class HostDrafts:
-    """Drafts of D decode rows on the host: ids and parents (D, width - 1); see Drafts for what a parent is."""
+    """Drafts of D decode rows on the host, (D, width - 1) each, as in Drafts."""
 
     ids: npt.NDArray[np.int64]
     parents: npt.NDArray[np.int64]
 
 
 def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
-    """What of a window's drafts the host wants."""
     found = {"ids": drafts.ids}
     return found if drafts.parents is None else found | {"parents": drafts.parents}
 
 
 def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
-    """Of `named_drafts`, on the host; of a chain each draft follows the one before it."""
+    """Read `named_drafts` on the host. In a chain, the parent of each draft is the draft before it."""
     ids = found["ids"].numpy()
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())
@@ -46,7 +44,7 @@ def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
-    """Owned by the step's lease. `ready` is fired by the host; the step's sampling waits for it."""
+    """The masks of one step, owned by its lease. The host fires `ready`; the sampling waits for it."""
 
     ready: Event
     value: TokenMasks | None = None
@@ -56,6 +54,6 @@ class StepMasks:
         return self.ready.fired
 
     def put(self, value: TokenMasks | None) -> None:
-        """Let the step sample. None: it has failed already, and samples nothing."""
+        """Let the step sample. `value` is None if the step has failed and samples nothing."""
         self.value = value
         self.ready.fire()

@@ -1,4 +1,4 @@
-"""What the scheduler hands to the engine (StepPlan, Admission) and gets back (StepResult). Values only, no Request."""
+"""Define the values that scheduler and engine exchange. None of them holds a Request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowId(NamedTuple):
-    """Which life of which request a batch row belongs to; results of an older incarnation are dropped."""
+    """Names a request and its incarnation, which a retraction changes. Results of an older incarnation are dropped."""
 
     key: RequestKey
     incarnation: int
@@ -26,8 +26,10 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """Tokens that a row's history must hold before this step, because no forward of this row writes them
-    (prefix-cache hits, KV that came by hand-off): positions [0, len(ids))."""
+    """Tokens [0, len(ids)) that a row's history needs, from a prefix-cache hit or a hand-off.
+
+    No forward of the row writes these tokens to the history.
+    """
 
     row: int
     ids: Int64s
@@ -35,19 +37,18 @@ class HistorySeed:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShare:
-    """n prompt tokens whose log-probabilities a step brings. Each is read off the logits of the token before it, which
-    this step computes."""
+    """Names n prompt tokens to score. Each is scored with the logits of the token before it."""
 
-    row: int  # of the batch, a chunk's
-    offset: int  # in the chunk, of the token before the first target
-    first: int  # the first target's position in the prompt
+    row: int  # row in the batch
+    offset: int  # index in the chunk, of the token before the first target
+    first: int  # prompt position of the first target
     targets: Int64s  # (n,)
-    num_top: int  # likeliest tokens to name with each
+    num_top: int  # number of likeliest tokens to return with each target
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What a step says of n prompt tokens of one row. K = the share's num_top, less where the vocabulary is smaller."""
+    """Scores of n tokens of one prompt. K = the share's num_top, but at most the vocabulary's size."""
 
     row: int
     first: int
@@ -58,38 +59,37 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One launched step. B rows: chunks of prompts first, then decode rows (`mix_running_indices`).
+    """One step of B rows: first the rows with prompt chunks, then the decode rows (`mix_running_indices`).
 
-        committed + q_len = attention length.  Chunk rows: q_len tokens out of `prefill_input_ids_cpu`.
-        Decode rows: q_len = width, the first token comes from the FutureMap, the others from the drafter.
+        committed + q_len = attention length.  Chunk rows: q_len tokens from `prefill_input_ids_cpu`.
+        Decode rows: q_len = width; the first token comes from the FutureMap, the others from the drafter.
 
-    Frozen and launched once. All arrays are copies, so nobody waits for a plan before changing what it was made of
-    (S7): the batch's lengths, the page table.
+    A plan is launched once. All its arrays are copies, so the batch may change while the plan is in flight (S7).
     """
 
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
-    seq_lens_cpu: Int64s  # (B,) committed before the step
-    lengths_relayed: bool  # of decode rows these are lower bounds, and the FutureMap has the exact lengths
+    seq_lens_cpu: Int64s  # (B,) committed tokens before the step
+    lengths_relayed: bool  # whether decode rows hold lower bounds; the FutureMap has the exact lengths
     q_lens: Int32s  # (B,)
     num_prefill: int
-    page_table: Int32s  # (B, P) copy
+    page_table: Int32s  # (B, P) copy of the rows' pages
     prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
-    next_prompt_ids: Int64s  # (num_prefill,) the prompt token after the chunk, -1 when the chunk ends the prompt
+    next_prompt_ids: Int64s  # (num_prefill,) the token after each chunk, -1 at the prompt's end
     emits: Bools  # (B,) whether the row samples
     expect_step: Int64s  # (B,) the step that wrote the row's relay; -1 for chunk rows
     sampling: SamplingBatch
-    history_rows: Bools  # (B,) whether its sampling or the drafter reads the row's history
+    history_rows: Bools  # (B,) whether sampling or the drafter reads the row's history
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row
-    adapters: Int64s  # (B,) 0 none, n the model's n-th LoRA adapter
-    chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed after the step
-    layer_ends: tuple[int, ...] = ()  # somebody waits for the KV of the first so many layers
-    encoder_lens: Int64s | None = None  # (B,) positions that are the encoder's; None: the model has none
-    scores: tuple[ScoreShare, ...] = ()  # in the order of their rows
-    constrained: tuple[bool, ...] = ()  # (B,) whether a grammar masks the row's outputs; () where none has one
+    adapters: Int64s  # (B,) 0 if the row has no LoRA adapter, n for the model's n-th adapter
+    chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed tokens after the step
+    layer_ends: tuple[int, ...] = ()  # for each number n in it, an event fires once the first n layers have KV
+    encoder_lens: Int64s | None = None  # (B,) number of encoder positions; None if the model has no encoder
+    scores: tuple[ScoreShare, ...] = ()  # in row order
+    constrained: tuple[bool, ...] = ()  # (B,) whether a grammar masks the row; () if no row has a grammar
 
     @property
     def batch_size(self) -> int:
@@ -97,33 +97,32 @@ class StepPlan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens that its chunks compute."""
         return int(self.q_lens[: self.num_prefill].sum())
 
     @property
     def mix_running_indices(self) -> Int64s:
-        """Pool rows of the decode tail, which attention may run apart from the chunks."""
+        """Return the request-pool rows of the decode rows, which come last."""
         return self.req_pool_indices[self.num_prefill :]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """PREBUILT: rows that join the running batch without a forward. A step of its own, with its own lease."""
+    """Rows that join the batch without a forward (PREBUILT). An admission is a step with its own lease."""
 
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
-    tokens: Int64s  # (B,) the next input token of each row
+    tokens: Int64s  # (B,) next input tokens
     committed: Int64s  # (B,)
-    draft_state: dict[str, torch.Tensor]  # (B, *shape) host, per relayed extra of the drafter
+    draft_state: dict[str, torch.Tensor]  # a (B, *shape) tensor on the host for each extra that the drafter relays
     history_seeds: tuple[HistorySeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Host copies of what a step brought. k = width; row b emitted tokens[b, :accept_lens[b]].
+    """Host copies of a step's results. k = width; row b emitted tokens[b, :accept_lens[b]].
 
-    tag_ok[b] is False when the relay row that b read had been written by another step than the plan expected.
+    tag_ok[b]: whether the expected step wrote row b's relay.
     """
 
     step: int
@@ -131,28 +130,27 @@ class StepResult:
     num_prefill: int
     tokens: Int64s  # (B, k)
     accept_lens: Int32s  # (B,) 0 for rows that don't emit
-    seq_lens: Int64s  # (B,) committed after the step
+    seq_lens: Int64s  # (B,) committed tokens after the step
     tag_ok: Bools  # (B,)
-    draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) host: what a hand-off takes along
-    draft_seconds: float  # on the forward stream: propose and extend
-    verify_seconds: float  # everything else of the step; both 0 where no clock runs
+    draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) on the host, for a hand-off
+    draft_seconds: float  # time of the drafter's `propose` and `extend` on the forward stream
+    verify_seconds: float  # time of the step's other work; both times are 0 without a clock
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
     scores: tuple[PromptScores, ...] = ()
-    prompt_tokens: int = 0  # that its chunks computed
+    prompt_tokens: int = 0  # tokens in the step's chunks
 
     @property
     def width(self) -> int:
-        """The plan's."""
         width: int = self.tokens.shape[1]
         return width
 
     def stepped(self, index: int) -> int:
-        """Tokens that row `index` may have committed of the FutureMap's and the drafts': none in a chunk."""
+        """Return the number of relayed and drafted tokens that row `index` may have committed; 0 for a chunk."""
         return 0 if index < self.num_prefill else self.width
 
     @property
     def seconds(self) -> float:
-        """What the step took on the forward stream."""
+        """Return the step's time on the forward stream."""
         return self.draft_seconds + self.verify_seconds

@@ -1,10 +1,8 @@
-"""What a step brings home: which of its tensors go to the host, and what the host makes of them.
+"""Name a step's results on the device, and read them on the host.
 
-        forward   ... stash, pack(named_results)
-        copy                        download
-        host                                  read_result, when the lease is closed
-
-Knows nothing of how they travel.
+forward   ... stash, pack(named_results)
+copy                        download
+host                                  read_result, when the lease is closed
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from shared.engine.plan import StepPlan, StepResult
 from shared.engine.scores import named_scores, read_scores
 from shared.engine.verify import Verified
 
-DRAFT_STATE = "draft."  # before the names of what a drafter relays
+DRAFT_STATE = "draft."  # prefix of the names of state that the drafter relays
 
 
 def has_logprobs(plan: StepPlan) -> bool:
@@ -26,7 +24,7 @@ def has_logprobs(plan: StepPlan) -> bool:
 
 
 def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]:
-    """The device tensors of a step that the host wants. Runs on the forward stream."""
+    """Return the tensors that the host needs. Runs on the forward stream."""
     sampled, output_of = verified.sampled, verified.output_of
     found = {
         "tokens": verified.tokens,
@@ -44,7 +42,7 @@ def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]
 
 
 def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tuple[float, float]) -> StepResult:
-    """`results`: what `named_results` named, on the host. `seconds`: by the drafter, by all the rest."""
+    """Read the named results. `seconds`: the drafter's time, and the time of the step's other work."""
     shape = (plan.batch_size, plan.width)
     scored = "logprobs" in results
     return StepResult(
@@ -56,7 +54,7 @@ def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tu
         seq_lens=results["seq_lens"].numpy(),
         tag_ok=results["tag_ok"].numpy(),
         draft_state={
-            name.removeprefix(DRAFT_STATE): value.clone()  # a view would keep the whole step's results
+            name.removeprefix(DRAFT_STATE): value.clone()  # copied: a view would keep the whole step's results
             for name, value in results.items()
             if name.startswith(DRAFT_STATE)
         },

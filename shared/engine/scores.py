@@ -1,9 +1,9 @@
-"""Log-probabilities of prompt tokens: read off a chunk's logits and gone before the step samples.
+"""Take log-probabilities of prompt tokens from a chunk's logits, before the step samples.
 
-    outputs     s s s s s | S | W W W      s: scored, S: the sampled token of a prompt's end, W: a verify window
-    to sample             | S | W W W      what the rest of the step sees, as if nothing had been scored
+    outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
+    to sample             | S | W W W      all that the rest of the step sees
 
-So a prompt's scores need no more memory than its chunk's logits, and no other part of a step knows of them.
+So scores need no logits beyond those of the chunk.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from shared.sample.sampler import score
 
 
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
-    """Score the plan's shares. Return the scores, on the logits' device, and the outputs that are left to sample;
-    `fb` is of these from then on. Runs on the forward stream and waits for nothing."""
+    """Score the plan's shares. Return the scores, on the logits' device, and the outputs that are still to be sampled.
+    Also reduce `fb` to these outputs. Runs on the forward stream and waits for nothing.
+    """
     scores: list[SampleOutput] = []
     begin = 0
     for share, outputs in zip(fb.plan.scores, scored_outputs(fb.plan, fb.host.output_rows), strict=True):
@@ -36,7 +37,6 @@ def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutpu
 
 
 def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
-    """As a step's results carry them."""
     found: dict[str, torch.Tensor] = {}
     for index, one in enumerate(scores):
         name = f"score{index}"
@@ -45,7 +45,7 @@ def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
 
 
 def read_scores(plan: StepPlan, results: Mapping[str, torch.Tensor]) -> tuple[PromptScores, ...]:
-    """Of `named_scores`, on the host."""
+    """Read `named_scores` on the host."""
     return tuple(
         PromptScores(
             share.row,

@@ -1,11 +1,13 @@
-"""From a step's forward to its sampling. A model of one stage is sampled at once; what the core does differently for
-pipelines stands here and where `stages` is named. Pipelines are frozen: shared/config/frozen.py refuses new
-features.
+"""Launch what a step needs between its forward and its sampling. Pipelines get no new features (see
+shared/config/frozen.py).
+
+Only this file, and code that names `stages`, treats pipelines in a special way. With one stage, sampling is launched at
+once:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages the relay stays with the first, and sampling is launched a step late, so that the first stage need not
-wait for the last:
+With two stages, the relay stays with the first stage. Sampling is launched a step late, so that this stage does not
+wait:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |
@@ -33,27 +35,32 @@ Sample = Callable[[StepLease], None]
 
 
 class Stages(Protocol):
-    """Between forward and sampling. Called on the host, by the engine and the loop."""
+    """The engine and the loop call these methods on the host."""
 
     def follow(self, lease: StepLease) -> None:
-        """Launch what comes behind the step's forward, and the sampling that is due."""
+        """Launch the step's later stages, and any sampling that is due."""
         ...
 
     def flush(self) -> bool:
-        """Launch all sampling that waits for later steps: before anybody else writes the relay, and before anything
-        waits for these steps. Return True when there was any."""
+        """Launch all late sampling, before other code writes the relay or waits for these steps. Return whether any
+        sampling was late.
+        """
         ...
 
     def settle(self, num_left: int) -> None:
-        """Launch late sampling before a step when a request has left its row. `num_left` counts such rows so far.
+        """Launch late sampling if a request has left its row. `num_left` counts how many times a request has left its
+        row.
 
-        The row or its pages may have a new owner in the step. The old owner's sampling still writes there (history,
-        drafts, a tree's path), so it comes first."""
+        The next step may reuse the row or its pages. Late sampling still writes history, drafts or a tree's path to the
+        row and its pages.
+        """
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return which of `rows` step next, in their order; both index the batch. `expect_step`: the step that wrote
-        the relay of each row of the batch."""
+        """Return those of `rows` that run in the next step, in the same order. All are indices into the batch.
+
+        `expect_step`: the step that wrote each batch row's relay.
+        """
         ...
 
 
@@ -62,8 +69,6 @@ def every_row(rows: Int64s, expect_step: Int64s) -> Int64s:
 
 
 class OneStage:
-    """Nothing lies between."""
-
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
 
@@ -74,14 +79,14 @@ class OneStage:
         return False
 
     def settle(self, num_left: int) -> None:
-        """No sampling is late."""
+        """Do nothing: no sampling is late."""
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
         return every_row(rows, expect_step)
 
 
 class Pipeline:
-    """Owner of the steps whose sampling is still to be launched. `later`: the stages behind the first."""
+    """Owns the steps whose sampling is not launched yet. `later`: all stages except the first."""
 
     def __init__(self, later: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> None:
         self.later = tuple(later)
@@ -103,7 +108,7 @@ class Pipeline:
             self._sample_oldest()
 
     def _run(self, index: int, lease: StepLease, before: Ticket[None]) -> Generator[None, None, None]:
-        """Runs on the stage's stream, behind the stage before it. Its error is the cause of ours."""
+        """Run a stage, on its stream. If the stage before it failed, raise that stage's error."""
         if before.error is not None:
             raise before.error
         carry = lease.carry
@@ -131,8 +136,10 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the rows that have waited longest: an n-th of all with n stages, for n batches are under way at once.
-        A row steps later when its token comes behind the next forward."""
+        """Return the longest-waiting rows: 1 / n of all rows, because n stages hold n batches.
+
+        A row can't run again until its token is sampled.
+        """
         unsampled = {lease.step for lease in self.unsampled}
         free = [row for row in rows.tolist() if int(expect_step[row]) not in unsampled]
         most = -(-len(rows) // (1 + len(self.later)))
@@ -140,7 +147,7 @@ class Pipeline:
 
 
 class FirstStage:
-    """A worker's Runner: the stage that runs on the forward stream."""
+    """The stage that runs on the forward stream."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -150,7 +157,8 @@ class FirstStage:
 
 
 def make_stages(parts: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> Stages:
-    """`parts`: all stages of a pipeline, none for a model that is one. ConfigError unless each has a stream."""
+    """`parts`: all stages of a pipeline; empty without a pipeline. Raises ConfigError unless each stage has a
+    stream."""
     if max(1, len(parts)) != 1 + len(streams.stages):
         raise ConfigError(f"{len(parts)} stages on {1 + len(streams.stages)} streams")
     return Pipeline(parts[1:], streams, kv, sample) if parts else OneStage(sample)

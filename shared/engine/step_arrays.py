@@ -1,9 +1,9 @@
-"""What a plan says to the device, as arrays: made on the host before the step, all that index arithmetic can foresee.
+"""Turn a plan into arrays for the device. The host does all index arithmetic that needs only the plan.
 
         tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
         outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E
 
-Nothing here is read on the device that another step could change. Pure.
+No other step can change these arrays. Functions are pure.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
-    """A step of B rows, T tokens, E outputs, C chunk tokens, P prefill rows; int64 unless another dtype is named. On
-    the host (numpy) and then, under the same names, on the device."""
+    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; int64 unless noted.
+
+    NumPy arrays on the host become tensors on the device.
+    """
 
     rows: A  # (B,) request-pool rows
-    seq_lens: A  # (B,) as the plan's
+    seq_lens: A  # (B,) the plan's lengths
     q_lens: A  # (B,)
     expect_step: A  # (B,)
     emits: A  # (B,) 0 or 1
-    emitting: A  # batch rows that emit
+    emitting: A  # the indices of the batch rows that emit
     page_table: A  # (B, pages) int32
     cu_q_lens: A  # (B + 1,) int32
     token_rows: A  # (T,) the batch row of each token
-    offsets: A  # (T,) its place among the row's tokens
-    logits_idx: A  # (E,) the token of each output
-    output_rows: A  # (E,) its batch row
-    output_of: A  # (B, width) which of the sampled outputs is row b's j-th; clamped where a row has fewer
-    chunk_ids: A  # (C,) tokens of the chunks
+    offsets: A  # (T,) the token's index in its row
+    logits_idx: A  # (E,) the index of each output's token in the step's T tokens
+    output_rows: A  # (E,) the output's batch row
+    output_of: A  # (B, width) row b's j-th sampled output; clamped where the row has fewer outputs
+    chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
-    history_tokens: A  # tokens that the history takes before the forward
-    history_rows: A  # batch rows whose accepted drafts it takes
-    seeded: A  # int32, tokens of all history seeds, one after another
-    scored: A  # ids of all scored prompt tokens, one share after another
-    adapters: A | None = None  # (T,); None: nobody has one
+    history_tokens: A  # tokens to write to the history before the forward
+    history_rows: A  # batch rows whose accepted drafts enter the history
+    seeded: A  # int32, all history seeds in one array
+    scored: A  # ids of scored prompt tokens in one array
+    adapters: A | None = None  # (T,); None if no row has an adapter
     encoder_lens: A | None = None  # (B,)
-    sampled: A | None = None  # outputs that are not only scored, as indices of E; None: all
+    sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
-        """What there is."""
+        """Return the arrays that are not None, by name."""
         values = ((name, getattr(self, name)) for name in NAMES)
         return {name: value for name, value in values if value is not None}
 
@@ -58,7 +60,7 @@ NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """`chunk_ids`: the prompt tokens of the step, none where it has no chunk."""
+    """Compute the arrays. `chunk_ids`: the step's prompt tokens; empty if the step has no chunk."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])
@@ -91,23 +93,20 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
 
 
 def flat_seeds(seeds: tuple[HistorySeed, ...]) -> Int32s:
-    """Their tokens, one seed after another."""
     return np.concatenate([np.zeros(0, np.int32), *(seed.ids.astype(np.int32) for seed in seeds)])
 
 
 def scored_outputs(plan: StepPlan, output_rows: Int64s) -> list[slice]:
-    """Which of the E outputs each share of `plan.scores` is read off: the first of its row."""
+    """Return which outputs each share of `plan.scores` reads: the first outputs of the share's row."""
     firsts = [int(np.searchsorted(output_rows, share.row)) for share in plan.scores]
     return [slice(first, first + len(share.targets)) for first, share in zip(firsts, plan.scores, strict=True)]
 
 
 def _scored_idx(plan: StepPlan, cu_q_lens: Int32s) -> list[Int64s]:
-    """Prompt tokens whose logits say how likely the next one was."""
     return [int(cu_q_lens[share.row]) + share.offset + np.arange(len(share.targets)) for share in plan.scores]
 
 
 def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
-    """Chunk rows that emit: their last token. Decode rows: every token of the window."""
     num_prefill = plan.num_prefill
     chunk_last = cu_q_lens[1 : num_prefill + 1][plan.emits[:num_prefill]] - 1
     window = np.arange(cu_q_lens[num_prefill], cu_q_lens[-1])
@@ -115,7 +114,7 @@ def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
 
 
 def _output_of(plan: StepPlan) -> Int64s:
-    """Chunk rows have one sampled output at most, decode rows `width`."""
+    """Return `output_of`. Chunk rows have at most one sampled output; decode rows have `width`."""
     num_prefill = plan.num_prefill
     emitted = plan.emits[:num_prefill]
     num_chunk_outputs = int(emitted.sum())
@@ -127,7 +126,7 @@ def _output_of(plan: StepPlan) -> Int64s:
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:
-    """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""
+    """Return `history_tokens`. Of a decode row it has only the first token, because the others are not known yet."""
     is_wanted = plan.history_rows[token_rows]
     num_chunk = int(plan.q_lens[: plan.num_prefill].sum())
     is_wanted[num_chunk:] &= np.arange(len(is_wanted) - num_chunk) % plan.width == 0

@@ -1,4 +1,4 @@
-"""Work on the transfer stream, or the cold tier's, whose completion is an input of the next tick, never waited for."""
+"""Run jobs on the transfer or cold-tier stream. The loop's next tick takes in the jobs that have completed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobDone(Generic[T, R]):
-    """`error` is set, or `value` is what the job gave."""
+    """A finished job: either `error` is set, or `value` is its result."""
 
     tag: T
     value: R | None
@@ -25,12 +25,17 @@ class JobDone(Generic[T, R]):
 
 
 class TransferJobs(Generic[T, R]):
-    """Jobs of one kind, in launch order. A job that raises fails alone: the error travels as its result, so the
-    stream's epoch lives on and nobody else's job is skipped."""
+    """Runs jobs of one kind, in launch order.
+
+    A job's error counts as its result, so the stream's epoch goes on and no other job is skipped.
+    """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:
-        """`is_cold`: copies of the cold tier, on a stream of their own. Nothing orders them beside hand-offs but their
-        ends: a page goes from the one to the other when the host has seen the last copy of it end."""
+        """`is_cold`: the jobs are copies of the cold tier, on their own stream.
+
+        The streams of the cold tier and of hand-offs don't wait for each other. So before a page passes from the cold
+        tier to a hand-off, or back, the host must see that the page's last copy has ended.
+        """
         self._engine = engine
         self._is_cold = is_cold
         self._open: deque[tuple[T, Ticket[R | BatonError]]] = deque()
@@ -39,8 +44,8 @@ class TransferJobs(Generic[T, R]):
         return len(self._open)
 
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
-        """`after_newest_step`: the job writes pages that a launched step may still read or write, as a finished
-        request's last step does: it waits for the newest one."""
+        """Launch `job`. With `after_newest_step` the job waits for the newest launched step, which may use the
+        pages."""
         streams = self._engine.streams
         stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:
@@ -51,7 +56,7 @@ class TransferJobs(Generic[T, R]):
         self._open.append((tag, stream.launch(lambda: _guarded(job), label=label)))
 
     def synchronize(self) -> None:
-        """Wait for the oldest, if there is one; `take_done` gives it then."""
+        """Wait for the oldest job, if any. `take_done` then returns this job."""
         if self._open:
             self._open[0][1].done.synchronize()
 
@@ -63,7 +68,7 @@ class TransferJobs(Generic[T, R]):
             if isinstance(result, BatonError):
                 self._engine.heard(result)
                 done.append(JobDone(tag, None, result))
-            elif error is not None:  # skipped, or the device failed behind it
+            elif error is not None:  # the job was skipped, or its device work failed
                 self._engine.heard(error)
                 done.append(JobDone(tag, None, HandoffFailed(str(error))))
             else:

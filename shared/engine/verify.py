@@ -1,12 +1,11 @@
-"""The one verifier: draws the target's token at every node of a window and keeps what the drafts foresaw.
+"""Accept the drafts of a window that equal the target's draws.
 
         window of a decode row:   bonus token | draft | draft | draft        (a prefill row has one output at most)
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
-In a tree the accepted drafts are the longest path from the bonus token on which each equals its parent's draw.
-Every emitted token is the target's own draw with the request's noise, so the stream is the non-speculative one at every
-temperature, whatever the drafts are. Knows nothing of how drafts are made.
+In a tree, the accepted drafts are the longest path from the bonus token where each draft equals the target's draw after
+the parent. Every emitted token is the target's draw with the request's noise, so speculation changes no output.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from shared.sample.interface import SampleOutput
 
 @dataclass(slots=True)
 class Drafts:
-    """What a drafter proposes for D decode rows: nodes 1 .. width-1 of each row's window; node 0 is the bonus token.
+    """The drafts of D decode rows. In each row's window they are nodes 1 to width - 1; node 0 is the bonus token.
 
-    ids: (D, width - 1) int64. parents: (D, width - 1) int64, the node that each follows, lower than its own number;
-    None: a chain, where node i follows node i - 1. lineage, made here: (D, width, width) bool, whether node j is node i
-    or one of its ancestors.
+    - ids: (D, width - 1) int64
+    - parents: (D, width - 1) int64, each node's parent, which has a lower number than the node; None for a chain
+    - lineage: (D, width, width) bool, [i, j]: whether node j is node i or its ancestor
     """
 
     ids: torch.Tensor
@@ -43,25 +42,30 @@ class Drafts:
 
 @dataclass(slots=True)
 class Verified:
-    """Device results of a step. B rows, k = width, T tokens, E outputs. Row b emits tokens[b, :accept_lens[b]]."""
+    """The results of a verified step of B rows, T tokens and E outputs, on the device; k = width. Row b emits tokens[b,
+    :accept_lens[b]]."""
 
     tokens: torch.Tensor  # (B, k) the target's draws
     accept_lens: torch.Tensor  # (B,) 0 for rows that don't emit
-    seq_lens: torch.Tensor  # (B,) committed after the step
-    next_token: torch.Tensor  # (B,) the bonus token: next step's input
+    seq_lens: torch.Tensor  # (B,) committed tokens after the step
+    next_token: torch.Tensor  # (B,) the bonus token, which is the next step's input
     next_ids: torch.Tensor  # (T,) the token that follows each input token
     last_token_idx: torch.Tensor  # (B,) index into T of the last committed token
     sampled: SampleOutput
-    output_of: torch.Tensor  # (B, k) index into the E outputs, clamped where a row has fewer
+    output_of: torch.Tensor  # (B, k) index of an output, clamped where a row has fewer outputs
     tag_ok: torch.Tensor
-    order: torch.Tensor | None  # (D, k) of a tree: its nodes, the accepted path first. Per-token fields above have it
-    draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...) what `extend` left for the relay
-    scores: list[SampleOutput] = field(default_factory=list)  # one for each of the plan's, in its order
+    order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
+    # (B, ...) state that `extend` leaves for the relay
+    draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
+    scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept drafts while they equal the target's own draw; accept_lens counts the bonus token too. A tree's outputs
-    come back in an order in which its accepted path is a chain; `compact` then does the same to the step's KV."""
+    """Accept each row's drafts before the first one that differs from the target's draw. accept_lens counts the bonus
+    token, too.
+
+    A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
+    """
     num_prefill = fb.plan.num_prefill
     output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
     order: torch.Tensor | None = None
@@ -90,8 +94,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
-    """(num,) int64: how to take rows, one per window node and others before them, so that each window is in `order`
-    (D, width)."""
+    """Return the row indices, (num,) int64, that put each window into `order` (D, width). Windows come last."""
     num_rows, width = order.shape
     rows = torch.arange(num, device=order.device)
     starts = rows[num - num_rows * width :: width].unsqueeze(1)
@@ -100,7 +103,8 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 
 
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
-    """(D, n, n) bool: steps to itself and to the parent, squared until the longest path is one step."""
+    """Return the lineage (D, n, n) bool. A matrix has a step from each node to itself and to its parent. This matrix is
+    squared until the longest path is one step."""
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)
     steps[:, 1:].scatter_(2, parents.unsqueeze(2), 1.0)
@@ -110,8 +114,11 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
 
 
 def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """draws (D, n): the target's token after each node -> accept_lens (D,), and which nodes are accepted (D, n) bool:
-    those on the way to the deepest one (of equally deep ones the first) whose ancestors are all right."""
+    """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
+
+    A draft is right if it equals the target's draw after its parent. The accepted path ends at the deepest node that is
+    right and has only right ancestors. If there are several such nodes, the path takes the first.
+    """
     drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
     right = torch.ones_like(draws, dtype=torch.bool)
     right[:, 1:] = drafts.ids == drawn_before
@@ -126,8 +133,11 @@ def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
 
 
 def _next_ids(fb: ForwardBatch, sampled: SampleOutput) -> torch.Tensor:
-    """(T,) the token after each input token: the next one of the chunk, the next prompt token at a chunk's end
-    (hazard H11), the sampled token at the end of the prompt and everywhere in a verify window."""
+    """Return the token after each input token, (T,).
+
+    A chunk's last token is followed by the next prompt token (hazard H11). A prompt's last token and window tokens
+    are followed by the sampled token.
+    """
     ids = fb.inputs.input_ids
     following = torch.roll(ids, -1)
     ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1

@@ -1,10 +1,8 @@
-"""A verify window before the target runs: drafts become the step's tokens, each at its slot and position.
+"""Lay out a verify window before the target runs: each draft becomes a token with a slot and a position.
 
-        slot          L        L+1       L+2       L+3        node i at L + i, L = committed
-        position      L        L+1       L+1       L+2        by depth, where the window is a tree
-                    bonus       x         y         z         (z follows x)
-
-Knows nothing of where drafts come from and of what becomes of them.
+slot          L        L+1       L+2       L+3        node i at L + i, L = committed
+position      L        L+1       L+1       L+2        by depth, if the window is a tree
+            bonus       x         y         z         (z follows x)
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from shared.engine.verify import Drafts
 
 
 def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
-    """Fills the drafts into the inputs, on the forward stream; a tree's tokens get positions and visible slots too."""
+    """Write the drafts to the inputs, on the forward stream. A tree's tokens also get positions and visible slots."""
     inputs, num_chunk = fb.inputs, fb.num_chunk_tokens
     inputs.input_ids[num_chunk:].view(-1, fb.plan.width)[:, 1:] = drafts.ids
     if drafts.parents is None:
@@ -30,8 +28,11 @@ def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
 
 
 def counted_tokens(fb: ForwardBatch, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """What penalties count for each of E outputs: History.common (E,) and History.drafted (E, width - 1). A node counts
-    its row's tokens up to the bonus token, and the drafts that it stands on, itself included."""
+    """Return History.common (E,) and History.drafted (E, width - 1): the tokens that penalties count at each of E
+    outputs.
+
+    Penalties at a node count the row's tokens up to the bonus token, then the drafts on the node's path.
+    """
     num_rows, num_nodes, _ = drafts.lineage.shape
     common = fb.inputs.positions[fb.inputs.logits_idx] + 1
     first = len(common) - num_rows * num_nodes

@@ -1,10 +1,10 @@
-"""The worker: one step as two closures on the forward stream, target forward and sampling.
+"""Run one step as two closures on the forward stream: target forward and sampling.
 
         forward   init_new -> resolve inputs -> draft -> target
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
-Each is a generator: a `yield` is a point where, on the simulated backend, another stream may run. Two closures, so
-that rows with a grammar delay a step's sampling (masks.py), and only that.
+At each `yield` the simulated backend may run another stream. The step has two closures, so a grammar delays only the
+sampling (masks.py).
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, To
 from shared.sample.knobs import Knobs, knobs_of
 from shared.sample.sampler import needs_history, sample
 
-OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # the batch rows of the relay, (B,) lengths
+OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes the batch's relay rows and new lengths (B,)
 
 
 class Runner(Protocol):
-    """How a step's forward runs the model: with ranks, or as a pipeline's first stage."""
+    """Run the model, for example across ranks."""
 
     def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> Carried | ModelOutput: ...
 
 
 class Whole:
-    """The model as it is."""
-
     def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         return model.forward(inputs, kv)
 
 
 class Worker:
-    """Owns the model's side of a step. Reads the plan, never writes it; all changes land on the ForwardBatch (S8)."""
+    """Owns the model's part of a step. The worker never writes the plan: all changes go to the ForwardBatch (S8)."""
 
     def __init__(
         self,
@@ -62,8 +60,7 @@ class Worker:
         boundary: Boundary | None = None,
         runner: Runner | None = None,
     ) -> None:
-        """`boundary`: of the model's device, a CPU's when not given. `runner`: of the model, where it is not run
-        whole."""
+        """`boundary`: SameMemory by default. `runner` runs a model that is divided among ranks."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
@@ -124,16 +121,16 @@ class Worker:
         return packed
 
     def totals(self) -> dict[str, float]:
-        """Nothing to count."""
         return {}
 
-    # The parts of a step, on the forward stream: called above, and while a graph is captured (graphs.py).
+    # Parts of a step, on the forward stream. The methods above call these parts, and so does a graph's capture
+    # (graphs.py).
 
     def resolve(self, fb: ForwardBatch) -> None:
-        """Input ids, and the history up to them."""
+        """Fill in the input ids. Write the history seeds and these ids to the rows' histories."""
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(fb.plan.history_seeds, fb.arrays.seeded)
-        self._record_inputs(fb)
+        self.record_inputs(fb)
 
     def has_drafts(self, plan: StepPlan) -> bool:
         return self.drafter is not None and plan.width > 1 and plan.num_prefill < plan.batch_size
@@ -150,14 +147,14 @@ class Worker:
             verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
 
     def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
-        """The relay rows are written here: the next step gathers its input tokens from them."""
+        """Write the relay rows: the next step's input tokens."""
         emitting = fb.arrays.emitting
         extras = {name: value[emitting] for name, value in verified.draft_state.items()}
         future = FutureIndices(fb.future.indices[emitting])
         self.future_map.stash(future, verified.next_token[emitting], step, **extras)
 
-    def _record_inputs(self, fb: ForwardBatch) -> None:
-        """Tokens of chunks, and each decode row's first."""
+    def record_inputs(self, fb: ForwardBatch) -> None:
+        """Write chunk tokens and each decode row's first token to the history."""
         tokens = fb.arrays.history_tokens
         if not len(tokens):
             return
@@ -165,7 +162,7 @@ class Worker:
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
     def record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
-        """Accepted drafts; behind them lie others, which the next steps write over before anybody counts them."""
+        """Write accepted drafts to the history. Later steps overwrite rejected drafts before a penalty counts them."""
         rows = fb.arrays.history_rows
         if fb.plan.width == 1 or not len(rows):
             return
@@ -189,7 +186,8 @@ class Worker:
         return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
 
     def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
-        """What the host has put, on the device: a copy of its own, for it came after the step's."""
+        """Return the host's masks on the device. Masks are made after the step's upload, so they need another
+        upload."""
         masks = lease.masks.value if lease.masks is not None else None
         if masks is None or not self.boundary.is_device:
             return masks

@@ -1,1 +1,1 @@
-"""Kernels in Triton for a GPU's node. Import only where Triton is there: nothing else may import this package."""
+"""Kernels in Triton, for nodes on a GPU. Import this package only where Triton is installed."""

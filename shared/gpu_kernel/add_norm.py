@@ -1,4 +1,4 @@
-"""The residual sum and RMS norm of a layer, in one pass over each row."""
+"""Compute the residual sum and RMS norm of a layer, in one pass over each row."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, S
 
 MAX_COLUMNS = 16384
 COLUMNS_A_WARP = 512
-MAX_WARPS = 8  # with 16 ptxas spills at 8,192 columns on sm_80
+MAX_WARPS = 8  # with 16 warps, ptxas spills at 8,192 columns on sm_80
 
 
 @triton.jit
 def add_norm_kernel(
-    x,  # (M, H), float32 where there is a delta
+    x,  # (M, H), float32 if there is a delta
     delta,  # (M, H), or None
     weight,  # (H,)
     out,  # (M, H)
     eps,
     H: tl.constexpr,
-    BLOCK: tl.constexpr,  # a power of two, H or more
+    BLOCK: tl.constexpr,  # a power of two, at least H
 ):
-    """Do one row. Its squares are summed in float32, in an order that H decides."""
+    """One program computes one row. The row's squares are summed in float32, in an order that depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H
     place = tl.arange(0, BLOCK)
     inside = place < H
@@ -40,8 +40,9 @@ def add_norm_kernel(
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the RMS norm of x (M, H), times weight (H,), in the dtype. With a delta (M, H), x is float32 and gets it
-    added first, in place. All contiguous; H up to MAX_COLUMNS."""
+    """Return the RMS norm of x (M, H) times weight (H,), in `dtype`. All tensors are contiguous; H <= MAX_COLUMNS.
+
+    With a delta (M, H), x is float32, and the delta is first added to x in place."""
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(columns)
@@ -51,7 +52,6 @@ def add_norm(
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps: before a layer's halves, behind the last one, and of what a half gave."""
     with recorded() as signatures:
         for hidden_size in {model.hidden_size for model in REAL_MODELS} | {MAX_COLUMNS}:
             weight = torch.empty(hidden_size, device="meta")

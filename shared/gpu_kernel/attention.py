@@ -1,9 +1,9 @@
-"""Attention over paged KV on a GPU: Triton's kernels behind the interface of shared/kernel/attention.py.
+"""Compute attention over paged KV on a GPU, with the interface of shared/kernel/attention.py.
 
-    begin   one launch: where each token stands
-    attend  turn and write -> short windows (split keys, merge) and chunks
+    begin   one launch: each token's places
+    attend  rotate and write -> short windows (split keys, merge) and chunks
 
-Nothing here asks the device: grids follow from bounds that the host has, and lengths stay where they are.
+Nothing waits for the device: grids follow from the host's bounds, and lengths stay on the device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shared.gpu_kernel.prefill_attention import attend_chunks
 from shared.gpu_kernel.rope_write import rope_write
 from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
 
-MOST_DIM = 256  # of a head
-MOST_WINDOW = 16  # tokens of a row that split keys are for; longer ones fill the chip by their queries
+MOST_DIM = 256  # largest head_dim
+MOST_WINDOW = 16  # the keys of a row with more tokens are not split, because its queries alone fill the chip
 
 
 class TritonAttention:
@@ -36,8 +36,8 @@ class TritonAttention:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """`local_tables` are of the layers with a window, where theirs are others. `is_fixed`: no other row of a step
-        has a say in which kernel reads a row."""
+        """`local_tables`: the tables of layers with a window, if these layers have their own tables. `is_fixed`:
+        whether a row's kernel must not depend on the step's other rows."""
         self._shape, self._is_fixed = shape, is_fixed
         self._tables, self._local_tables = tables, local_tables or tables
 
@@ -68,7 +68,8 @@ class TritonAttention:
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
-    """Return them with every number in its own place: one position of many tokens may come as a view of one number."""
+    """Return the inputs with contiguous tensors. They may not be contiguous: equal positions can be an expanded view of
+    one number."""
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),
@@ -80,9 +81,11 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]:
-    """Return the rows that are chunks of prompts, the first ones, and those with short windows. Where all rows are
-    short, or there are trees and nobody said which rows decode, all are taken as windows. `is_fixed`: a chunk stays a
-    chunk however short all rows are, for the two kernels sum in different orders."""
+    """Return the step's rows in two parts: the first rows, which are prompt chunks, and the rest, which are short
+    windows.
+
+    All rows count as windows if all are short, or if there are trees and the host does not say which rows decode.
+    With `is_fixed`, chunks stay chunks even if all rows are short, because the two kernels sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):
@@ -92,7 +95,7 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
         num_chunks, chunk_tokens = num_rows, num_tokens
     num_windows = num_rows - num_chunks
     longest = inputs.max_q_len
-    if num_chunks and num_windows:  # windows have one width
+    if num_chunks and num_windows:  # all windows have the same width
         longest = (num_tokens - chunk_tokens) // num_windows
     bounds, table, most = inputs.cu_q_lens, inputs.page_table, inputs.max_seq_len
     return (

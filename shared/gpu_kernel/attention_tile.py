@@ -1,7 +1,8 @@
-"""The heart of attention, for both of its kernels: a tile of queries of one row reads a run of the row's keys.
+"""The inner loop of both attention kernels: a tile of one row's queries reads a range of the row's keys.
 
-A tile has BLOCK_M lines: (query, head) pairs of one group of heads that share keys and values. Line i is query
-i // GROUP, head i % GROUP. Softmax runs along: the largest score so far, the sum of the weights, the weighted values.
+A tile has BLOCK_M lines: (query, head) pairs of heads that share keys and values. Line i is query i // GROUP, head
+i % GROUP. The running softmax keeps three results per line: the largest score, the sum of the weights, and the weighted
+values.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ import triton.language as tl
 from shared.gpu_kernel.places import ones_of
 from shared.gpu_kernel.stored_bytes import unit_of, widened
 
-LOG2_E = 1.4426950408889634  # of scores: weights are powers of two
+LOG2_E = 1.4426950408889634  # softmax weights are computed as powers of two
 
 
 @triton.jit
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
-    """(M, N) bool: which keys each line reads; see places.py for slot, base and num_read. `window`: the last so many
-    of what it would read; the n-th of that is the key of position n, also where siblings lie between."""
+    """Return the keys that each line reads, (M, N) bool; places.py explains slot, base and num_read.
+
+    With `window`, a line reads only the last `window` keys. The n-th key that a line reads has position n, even if
+    slots of tree siblings lie between the keys."""
     read = keys[None, :] <= slot[:, None]
     if SLIDING and not TREES:
         read = read & (keys[None, :] > slot[:, None] - window)
     if TREES:
         place = keys[None, :] - base[:, None]
-        above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)  # from this key to the own one
+        # distance of this key from the line's own key, in keys
+        above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)
         read = read & ((place < 0) | ((above & 1) == 1))
         if SLIDING:
             after = tl.where(place < 0, num_read[:, None] - keys[None, :], ones_of(tl.maximum(above, 0)))
@@ -39,9 +43,10 @@ def attend_keys(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
     SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Lines q (M, D) read keys first .. stop of the row whose page table is `table`. Return the largest scores and the
-    sums of the weights (M,), and the weighted values (M, D), all float32. What none may read is never loaded: it may be
-    no number, and 0 times that is none."""
+    """Let lines q (M, D) read keys first .. stop of the row with page table `table`.
+
+    Return the largest scores and the sums of weights (M,), and the weighted values (M, D), all float32. Slots from
+    `stop` on are never loaded, because they may hold NaN, which a weight of 0 does not remove."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -62,7 +67,7 @@ def attend_keys(
         read = readable(keys, slot, base, num_read, bits, window, TREES, SLIDING) & is_key[None, :]
         scores = tl.where(read, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, axis=1))
-        known = tl.where(above == float("-inf"), 0.0, above)  # lines that have read nothing yet
+        known = tl.where(above == float("-inf"), 0.0, above)  # a line that has not read a key yet gets 0
         weights = tl.exp2(scores - known[:, None])
         shrunk = tl.exp2(largest - known)
         total = total * shrunk + tl.sum(weights, axis=1)

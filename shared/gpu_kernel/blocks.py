@@ -1,4 +1,4 @@
-"""The small steps between matrix products, on a GPU: BlockKernels in Triton."""
+"""BlockKernels in Triton: the small steps between matrix products."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import torch
 from shared.core.errors import KernelRefused
 from shared.gpu_kernel.add_norm import add_norm
 from shared.gpu_kernel.gate import gate
+from shared.gpu_kernel.product import ByteLinear, FixedLinear
+from shared.kernel.linear import Linear
 
 
 class TritonBlocks:
-    """Stands in for TorchBlocks; one launch each."""
+    """Replace TorchBlocks, with one launch per method."""
 
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
-        """is_gelu: gelu in its tanh form, not silu."""
+        """is_gelu: whether to use gelu in its tanh form instead of silu."""
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -26,3 +28,9 @@ class TritonBlocks:
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         return gate(gate_up.contiguous(), self._is_gelu, self._dtype)
+
+    def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Return the gated product. Products in Triton gate their results themselves; the library's products can't."""
+        if isinstance(linear, FixedLinear | ByteLinear):
+            return linear.gated(x, self._is_gelu)
+        return self.gate(linear(x))

@@ -1,4 +1,4 @@
-"""The order in which ids would be drawn, for drafts: logit + temperature * noise."""
+"""Score ids for drafts, so that they rank as the sampler would draw them: logit + temperature * noise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from shared.gpu_kernel.ranks import BLOCK
 from shared.gpu_kernel.sample import GREEDY
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
 
-EXACT = True  # a CPU's bits: no fused roundings, no approximate division
+EXACT = True  # see noise.py
 
 
 @triton.jit
 def score_kernel(logits, scores, positions, rows, way, temperature, seeds, stride, vocab_size):
-    """Program (e, n): ids [1024 n, 1024 n + 1024) of output e, to scores[e, :]; the logits of a row that draws its
-    largest stay as they are."""
+    """Program (e, n) scores ids [1024 n, 1024 n + 1024) of output e in scores[e, :]. Greedy rows keep their logits."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + output)
@@ -37,9 +36,9 @@ def score_candidates(
     temperature: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
-    """Return scores (E, vocab) float32 of logits (E, vocab) float32, whose rows have any stride.
+    """Return scores (E, vocab) float32 of logits (E, vocab) float32, rows of any stride.
 
-    positions and rows (E,) int64; way, seeds (B,) int64 and temperature (B,) float32: of shared/sample/knobs.py.
+    positions, rows (E,) int64; way, seeds (B,) int64 and temperature (B,) float32 of shared/sample/knobs.py.
     """
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
@@ -50,7 +49,6 @@ def score_candidates(
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     integers, floats = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
     with recorded() as signatures:
         for model in REAL_MODELS:

@@ -1,10 +1,10 @@
-"""Penalties, bias and masks on logits, for E outputs of a batch: two kernels, whatever the outputs ask for.
+"""Apply penalties, bias and masks to the logits of E outputs, in two kernels.
 
     mark    history, drafts, stop ids, allowed ids, bad words --> a word of facts for each (output, id)
     edit    logits, words, bias, grammar's bits               --> other logits
 
-The first goes over lists, the second over the vocabulary, and neither looks at what a row does not have. Integers are
-added and bits are set, so the programs' order never shows.
+`mark` reads only the lists that a row has, and `edit` reads the whole vocabulary. Programs add integers and set bits,
+so their order changes no result.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from shared.gpu_kernel.ranks import BLOCK
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, Signature
 from shared.kernel import sample_rules
 
-EXACT = True  # a CPU's bits: no fused roundings, no approximate division
-IN_PROMPT = tl.constexpr(1 << 30)  # bits of a word: the id came before, in the prompt
+EXACT = True  # see noise.py
+IN_PROMPT = tl.constexpr(1 << 30)  # the first of the bits in a word of facts: the id is in the prompt
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the others: how often it came in the answer
+COUNT = tl.constexpr((1 << 27) - 1)  # the other bits count how often the answer uses the id
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
-PROGRAMS = tl.constexpr(8)  # that share an output's lists
-ENTRIES = tl.constexpr(256)  # that a program looks at together
-DRAFTS = tl.constexpr(64)  # a window is no wider
+PROGRAMS = tl.constexpr(8)  # number of programs that share the lists of one output
+ENTRIES = tl.constexpr(256)  # number of list entries that a program reads at once
+DRAFTS = tl.constexpr(64)  # largest number of drafts in a window
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What E outputs of B rows ask for, on the device: columns as in shared/sample/knobs.py, int64 unless another dtype
-    is named. Row b's entries of a list are [ends[b], ends[b + 1])."""
+    """What to edit in the logits of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields,
+    which are int64 unless noted."""
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)
@@ -70,7 +70,7 @@ class Past:
 
 @triton.jit
 def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
-    """Count tokens of the answer; note tokens of the prompt."""
+    """Count tokens of the answer, and mark tokens of the prompt."""
     is_wanted = is_wanted & (tokens >= 0) & (tokens < vocab_size)
     tl.atomic_add(words + tokens, 1, mask=is_wanted & is_output)
     tl.atomic_or(words + tokens, IN_PROMPT, mask=is_wanted & (is_output == 0))
@@ -78,7 +78,7 @@ def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
 
 @triton.jit
 def _last_token(tokens, drafts, nth, common, prompt_len):
-    """The nth token from the end of the answer, drafts included; -1 before its first."""
+    """Return the nth token from the answer's end, drafts included; -1 before the answer's first token."""
     is_draft = drafts >= 0
     num_drafts = tl.sum(is_draft.to(tl.int32), 0)
     from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1
@@ -94,7 +94,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p): its share of each list of output e, into marks[e, :] int32, which is 0 before."""
+    """Program (e, p) enters its share of output e's lists into marks[e, :] int32, which begins as zeros."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size
@@ -139,7 +139,7 @@ def edit_kernel(
     logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
     mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, n): ids [1024 n, 1024 n + 1024) of output e, from logits[e, :] and marks[e, :] to edited[e, :]."""
+    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e: logits[e, :] and marks[e, :] give edited[e, :]."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size
@@ -149,7 +149,8 @@ def edit_kernel(
 
     count, rate = marked & COUNT, tl.load(repetition + row)
     repeated = tl.where(values > 0.0, tl.math.div_rn(values, rate), values * rate)
-    values = tl.where((marked & (COUNT | IN_PROMPT)) != 0, repeated, values)  # a rate of 1 changes no bit
+    # with a rate of 1, no bit of a logit changes
+    values = tl.where((marked & (COUNT | IN_PROMPT)) != 0, repeated, values)
     per_use = tl.load(frequency + row) * count.to(tl.float32)
     values = tl.where(count > 0, values - (per_use + tl.load(presence + row)), values)
 
@@ -174,15 +175,15 @@ def edit_logits(
     past: Past | None,
     masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return other logits (E, vocab) float32: those of `sampler_torch`, bit for bit.
+    """Return edited logits (E, vocab) float32, equal to those of `sampler_torch` bit for bit.
 
-    logits (E, vocab) float32, rows of any stride; positions (E,) int64. `past` may be None where no row is penalised or
-    has bad words of several tokens. `masks`: rows (E,) int64 into bits (M, words) int32, -1 for none.
+    logits (E, vocab) float32, rows of any stride; positions (E,) int64. `past` may be None if no row is penalised or
+    has bad words of several tokens. `masks`: rows (E,) int64 index bits (M, words) int32; -1 means no mask.
     """
     num, vocab_size = logits.shape
     marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)
     edited = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
-    none = marks  # stands where nothing is read
+    none = marks  # never read
     tokens, history_rows, common, drafted = none, positions, positions, None
     if past is not None:
         tokens, history_rows, common, drafted = past.tokens, past.rows, past.common, past.drafted
@@ -203,7 +204,6 @@ def edit_logits(
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps, with grammars and without, of windows and of single tokens."""
     with recorded() as signatures:
         integers, floats = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
         words = torch.empty(REAL_BATCH, 4, dtype=torch.int32, device="meta")

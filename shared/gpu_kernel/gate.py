@@ -1,4 +1,4 @@
-"""What lies between the two products of a layer's second half: silu or gelu of one, times the other."""
+"""Gate the product of gate and up in a layer's MLP: silu or gelu of the gate columns, times the up columns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ TWICE_ROOT = tl.constexpr(1.5957691216057308)
 CUBE = tl.constexpr(0.044715)
 
 
+@triton.jit
+def gated(gate, up, IS_GELU: tl.constexpr):
+    """Return the gated numbers, float32 of any shape."""
+    steep = TWICE_ROOT * (gate + CUBE * gate * gate * gate) if IS_GELU else gate
+    return gate * tl.sigmoid(steep) * up
+
+
 @triton.jit(do_not_specialize=["inner"])
 def gate_kernel(
     gate_up,  # (M, 2 * inner)
@@ -24,18 +31,17 @@ def gate_kernel(
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Do BLOCK columns of one row, in float32."""
+    """A program gates BLOCK columns of one row, in float32."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < inner
     gate = tl.load(gate_up + row * 2 * inner + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * inner + place, mask=inside, other=0.0).to(tl.float32)
-    steep = TWICE_ROOT * (gate + CUBE * gate * gate * gate) if IS_GELU else gate
-    tl.store(out + row * inner + place, (gate * tl.sigmoid(steep) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * inner + place, gated(gate, up, IS_GELU).to(out.dtype.element_ty), mask=inside)
 
 
 def gate(gate_up: torch.Tensor, is_gelu: bool, dtype: torch.dtype) -> torch.Tensor:
-    """(M, 2 * I), contiguous -> silu(first half) * second half, or gelu of it, (M, I) in the dtype; any I."""
+    """Return silu or gelu of the first half times the second: (M, 2 * I), contiguous -> (M, I) in `dtype`; any I."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, inner, dtype=dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(inner, BLOCK))
@@ -44,7 +50,6 @@ def gate(gate_up: torch.Tensor, is_gelu: bool, dtype: torch.dtype) -> torch.Tens
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     with recorded() as signatures:
         for model in REAL_MODELS:
             for dtype in REAL_DTYPES:

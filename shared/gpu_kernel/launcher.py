@@ -1,4 +1,4 @@
-"""The one place from which Triton kernels are launched."""
+"""The one place that launches Triton kernels."""
 
 from __future__ import annotations
 
@@ -15,42 +15,61 @@ from shared.core.errors import KernelRefused
 from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-# As on a CPU: a product and a sum round twice, and no function takes the smallest numbers for 0.
+# These options give the rounding of a CPU: a product and a sum are rounded separately, and no function flushes
+# subnormal numbers to 0.
 OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 _recordings: list[set[Signature]] = []
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *args: object, num_warps: int = 4, num_stages: int = 2, **constants: object
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: object,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    max_registers: int | None = None,
+    **constants: object,
 ) -> None:
-    """Enqueue `kernel` on the current stream of the tensors' device. `grid`: up to three numbers of programs; nothing
-    is launched where one is 0. `constants`: its tl.constexpr parameters, by name. Raises KernelRefused.
+    """Enqueue `kernel` on the current stream of the tensors' device. Raises KernelRefused.
 
-    Tensors on the "meta" device: the call is recorded, nothing runs."""
+    `grid`: up to three numbers of programs; if one is 0, nothing is launched. `max_registers`: the limit per thread;
+    None lets the compiler decide. `constants`: tl.constexpr parameters. With tensors on the "meta" device the call is
+    only recorded."""
     if 0 in grid:
         return
     check_grid(kernel, grid)
     device = device_of(kernel, args)
     if _recordings:
-        signature = signature_of(kernel, args, constants, num_warps, num_stages)
+        signature = signature_of(kernel, args, constants, num_warps, num_stages, max_registers)
         for signatures in tuple(_recordings):
             signatures.add(signature)
     if device.type == "meta":
         return
     check_device(kernel, device)
+    options = {"num_warps": num_warps, "num_stages": num_stages, **register_option(max_registers)}
+    enqueue(kernel, grid, args, {**options, **constants})
+
+
+def register_option(max_registers: int | None) -> dict[str, int]:
+    return {} if max_registers is None else {"maxnreg": max_registers}
+
+
+def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
+    """Compile the kernel if it is not compiled yet, and launch it. Tests put a virtual GPU in the place of this
+    function."""
     try:
-        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, **OPTIONS, **constants)
+        kernel[grid](*args, **OPTIONS, **options)
     except OutOfResources as error:
         raise KernelRefused(
-            f"{kernel_name(kernel)} needs {error.required} of {error.name}, {device} has {error.limit}: "
-            "give it a smaller tile or fewer stages on this chip"
+            f"{kernel_name(kernel)} needs {error.required} of {error.name}, {device_of(kernel, args)} has only "
+            f"{error.limit}: give it a smaller tile or fewer stages on this chip"
         ) from error
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[Signature]]:
-    """Yield a set that gets the signature of every launch until the end, of all threads."""
+    """Yield a set that collects the signatures of all threads' launches until the context ends."""
     signatures: set[Signature] = set()
     _recordings.append(signatures)
     try:
@@ -62,13 +81,14 @@ def recorded() -> Iterator[set[Signature]]:
 def check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
     if len(grid) > len(MAX_GRID) or any(not 0 <= n <= most for n, most in zip(grid, MAX_GRID, strict=False)):
         raise KernelRefused(
-            f"{kernel_name(kernel)}: a grid of {grid} programs, CUDA takes up to {MAX_GRID}: "
+            f"{kernel_name(kernel)}: a grid of {grid} programs, but CUDA takes at most {MAX_GRID}: "
             "put the long dimension first, or give a program more to do"
         )
 
 
 def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
-    """Return the one device of all tensors, each of which begins at a multiple of its elements' size."""
+    """Return the tensors' device. Raises KernelRefused if the tensors are on two devices, or if a tensor begins inside
+    an element."""
     device = None
     for name, value in zip(kernel.arg_names, args, strict=False):
         if not isinstance(value, torch.Tensor):
@@ -89,11 +109,11 @@ def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
 
 
 def check_device(kernel: Any, device: torch.device) -> None:
-    """Triton takes the current device, whatever the tensors say."""
+    """Raise KernelRefused unless the tensors are on the current device, where Triton always launches."""
     if isinstance(kernel, InterpretedFunction):
         return
     if device.type == "cpu":
-        raise KernelRefused(f"{kernel_name(kernel)} has tensors of a CPU: kernels in Triton run on a GPU")
+        raise KernelRefused(f"{kernel_name(kernel)} has tensors of a CPU: Triton kernels run on a GPU")
     current = current_device()
     if device.index != current:
         raise KernelRefused(

@@ -1,9 +1,9 @@
-"""How likely the drawn ids were, and the likeliest ids beside them, of the raw logits of E outputs.
+"""Compute log-probabilities of the drawn ids and of the likeliest ids, from the raw logits of E outputs.
 
-    measure    what a split's ids weigh, and its best few, one after another     E x splits
+    measure    a split's weight, and its best few ids, one after another         E x splits
     tell       the sum, the logarithms and the best few of all splits            E
 
-An output that asks for nothing costs nothing but the launch.
+An output that asks for no logprobs costs only the launch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shared.gpu_kernel.noise import log_mass, weight
 from shared.gpu_kernel.ranks import BLOCK, NO_RANK, id_of, ids_of_split, key_of, ranked, splits_of, value_of
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
 
-EXACT = True  # a CPU's bits: no fused roundings, no approximate division
-MOST_BEST = 20  # that a request may ask for, in OpenAI's interface
+EXACT = True  # see noise.py
+MOST_BEST = 20  # the largest number that OpenAI's API lets a request ask for
 NO_TOKEN = tl.constexpr(-1)
 
 
 @triton.jit(do_not_specialize=["width"])
 def measure_kernel(logits, heads, num_best, masses, best, stride, vocab_size, width, SPLITS: tl.constexpr):
-    """Program (e, s): the weight of split s to masses[e, s] int64, its best ranks to best[e, s, :] int64."""
+    """Program (e, s) writes split s's weight to masses[e, s] int64 and its best ranks to best[e, s, :] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wanted = tl.load(num_best + output)
     if wanted >= 0:
@@ -53,7 +53,9 @@ def tell_kernel(
     logits, heads, num_best, masses, best, chosen, logprobs, best_ids, best_logprobs, stride, vocab_size, width,
     SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Program e: logprobs[e] float32 of chosen[e]; best_ids[e, :] int64, -1 behind the last, best_logprobs[e, :]."""
+    """Program e writes logprobs[e] float32 of chosen[e], and best_ids[e, :] int64 with best_logprobs[e, :].
+
+    Unused entries are -1 in best_ids and 0 in best_logprobs."""
     output = tl.program_id(0).to(tl.int64)
     wanted = tl.load(num_best + output)
     splits, places = tl.arange(0, SPLITS), tl.arange(0, CANDIDATES)
@@ -78,10 +80,10 @@ def tell_kernel(
 def tell_logprobs(
     logits: torch.Tensor, heads: torch.Tensor, num_best: torch.Tensor, width: int, ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (E,) float32 logprobs of `ids`, and the likeliest ids (E, width) int64 with theirs (E, width) float32.
+    """Return (E,) float32 logprobs of `ids`, the likeliest ids (E, width) int64, and their logprobs (E, width) float32.
 
-    logits (E, vocab) float32, rows of any stride; heads of them by sample.find_heads; num_best (E,) int64, at most
-    `width`: how many ids to name, -1 for nothing at all; ids (E,) int64.
+    logits (E, vocab) float32, rows of any stride; heads from sample.find_heads; num_best (E,) int64: how many ids to
+    return, at most `width`, or -1 for no logprobs; ids (E,) int64.
     """
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
@@ -100,7 +102,6 @@ def tell_logprobs(
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps: of each number of splits, for 20 ids beside the drawn one."""
     with recorded() as signatures:
         for model in REAL_MODELS:
             for num in (1, 16, REAL_BATCH):

@@ -1,7 +1,7 @@
-"""shared/kernel/noise.py for Triton's kernels: the same hash and the same float32 arithmetic, bit for bit.
+"""shared/kernel/noise.py for Triton's kernels: the same hash and float32 arithmetic, bit for bit.
 
-Divisions are `div_rn` (Triton's own `/` is approximate), and the launcher forbids that a product and a sum become one
-rounding: both would change the last bit, and the last bit decides a tie.
+Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. An
+approximation or a fusion would change a number's last bit, and this bit can decide which id is drawn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mix32(value):
 
 @triton.jit
 def row_keys(seed, position):
-    """The bits of a seed as int64, and the position of the token that is drawn, int64 -> two uint32 keys."""
+    """Return two uint32 keys for a seed's bits and the drawn token's position, both int64."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = mix32(position.to(tl.uint32) * GOLDEN + 1)
     first = mix32(mix32(key ^ low) + high)
@@ -47,7 +47,7 @@ def row_keys(seed, position):
 
 @triton.jit
 def noise_bits(first, second, token_ids):
-    """Two keys and ids -> int32 below 2^23."""
+    """Return int32 noise below 2^23 for two keys and ids."""
     value = (token_ids.to(tl.uint32) * GOLDEN) ^ first
     value = (value ^ (value >> 16)) * MULTIPLIER_A
     value = ((value ^ (value >> 15)) + second) * MULTIPLIER_B
@@ -56,7 +56,7 @@ def noise_bits(first, second, token_ids):
 
 @triton.jit
 def log(value):
-    """Of positive normal float32 numbers."""
+    """Return the logarithm of positive normal float32 numbers."""
     shifted = value.to(tl.int32, bitcast=True) - HALF_ROOT
     exponent = shifted >> 23
     part = ((shifted & 0x7FFFFF) + HALF_ROOT).to(tl.float32, bitcast=True) - 1.0
@@ -69,7 +69,7 @@ def log(value):
 
 @triton.jit
 def exp(value):
-    """Of float32 numbers up to 0."""
+    """Return the exponential of float32 numbers <= 0."""
     value = tl.maximum(value, EXP_FLOOR)
     power = tl.floor(value * LOG2E + 0.5)
     rest = (value - power * LN2_HIGH) - power * LN2_LOW
@@ -84,17 +84,17 @@ def exp(value):
 
 @triton.jit
 def weight(value):
-    """exp(value <= 0) as int64 in units of 2^-40: sums of weights have no order."""
+    """Return exp(value), value <= 0, as int64 in units of 2^-40. The sum of such integers is the same in any order."""
     return (exp(value) * WEIGHT_ONE).to(tl.int64)
 
 
 @triton.jit
 def log_mass(mass):
-    """The logarithm of a sum of weights, in float32."""
+    """Return the float32 logarithm of a sum of weights."""
     return log(mass.to(tl.float32) * WEIGHT_UNIT)
 
 
 @triton.jit
 def gumbel(bits):
-    """-log(-log(u)) at u = (bits + 1/2) / 2^23."""
+    """Return -log(-log(u)) for u = (bits + 1/2) / 2^23."""
     return -log(-log((bits.to(tl.float32) + 0.5) * NOISE_UNIT))

@@ -1,6 +1,6 @@
-"""Attention of short windows over long rows: decode, verify, trees. Keys are split over programs, then merged.
-
-How a row's keys are split follows from the row alone, so a row's bits are the same whatever runs beside it.
+"""Compute attention of short windows over long rows: decode, verify and trees. Several programs share a row's keys, one
+split each, and the results of the splits are merged. How a row's keys are split depends on this row alone, so other
+rows change no bit of its result.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 
-SPLIT_KEYS = 256  # of a program; doubled as often as a row needs to end within MOST_SPLITS
+SPLIT_KEYS = 256  # number of keys per program; doubled until MOST_SPLITS programs cover the row
 MOST_SPLITS = 32
 NO_WINDOW = 2**30
-MOST_KEYS = 64  # at a time
-MERGED_HEADS = 8  # of a program that merges
+MOST_KEYS = 64  # number of keys that a program reads at a time
+MERGED_HEADS = 8  # number of heads per program that merges
 VARYING = ["first_row", "first_token", "num_tokens", "table_stride"]
 
 
@@ -33,10 +33,11 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s): row first_row + b, KV head i % kv_heads, tile i // kv_heads, split s of the tile's keys.
+    """Program (b, i, s) takes a part: row first_row + b, KV head i % kv_heads, tile i // kv_heads, split s of its keys.
 
-    q, out (T, heads, D); sums (2, splits, tokens, heads) and parts (splits, tokens, heads, D) float32, both only where
-    IS_SPLIT, of the tokens from first_token on: largest scores and sums of weights; weighted values."""
+    q, out (T, heads, D). With IS_SPLIT, results for tokens from first_token on go to `sums` and `parts`. sums (2,
+    splits, tokens, heads) float32: the largest scores and the sums of weights. parts (splits, tokens, heads, D)
+    float32: the weighted values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)
@@ -53,7 +54,7 @@ def attend_split_kernel(
     if TREES:
         base = tl.load(bases + token, is_line, other=0)
         bits = tl.load(visible + token, is_line, other=0)
-    # A split is of the tile's own keys: from the first that a sliding window shows it, to its last token's.
+    # A tile splits its own keys: from the first key in its sliding window to the key of its last token.
     lowest = tl.min(tl.where(is_line, tl.minimum(num_read - window, base if TREES else slot), 2147483647))
     lowest = tl.maximum(lowest, 0) // BLOCK_N * BLOCK_N
     stop = tl.max(slot) + 1
@@ -90,8 +91,9 @@ def merge_kernel(
     sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
     HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i): query i // blocks of row first_row + b, block i % blocks of its heads. Layouts as above. Splits
-    are summed one after the other, so that how many a step has room for changes no bit."""
+    """Program (b, i) merges query i // blocks of row first_row + b, block i % blocks of its heads.
+
+    Splits are summed in order, so empty splits change no bit of the result."""
     row = first_row + tl.program_id(0)
     token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
     if token >= tl.load(cu_q_lens + row + 1):
@@ -121,8 +123,7 @@ def merge_kernel(
 
 
 def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """q (T, heads, D), turned, of tokens whose keys and values are written; `out`, the same shape, gets the results of
-    the rows' tokens."""
+    """Fill `out` for the rows' tokens from q, both (T, heads, D). q is rotated; keys and values are already written."""
     num_tokens, (num_heads, head_dim) = rows.num_tokens, q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads
@@ -146,6 +147,9 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
+        # Only variants without splits would spill: without this option, ptxas limits them to 128 or 168 registers, to
+        # fit one more block.
+        max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:
         blocks = -(-num_heads // MERGED_HEADS)
@@ -157,7 +161,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
 
 
 def tile_lines(group: int) -> int:
-    """Return the lines of a tile: one number for each model, since another tile sums in another order."""
+    """Return the lines of a tile. The number depends only on the model, because a tile of another size sums in another
+    order."""
     return min(64, max(16, int(triton.next_power_of_2(8 * group))))
 
 
@@ -170,7 +175,6 @@ def splits_of(rows: Rows, window: int) -> int:
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     with recorded() as signatures:
         for step in real_steps():
             attend_windows(step.queries, step.queries, step.layer, step.rows, step.places)

@@ -1,4 +1,4 @@
-"""Where the tokens of a step stand: the page each one writes, and what it reads. One launch a step."""
+"""Find the page that each token writes and the keys that it reads, in one launch per step."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import REAL_BATCH, Signature
+from shared.gpu_kernel.signatures import ALIGNMENT, REAL_BATCH, Signature
 
-BLOCK = 128  # tokens of a program
+BLOCK = 128  # number of tokens per program
+ALIGNED_TOKENS = ALIGNMENT // 4  # number of int32 from one aligned address to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of T tokens, all int32 (T,). A token reads every slot before `base`, and of those from there to its own the ones
-    that its `visible` bits name. Without windows of alternatives `base` is the slot behind its own."""
+    """The places of T tokens, all int32 (T,).
+
+    A token reads every slot before `base`. From `base` to its own slot, the token reads the slots that its `visible`
+    bits name. Without a tree of alternatives, `base` is the token's own slot + 1."""
 
     page: torch.Tensor
-    slot: torch.Tensor  # of the row, not of the page
+    slot: torch.Tensor  # slot in the row, not in the page
     base: torch.Tensor
-    num_read: torch.Tensor  # how many keys, its own too, where no sliding window hides any
+    num_read: torch.Tensor  # number of keys that the token reads without a sliding window, its own key included
 
 
 @triton.jit
 def ones_of(bits):
-    """Count the bits that are set in int64 numbers that are not negative."""
+    """Count the set bits of int64 numbers >= 0."""
     bits = bits - ((bits >> 1) & 0x5555555555555555)
     bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -39,7 +42,7 @@ def ones_of(bits):
 
 @triton.jit
 def width_of(bits):
-    """Return the place of the highest bit that is set, counted from 1, of positive int64 numbers."""
+    """Return the place of the highest set bit, counted from 1, of int64 numbers > 0."""
     bits = bits | (bits >> 1)
     bits = bits | (bits >> 2)
     bits = bits | (bits >> 4)
@@ -49,17 +52,18 @@ def width_of(bits):
     return ones_of(bits)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows", "table_stride", "num_halvings"])
+@triton.jit(do_not_specialize=["num_tokens", "room", "num_rows", "table_stride", "num_halvings"])
 def places_kernel(
     slots, visible, cu_q_lens, page_table, places,
-    num_tokens, num_rows, table_stride, num_halvings,
+    num_tokens, room, num_rows, table_stride, num_halvings,
     PAGE_SIZE: tl.constexpr, TREES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """slots, visible (T,) int64; cu_q_lens (B + 1,), page_table (B, P), places (4, T) int32. Tokens behind the last row
-    belong to none: their page is the sink."""
+    """slots, visible (T,) int64; cu_q_lens (B + 1,), page_table (B, P), places (4, room) int32.
+
+    Tokens after the last row get the sink page."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = token < num_tokens
-    row = tl.zeros([BLOCK], tl.int32)  # the first row that ends behind the token
+    row = tl.zeros([BLOCK], tl.int32)  # the first row that ends after the token
     above = tl.zeros([BLOCK], tl.int32) + num_rows
     for _ in range(num_halvings):
         middle = (row + above) // 2
@@ -77,29 +81,31 @@ def places_kernel(
         base = tl.where(bits >= 0, slot + 1 - width, base)
         num_read = tl.where(bits >= 0, base + ones_of(tl.maximum(bits, 0)), num_read)
     tl.store(places + token, page, is_token)
-    tl.store(places + num_tokens + token, slot, is_token)
-    tl.store(places + 2 * num_tokens + token, base, is_token)
-    tl.store(places + 3 * num_tokens + token, num_read, is_token)
+    tl.store(places + room + token, slot, is_token)
+    tl.store(places + 2 * room + token, base, is_token)
+    tl.store(places + 3 * room + token, num_read, is_token)
 
 
 def find_places(
     slots: torch.Tensor, visible: torch.Tensor | None, cu_q_lens: torch.Tensor, page_table: torch.Tensor, page_size: int
 ) -> Places:
-    """As of AttentionInputs: slots and visible (T,) int64, cu_q_lens (B + 1,) int32, page_table (B, P) int32; all
-    contiguous."""
+    """Return the places for slots and visible (T,) int64, cu_q_lens (B + 1,) int32, page_table (B, P) int32.
+
+    All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile a
+    second variant of each kernel that reads the result."""
     num_tokens, num_rows = len(slots), len(page_table)
-    found = torch.empty((4, num_tokens), dtype=torch.int32, device=slots.device)
+    room = -(-num_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
+    found = torch.empty((4, room), dtype=torch.int32, device=slots.device)
     launch(
         places_kernel, (-(-num_tokens // BLOCK),),
         slots, slots if visible is None else visible, cu_q_lens, page_table, found,
-        num_tokens, num_rows, page_table.stride(0), num_rows.bit_length(),
+        num_tokens, room, num_rows, page_table.stride(0), num_rows.bit_length(),
         PAGE_SIZE=page_size, TREES=visible is not None, BLOCK=BLOCK,
     )  # fmt: skip
-    return Places(*found.unbind(0))
+    return Places(*found[:, :num_tokens].unbind(0))
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     slots = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta")
     bounds = torch.empty(REAL_BATCH + 1, dtype=torch.int32, device="meta")
     table = torch.empty(REAL_BATCH, 64, dtype=torch.int32, device="meta")

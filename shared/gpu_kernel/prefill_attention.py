@@ -1,4 +1,4 @@
-"""Attention of chunks of prompts: blocks of queries of a ragged batch, each over all its keys."""
+"""Compute attention of prompt chunks: each block of queries of a ragged batch reads all its keys."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def attend_chunks_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, SLIDING: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, p): KV head h, block p of all rows' lines. Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M +
-    b: room for all it can have, so that nobody counts them on the host; the last may be empty. q, out (T, heads, D)."""
+    """Program (h, p) handles KV head h and block p of all rows' lines. q, out (T, heads, D).
+
+    Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host counts nothing, and a row's last block may
+    be empty."""
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
     row = 0 * block  # the last row whose blocks begin here or before
@@ -61,8 +63,9 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """q (T, heads, D), turned, of tokens whose keys and values are written; `out`, the same shape, gets the results of
-    the rows' tokens. They are the step's first rows, without windows of alternatives."""
+    """Fill `out` for the rows' tokens from q, both (T, heads, D). q is rotated; keys and values are already written.
+
+    These are the first rows of the step; they have no trees."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads
@@ -82,7 +85,6 @@ def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, 
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     with recorded() as signatures:
         for step in real_steps():
             attend_chunks(step.queries, step.queries, step.layer, step.rows, step.places)

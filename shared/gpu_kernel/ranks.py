@@ -1,9 +1,9 @@
-"""Order of a vocabulary's ids for Triton's kernels: by logit, equal ones by id, as one integer that has no ties.
+"""Rank a vocabulary's ids for Triton's kernels: by logit, then by id, as one integer without ties.
 
-        | float32, ordered as an int32 | 2^32 - 1 - id |      NaN ranks behind everything, -0 is 0
+        | float32, ordered as an int32 | 2^32 - 1 - id |      NaN ranks last; -0 is 0
 
-And how a row's ids are shared among programs: `SPLITS` runs of whole blocks, the last of which may be empty. A maximum
-of such integers and a sum of integers have no order, so the number of splits never shows in a result.
+`SPLITS` programs share a row's ids. Each takes a run of whole blocks; the last runs may be empty. Maxima and sums of
+integers do not depend on the order, so the number of splits changes no result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)  # ids that a program looks at together
+BLOCK = tl.constexpr(1024)  # number of ids that a program reads at once
 LAST_ID = tl.constexpr(0xFFFFFFFF)
 NO_RANK = tl.constexpr(-(1 << 63))
 SIGN = tl.constexpr(-(1 << 31))
@@ -19,7 +19,7 @@ SIGN = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def ordered(values):
-    """float32 -> int64 in [0, 2^32) of the same order; NaN is 0, which no other value is."""
+    """Map float32 numbers to int64 in [0, 2^32) and keep their order; only NaN becomes 0."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(values == values, order.to(tl.int64) - SIGN, 0)
@@ -27,14 +27,14 @@ def ordered(values):
 
 @triton.jit
 def value_of(key):
-    """What `ordered` made a key of."""
+    """Invert `ordered`."""
     order = (key + SIGN).to(tl.int32)
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def ranked(values, ids):
-    """int64, greater for what ranks before."""
+    """Return int64 ranks; the id with the greatest rank comes first."""
     return ((ordered(values) + SIGN) << 32) | (ids.to(tl.int64) ^ LAST_ID)
 
 
@@ -45,17 +45,18 @@ def id_of(rank):
 
 @triton.jit
 def key_of(rank):
-    """`ordered` of the value in a rank."""
+    """Return the key that a rank contains, which is a result of `ordered`."""
     return (rank >> 32) - SIGN
 
 
 @triton.jit
 def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
-    """(begin, end) of a split's ids."""
+    """Return (begin, end) of a split's ids."""
     length = tl.cdiv(tl.cdiv(vocab_size, SPLITS), BLOCK) * BLOCK
     return split * length, tl.minimum((split + 1) * length, vocab_size)
 
 
 def splits_of(num_rows: int) -> int:
-    """Programs for each of `num_rows` rows: enough to fill a GPU, from few choices, for each is compiled by itself."""
+    """Return how many programs share each of `num_rows` rows: enough to fill a GPU. Only three values occur, because
+    the kernels are compiled for each value."""
     return 64 if num_rows <= 4 else 16 if num_rows <= 32 else 4

@@ -1,4 +1,4 @@
-"""Steps of real models on the "meta" device: what attention's kernels are compiled for ahead of time."""
+"""Define steps of real models on the "meta" device. Attention's kernels are compiled for these steps ahead of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import Places
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, RealModel
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES, REAL_MODELS, RealModel
 
 PAGE_SIZE = 16
 NUM_PAGES, NUM_LAYERS = 64, 2
@@ -20,7 +20,7 @@ META = torch.device("meta")
 class RealStep:
     model: RealModel
     dtype: torch.dtype = torch.bfloat16
-    pages: torch.dtype | None = None  # int8, fp8; None: as dtype
+    pages: torch.dtype | None = None  # int8 or fp8; None if pages store numbers in `dtype`
     trees: bool = False
     window: int = 0
     context: int = REAL_CONTEXT
@@ -50,13 +50,15 @@ class RealStep:
 
 
 def real_steps() -> Iterator[RealStep]:
-    """Every model in bfloat16, and one of them in all the other ways."""
-    for model in REAL_MODELS:
-        yield RealStep(model)
+    """Yield the steps of every model in bfloat16, and those of one model in all other variants. Each step comes in two
+    forms: with and without split keys."""
+    steps = [RealStep(model) for model in REAL_MODELS]
     usual = RealStep(next(model for model in REAL_MODELS if model.head_dim == 128))
-    yield replace(usual, dtype=torch.float16)
-    yield replace(usual, context=PAGE_SIZE)  # keys are not split
+    for dtype in REAL_DTYPES:
+        steps += [replace(usual, dtype=dtype, trees=trees) for trees in (False, True)]
     for pages in (torch.int8, torch.float8_e4m3fn):
-        yield replace(usual, pages=pages)
-    for trees, window in ((True, 0), (False, 4096), (True, 4096)):
-        yield replace(usual, trees=trees, window=window)
+        steps += [replace(usual, pages=pages, trees=trees) for trees in (False, True)]
+    steps += [replace(usual, trees=trees, window=4096) for trees in (False, True)]
+    for step in steps:
+        yield step
+        yield replace(step, context=PAGE_SIZE)

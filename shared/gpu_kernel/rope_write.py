@@ -1,4 +1,4 @@
-"""Norms and turns queries and keys, and writes keys and values to their pages: all that happens before attention."""
+"""Normalise and rotate queries and keys, and write keys and values to their pages, before attention."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
 
-BLOCK_H = 8  # heads of a program
+BLOCK_H = 8  # heads per program
 RopeTables = tuple[torch.Tensor, torch.Tensor]
-EXACT = True  # what pages hold is what the CPU would write
+EXACT = True  # so pages get the same bytes that a CPU would write
 
 
 @triton.jit
@@ -24,11 +24,11 @@ def rope_write_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, i): one token, and one block of its heads: of q's, then of k's, then of v's.
+    """Program (t, i) handles token t and block i of its heads: q's blocks come first, then k's, then v's.
 
-    qkv (T, q | k | v heads * D) of any row stride; norms (D,) and cos, sin (positions, D / 2) float32; positions (T,)
-    int64; pages, slots (T,) int32; q_out (T, heads, D). kv, scales: one layer's view of the pool, pages of any stride
-    and [k, v][kv_head][slot](head_dim) within."""
+    qkv (T, q | k | v heads * D), rows of any stride; norms (D,) and cos, sin (positions, D / 2) float32; positions (T,)
+    int64; pages, slots (T,) int32; q_out (T, heads, D). kv, scales: one layer of the pool, pages of any stride,
+    [k, v][kv_head][slot](head_dim) in each page."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_heads, BLOCK_H)
@@ -80,9 +80,11 @@ def rope_write(
     qkv: torch.Tensor, norms: RopeTables | None, eps: float, tables: RopeTables, positions: torch.Tensor,
     places: Places, num_heads: int, kv: torch.Tensor, scales: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """qkv (T, q | k | v heads * D); norms: of q and of k, (D,) float32; positions (T,) int64; kv: one layer of the
-    pool, (num_pages, 2, kv_heads, page_size, D), whole within a page; scales: the same but for D. Return q, turned:
-    (T, heads, D)."""
+    """Write keys and values to their pages. Return q, rotated: (T, heads, D).
+
+    qkv: (T, heads of q, then of k, then of v, times D). norms: the norm weights of q and of k, each (D,) float32, or
+    None. positions: (T,) int64. kv: one layer of the pool, (num_pages, 2, kv_heads, page_size, D), contiguous within a
+    page. scales: kv's shape without D, or None."""
     _, _, kv_heads, page_size, head_dim = kv.shape
     q = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = norms or tables
@@ -100,7 +102,6 @@ def rope_write(
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps."""
     with recorded() as signatures:
         for step in real_steps():
             layer, model = step.layer, step.model

@@ -1,17 +1,18 @@
-"""Draws one id for each of E outputs without sorting anything: largest logit, plain draw, top-k, top-p and min-p.
+"""Draw one id for each of E outputs without sorting: the largest logit, a plain draw, or top-k, top-p and min-p.
 
     largest    the head of the ranking                                              E x splits
-    search     top-k: how many ids lie above which logit, four bits a pass          8 x (E x splits)
-    weigh      what the ids that are left weigh together                            E x splits
-    search     top-p: the same by weights                                           8 x (E x splits)
-    draw       scaled logit + noise of what is left; the largest                    E x splits
-    choose     the largest of the splits'                                           E
+    search     top-k: how many ids lie above which logit, four bits per pass        8 x (E x splits)
+    weigh      the weight of the ids left                                           E x splits
+    search     top-p: the same, by weight                                           8 x (E x splits)
+    draw       the largest scaled logit + noise of the ids left                     E x splits
+    choose     the largest of all the splits                                        E
 
-Every output goes through every launch, and a device's value says what it does there: a CUDA graph can hold it all. A
-pass reads what all programs of the pass before it wrote; within one, no program reads another's. Ranks have no ties
-and weights are integers, so any number of splits gives the same id.
+Every output takes part in every launch, and values on the device decide its work there, so a CUDA graph can hold
+all launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
+splits gives the same id.
 
-A threshold is a logit's key (ranks.py). Ids above it stay, and of those that are equal to it the first few by id.
+A threshold is a logit's key (ranks.py). Ids with a greater key stay; of the ids with an equal key, only the first few
+stay.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from shared.gpu_kernel.ranks import (
 )
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
 
-EXACT = True  # a CPU's bits: no fused roundings, no approximate division
+EXACT = True  # see noise.py
 
-GREEDY = tl.constexpr(0)  # of shared/sample/knobs.py
+GREEDY = tl.constexpr(0)  # ways of shared/sample/knobs.py
 FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # ids that a pass looks at together: each has an entry for each digit
-ALL = tl.constexpr(-1)  # a threshold that everything is above
+LANES = tl.constexpr(256)  # number of ids that a pass reads at once; each id has an entry for each digit
+ALL = tl.constexpr(-1)  # a threshold below every key
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How E outputs of B rows draw, on the device: columns as in shared/sample/knobs.py."""
+    """Sampling parameters of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields."""
 
     rows: torch.Tensor  # (E,) int64
     way: torch.Tensor  # (B,) int64
@@ -63,21 +64,22 @@ class Draws:
 
 @triton.jit
 def _head(heads, output, SPLITS: tl.constexpr):
-    """The rank of the output's first id, from what `largest` found in each split."""
+    """Return the rank of the id that comes first among all splits of the output."""
     return tl.max(tl.load(heads + output * SPLITS + tl.arange(0, SPLITS)), 0)
 
 
 @triton.jit
 def _digit_sums(sums, output, SPLITS: tl.constexpr):
-    """(SPLITS, 16): what one pass summed up for an output."""
+    """Return one pass's sums for an output, (SPLITS, 16)."""
     places = tl.arange(0, SPLITS)[:, None] * DIGITS + tl.arange(0, DIGITS)[None, :]
     return tl.load(sums + output * (SPLITS * DIGITS) + places)
 
 
 @triton.jit
 def _narrow(prefix, left, sums):
-    """Take one more digit: the one at which the sum from above reaches `left`. Gives the longer prefix, what is left to
-    reach below the greater digits, and the digit."""
+    """Find the next digit: the one at which the sum, from the greatest digit down, reaches `left`.
+
+    Return the prefix with this digit appended, `left` less the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
     total = tl.sum(sums, 0)
     above = tl.sum(total, 0) - tl.cumsum(total, 0)
@@ -88,7 +90,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """After the last pass: the threshold, what is left to reach among its equals, its last digit's sums (SPLITS,)."""
+    """Return the final threshold, the rest of `left` for keys equal to it, and its last digit's sums (SPLITS,)."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -98,7 +100,7 @@ def _found(state, sums, output, num, SPLITS: tl.constexpr):
 
 @triton.jit
 def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """(threshold, how many of its equals stay) of top-k, where it cuts anything."""
+    """Return top-k's threshold and how many ids with an equal key stay; (ALL, 0) if top-k cuts nothing."""
     key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
     if is_cut:
         key, left, _ = _found(k_state, k_sums, output, num, SPLITS)
@@ -107,7 +109,7 @@ def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
 
 @triton.jit
 def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
-    """Program (e, s): the rank of the first id of split s of logits[e, :], to heads[e, s] int64."""
+    """Program (e, s) writes the rank of the first id in split s of logits[e, :] to heads[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, end = ids_of_split(split, vocab_size, SPLITS)
     best = tl.full((BLOCK,), NO_RANK, tl.int64)
@@ -123,7 +125,7 @@ def weigh_kernel(
     logits, heads, masses, rows, way, scale, top_k, top_p, k_state, k_sums, stride, vocab_size, num,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s): what the ids of split s weigh that lie above top-k's threshold, to masses[e, s] int64."""
+    """Program (e, s) writes the weight of split s's ids above top-k's threshold to masses[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     if (tl.load(way + row) == FILTERED) & (tl.load(top_p + row) < 1.0):
@@ -142,7 +144,7 @@ def weigh_kernel(
 @triton.jit
 def _first_goal(output, row, top_k, top_p, masses, k_state, k_sums, best, factor, vocab_size, num,
                 BY_MASS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """What the ids from the head on must reach: top-k of them, or top-p of their weight."""
+    """Return the sum that ids must reach, counted from the head: `top_k` ids, or the share `top_p` of the weight."""
     if BY_MASS:
         key, equals = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
         mass = tl.sum(tl.load(masses + output * SPLITS + tl.arange(0, SPLITS)), 0)
@@ -160,9 +162,10 @@ def search_kernel(
     logits, heads, masses, state, sums, k_state, k_sums, rows, way, scale, top_k, top_p, stride, vocab_size, num, step,
     BY_MASS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s) of pass `step`: how many ids of split s, or how much weight, each value of the next four bits of
-    the keys has that begin as far as the passes before found out. To sums[step, e, s, :] int64; state[step, e, :] int64
-    are these first bits and what is left to reach."""
+    """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
+
+    Only keys that begin with the bits found so far count. Results go to sums[step, e, s, :] int64; state[step, e, :]
+    int64 holds the bits found so far and the rest to reach."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size
@@ -200,7 +203,7 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """(threshold, how many of its equals stay, how many of these lie in the splits before)."""
+    """Return the threshold, how many ids whose key equals it stay, and how many such ids lie in earlier splits."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:
@@ -219,8 +222,9 @@ def draw_kernel(
     logits, heads, drawn, positions, rows, way, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state, p_sums,
     stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s): the rank of the best score of split s, to drawn[e, s] int64. A row that draws its largest logit,
-    or whose largest is not finite, gets the head of the ranking."""
+    """Program (e, s) writes the rank of split s's best score to drawn[e, s] int64.
+
+    Greedy rows, and rows whose largest logit is not finite, get the head of the ranking."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     head = _head(heads, output, SPLITS)
@@ -258,13 +262,13 @@ def draw_kernel(
 
 @triton.jit
 def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
-    """Program e: the id of the best of drawn[e, :], to chosen[e] int64."""
+    """Program e writes the id of the best rank in drawn[e, :] to chosen[e] int64."""
     output = tl.program_id(0).to(tl.int64)
     tl.store(chosen + output, id_of(_head(drawn, output, SPLITS)))
 
 
 def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
-    """Return (E, splits) int64, ranks whose largest is the first id's of each row of logits (E, vocab) float32."""
+    """Return (E, splits) int64 ranks for logits (E, vocab) float32. A row's largest rank is that of its first id."""
     num, vocab_size = logits.shape
     splits = splits_of(num) if splits is None else splits
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)
@@ -275,10 +279,10 @@ def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
 def draw_ids(
     logits: torch.Tensor, heads: torch.Tensor, positions: torch.Tensor, draws: Draws, is_warm: bool, filters: bool
 ) -> torch.Tensor:
-    """Return (E,) int64 ids, those of `sampler_torch`, bit for bit.
+    """Return (E,) int64 ids, equal to those of `sampler_torch`.
 
-    logits (E, vocab) float32, edited, rows of any stride; heads of them by `find_heads`; positions (E,) int64 of the
-    input tokens. `is_warm`: some row does more than take its largest logit. `filters`: some row has top-k or top-p.
+    logits (E, vocab) float32, edited, rows of any stride; heads from `find_heads`; positions (E,) int64 of the input
+    tokens. `is_warm`: whether any row is not greedy. `filters`: whether any row has top-k or top-p.
     """
     num, vocab_size = logits.shape
     splits = heads.shape[1]
@@ -297,7 +301,7 @@ def draw_ids(
 
 
 def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, ...]:
-    """The states and sums of both searches, as `draw` takes them."""
+    """Return the states and sums of both searches, for `draw`."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     sizes = (logits.stride(0), vocab_size, num)
@@ -318,7 +322,6 @@ def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tup
 
 
 def real_signatures() -> set[Signature]:
-    """Return those of real models' steps: of each number of splits, of all ways to draw."""
     with recorded() as signatures:
         for model in REAL_MODELS:
             for num in (1, 16, REAL_BATCH):

@@ -1,26 +1,27 @@
-"""What a kernel's machine code depends on: the types of its arguments, and the values that Triton compiles in.
+"""Describe everything that a kernel's machine code depends on: argument types and values that Triton compiles in.
 
-Each kernel module has `real_signatures`, which calls its typed functions with tensors on the "meta" device, in the
-sizes of `REAL_MODELS`: the launcher records such calls and runs nothing. These signatures are compiled ahead of time.
+Each kernel module has a `real_signatures`, which calls the module's typed functions with tensors on the "meta" device,
+in the sizes of `REAL_MODELS`. The launcher records the calls. The recorded signatures are compiled ahead of time.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from triton._utils import canonicalize_ptr_dtype
 
-ALIGNMENT = 16  # bytes of a pointer, or a number's divisor: Triton compiles what it divides apart from the rest
+ALIGNMENT = 16  # Triton compiles separate code for addresses (in bytes) and integers that are multiples of this number
 INT32 = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """The sizes of a model that people run. A draft head or a rank of several has the same ones, or fewer."""
+    """The sizes of a model that people run. A draft head, or one rank's part of a model, has the same sizes or smaller
+    ones."""
 
     name: str
     hidden_size: int
@@ -48,14 +49,16 @@ REAL_CONTEXT = 131072
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One specialisation of a kernel. Equal ones share their machine code on a chip."""
+    """One specialisation of a kernel. On one chip, equal signatures have the same machine code."""
 
     kernel: str  # "module:function"
     types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
-    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in, whether asked for or by Triton
-    aligned: tuple[str, ...]  # parameters that 16 divides
+    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in, on request or by Triton
+    aligned: tuple[str, ...]  # names of parameters that are multiples of 16
     num_warps: int
     num_stages: int
+    # limit of registers per thread, which ahead.py passes as an option
+    max_registers: int | None = field(default=None, repr=False)
 
     def find_kernel(self) -> Any:
         module, name = self.kernel.split(":")
@@ -65,7 +68,8 @@ class Signature:
         """Return one line: the kernel, the types that vary and the constants."""
         types = (f"{name}:{kind}" for name, kind in self.types if kind != "constexpr")
         constants = (f"{name}={value}" for name, value in self.constants)
-        return f"{self.kernel} ({', '.join(types)}; {', '.join(constants)}; {self.num_warps} warps)"
+        registers = "" if self.max_registers is None else f", at most {self.max_registers} registers"
+        return f"{self.kernel} ({', '.join(types)}; {', '.join(constants)}; {self.num_warps} warps{registers})"
 
 
 def kernel_name(kernel: Any) -> str:
@@ -73,9 +77,14 @@ def kernel_name(kernel: Any) -> str:
 
 
 def signature_of(
-    kernel: Any, args: Sequence[object], constants: dict[str, object], num_warps: int, num_stages: int
+    kernel: Any,
+    args: Sequence[object],
+    constants: dict[str, object],
+    num_warps: int,
+    num_stages: int,
+    max_registers: int | None = None,
 ) -> Signature:
-    """Return what Triton would compile for this call. `args`: by place; `constants`: tl.constexpr parameters."""
+    """Return the signature that Triton would compile. `args`: positional; `constants`: tl.constexpr parameters."""
     unspecialised = unspecialised_of(kernel)
     types, compiled_in, aligned = [], dict(constants), []
     for place, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
@@ -89,11 +98,11 @@ def signature_of(
             aligned.append(name)
     types += [(name, "constexpr") for name in kernel.arg_names[len(args) :]]
     ordered = tuple((name, compiled_in[name]) for name in kernel.arg_names if name in compiled_in)
-    return Signature(kernel_name(kernel), tuple(types), ordered, tuple(aligned), num_warps, num_stages)
+    return Signature(kernel_name(kernel), tuple(types), ordered, tuple(aligned), num_warps, num_stages, max_registers)
 
 
 def unspecialised_of(kernel: Any) -> set[int | str]:
-    """Names and places of the parameters that `do_not_specialize` of @triton.jit lists."""
+    """Return the names and positions of parameters in @triton.jit's `do_not_specialize`."""
     listed = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize")
     return set(listed or ())
 

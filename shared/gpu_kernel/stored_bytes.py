@@ -1,6 +1,8 @@
-"""How a pool holds numbers, inside kernels: as they are, or as bytes with a scale. The bits of shared/kernel/quantized.
+"""Read and write stored numbers, unchanged or as bytes with a scale; the bits equal those of
+shared/kernel/quantized.py.
 
-fp8 is made and read by whole numbers: that needs no chip that knows the type, and gives the same bits everywhere.
+Integer arithmetic makes and reads fp8. So this code runs on chips without an fp8 type, and all chips give the same
+bits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import triton.language as tl
 
 AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: FP8}
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: a float32 next to it has no fraction
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: a float32 number this large has no fraction
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
 IS_INT8, IS_FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 
@@ -21,7 +23,7 @@ def kind_of(pool: torch.Tensor) -> int:
 
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
-    """Return what kernels take for the pool: int8 for fp8, whose bytes they make and read themselves."""
+    """Return the pool as kernels take it: fp8 numbers as int8, because kernels make and read the bytes themselves."""
     return pool.view(torch.int8) if kind_of(pool) == FP8 else pool
 
 
@@ -35,31 +37,31 @@ def scale_of(largest, KIND: tl.constexpr):
 
 @triton.jit
 def to_bytes(values, scale, KIND: tl.constexpr):
-    """float32 (R, N) and scales (R,) -> int8 (R, N): numbers, or the bits of fp8."""
+    """Convert float32 (R, N) with scales (R,) to int8 (R, N), which holds integers or the bits of fp8."""
     divisor = tl.broadcast_to(tl.maximum(scale, TINY)[:, None], values.shape)
     unit = tl.math.div_rn(values, divisor)
     if KIND == IS_INT8:
-        return ((unit + ROUNDER) - ROUNDER).to(tl.int8)  # to the nearest, of two the even one
+        return ((unit + ROUNDER) - ROUNDER).to(tl.int8)  # rounds to the nearest integer, ties to even
     bits = unit.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = (magnitude - (120 << 23) + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
     small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - (141 << 23)
     code = tl.where(magnitude < (121 << 23), small, normal)
-    code = tl.where(magnitude >= (1087 << 20), 0x7F, code)  # infinite, or no number
+    code = tl.where(magnitude >= (1087 << 20), 0x7F, code)  # infinite or NaN
     return (code | ((bits >> 24) & 0x80)).to(tl.int8)
 
 
 @triton.jit
 def widened(stored, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """What the pool holds as numbers of DTYPE, exactly; of fp8 a 256th of them: see `unit_of`."""
-    if KIND == IS_FP8:  # sign, exponent and fraction to where float16 has them
+    """Return stored numbers in DTYPE, exactly. fp8 numbers are returned as 1/256 of their value (see `unit_of`)."""
+    if KIND == IS_FP8:  # move sign, exponent and fraction to where float16 has them
         return ((stored.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True).to(DTYPE)
     return stored.to(DTYPE)
 
 
 @triton.jit
 def unit_of(scale, KIND: tl.constexpr):
-    """Return what the numbers of `widened` count."""
+    """Return the factor by which the results of `widened` must be multiplied."""
     if KIND == IS_FP8:
         return scale * 256.0
     return scale

@@ -1,1 +1,1 @@
-"""Grammars of structured answers: compiled by llguidance for one vocabulary, followed token by token."""
+"""Grammars of structured answers. llguidance compiles them for one vocabulary, and follows them token by token."""

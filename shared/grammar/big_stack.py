@@ -1,19 +1,19 @@
-"""A thread to compile grammars on. llguidance recurses along chains of rules, and an overflow would end the process."""
+"""Starts a thread to compile grammars. llguidance recurses along rules, and a stack overflow would end the process."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-STACK_BYTES = 256 << 20  # of address space; memory is taken as it is used, 3.3 KB for each rule of a chain
+STACK_BYTES = 256 << 20  # reserved address space; a chain of rules uses 3.3 KB of stack per rule
 
 
 def one_thread(name: str) -> ThreadPoolExecutor:
-    """Return an executor of one thread, which is there already."""
+    """Return an executor whose thread already runs."""
     executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     before = threading.stack_size(STACK_BYTES)
     try:
-        executor.submit(int).result()  # the thread begins now, with this stack
+        executor.submit(int).result()  # starts the thread
     finally:
         threading.stack_size(before)
     return executor

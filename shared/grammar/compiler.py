@@ -1,7 +1,7 @@
-"""Compiles grammars for one vocabulary, with llguidance, within limits.
+"""Compiles grammars for one vocabulary, with llguidance and within limits. Routers check grammars without a vocabulary.
 
-A grammar is text: what `llguidance` makes of a JSON schema, a regular expression or a Lark grammar (see
-router/text/grammars.py). Routers check it without a vocabulary, nodes compile it for theirs.
+A grammar is a text for llguidance, made from a JSON schema, a regular expression or a Lark grammar
+(router/text/grammars.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from shared.config.vocabulary import Vocabulary
 from shared.core.errors import InvalidRequest
 
-SILENT = 0  # llguidance's log level
+SILENT = 0  # log level of llguidance
 
 
 def limits() -> LLParserLimits:
-    """Return what one request's grammar may use. A thread can't be killed, so these bounds are all there is.
+    """Return a grammar's limits. Only these limits can stop a compilation, because a thread can't be killed.
 
-    By llguidance's own figures: 20 ms to build the lexer, 7 ms and 1 ms for one mask, 200 MB of lexer states, which
-    only a text of a bounded length can need.
+    By llguidance's figures, the limits allow 20 ms to build the lexer, 7 ms in the lexer and 1 ms in the parser for
+    each mask, and 200 MB of lexer states in all. Only a grammar that bounds the length of a text can need 200 MB.
     """
     return LLParserLimits(
         max_items_in_row=2000,
@@ -36,13 +36,13 @@ def limits() -> LLParserLimits:
 
 
 def check_grammar(grammar: str) -> None:
-    """Raise InvalidRequest, with llguidance's words, for a grammar that can't be compiled. Needs no vocabulary."""
+    """Raise InvalidRequest, with llguidance's message, if a grammar can't be compiled."""
     if error := LLMatcher.validate_grammar(grammar, limits=limits()):
         raise InvalidRequest(f"the grammar can't be used: {error[:500]}")
 
 
 class GrammarCompiler:
-    """Owned by a node. `version` names what decides which tokens a grammar allows: nodes that pair have the same."""
+    """A node's compiler. `version` names the rules by which grammars allow tokens; paired nodes have the same rules."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -58,11 +58,11 @@ class GrammarCompiler:
         return LLTokenizer(wrapper, n_vocab=len(self._vocabulary.tokens), eos_token=list(self._vocabulary.eos_ids))
 
     def warm_up(self) -> None:
-        """Make what all grammars share: 0.2 s for 50,000 tokens."""
-        self._tokenizer  # noqa: B018  # made where it is first asked for
+        """Build the shared tokenizer: 0.2 s for 50,000 tokens."""
+        self._tokenizer  # noqa: B018  # a cached property
 
     def compile(self, grammar: str) -> LLMatcher:
-        """Return a matcher at the grammar's beginning. Raise InvalidRequest."""
+        """Return a new matcher of the grammar, or raise InvalidRequest."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=limits())
         if matcher.is_error():
             raise InvalidRequest(f"the grammar can't be used: {matcher.get_error()[:500]}")
@@ -70,8 +70,6 @@ class GrammarCompiler:
 
 
 class _Tokens:
-    """A vocabulary in the form that llguidance asks for."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = list(vocabulary.tokens)
         self.eos_token_id = vocabulary.eos_ids[0]
@@ -81,7 +79,7 @@ class _Tokens:
         self._longest = max(map(len, self._id_of))
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
-        """Encode by the longest tokens. No mask depends on it: any spelling of a text is allowed."""
+        """Encode greedily. Masks do not depend on how text is split into tokens."""
         data = text.encode() if isinstance(text, str) else text
         ids: list[int] = []
         while data:

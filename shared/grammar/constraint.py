@@ -1,4 +1,4 @@
-"""The grammar of one sequence, and how far its answer has come."""
+"""Follows the grammar of one sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.core.errors import BatonError, InvalidRequest, StepFailed
 
 
 class GrammarConstraint:
-    """See `shared.core.constraint.Constraint`. Owned by its request, the matcher too."""
+    """A `shared.core.constraint.Constraint` that follows a grammar with a matcher. The request owns the object."""
 
     def __init__(self, compiled: Future[LLMatcher], eos_ids: frozenset[int]) -> None:
         self._compiled = compiled
@@ -39,11 +39,10 @@ class GrammarConstraint:
             self._fill(emitted, drafts, parents, out)
         except (BatonError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of llguidance is no Exception, and ends its request alone
+        except BaseException as error:  # llguidance's panics are not Exceptions; they end only this request
             raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
-        """Its request is over: what is not compiled yet need not be."""
         self._compiled.cancel()
 
     def _fill(
@@ -58,7 +57,6 @@ class GrammarConstraint:
             raise _refused(matcher)
 
     def _advanced(self, emitted: Sequence[int]) -> LLMatcher:
-        """The matcher behind all emitted tokens."""
         if self._matcher is None:
             self._matcher = self._compiled.result()
         matcher, new = self._matcher, list(emitted[self._num_consumed :])
@@ -75,7 +73,8 @@ class GrammarConstraint:
         children: Sequence[Sequence[int]],
         out: npt.NDArray[np.uint32],
     ) -> None:
-        """The mask of a node and of all below it; the matcher stands at the node, before and after."""
+        """Fill the masks of a node of the draft tree, and of all nodes below it. The matcher is at this node before and
+        after the call."""
         row = out[node]
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         for child in children[node]:

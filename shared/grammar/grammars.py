@@ -1,7 +1,7 @@
-"""The grammars of a node's requests: each request has one of its own, compiled beside the loop.
+"""Compiles the grammars of a node's requests while the loop runs.
 
-Nothing is shared between requests. llguidance's copies share their lexer, whose states are counted and bounded, so
-that one long answer would decide whether another one can go on.
+Requests share no compiled grammar, because llguidance's copies share a bounded lexer: one long answer could stop
+another answer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from shared.grammar.constraint import GrammarConstraint
 
 
 class Grammars:
-    """Owned by the node's loop thread. `wake`: called by another thread when a grammar has been compiled. `executor`:
-    a thread of its own, when not given."""
+    """The node's loop thread uses this class. The compiling thread calls `wake` after a compilation.
+
+    `executor` compiles the grammars, and `close` shuts it down. If `executor` is None, a new thread compiles them.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class Grammars:
 
     @property
     def num_words(self) -> int:
-        """Return the length of a mask, in words of 32 ids."""
+        """Return a mask's length in words. A word has 32 ids."""
         return self._compiler.num_words
 
     @property
@@ -41,7 +43,7 @@ class Grammars:
         return self._compiler.version
 
     def constraint(self, grammar: str) -> GrammarConstraint:
-        """Return a constraint at the grammar's beginning, which is still to be compiled."""
+        """Start to compile a grammar, and return its constraint."""
         compiled = self._thread.submit(self._compiler.compile, grammar)
         compiled.add_done_callback(lambda _: self._wake())
         return GrammarConstraint(compiled, self._eos_ids)

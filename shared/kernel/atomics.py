@@ -1,7 +1,8 @@
-"""Words that several threads, or several processes, change at once; waiting for them without a core; calls by address.
+"""Atomic operations, waits and calls by address, for the compiled code of core_words.py and team_code.py.
 
-For code that numba compiles. Addresses are int64, and so are words. Waiting is Linux's futex, on the lower half of a
-word. `calls` is the address of what team.system_calls gives.
+Addresses and words are int64. Operations are sequentially consistent: a thread that reads a written word also sees all
+earlier writes. Waits use Linux futexes on a word's lower half. `calls` is the address of an int64 array that holds the
+result of team.system_calls.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from numba.core import cgutils
 
 from shared.kernel.jit import emit_call, emitted, inlined, longs_at
 
-FUTEX_WAIT, FUTEX_WAKE = 0, 1  # not FUTEX_PRIVATE: the word may be another process's, too
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # the flag FUTEX_PRIVATE is not set, because processes share words
 EVERYBODY = 0x7FFFFFFF
-MONOTONIC = 1  # CLOCK_MONOTONIC, which all processes of a machine share
+MONOTONIC = 1  # CLOCK_MONOTONIC, which all processes share
 _LONG = ir.IntType(64)
 
 
 @emitted
 def look_at(typing_context: Any, address: Any) -> Any:
-    """The word, read anew, and with it all that was written before it was changed."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8)
 
@@ -33,8 +32,6 @@ def look_at(typing_context: Any, address: Any) -> Any:
 
 @emitted
 def put(typing_context: Any, address: Any, value: Any) -> Any:
-    """Write the word. A thread that sees the new value also sees all that was written before it."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
         return context.get_dummy_value()
@@ -51,31 +48,31 @@ def _changing(operation: str) -> Any:
 
 @emitted
 def add_to(typing_context: Any, address: Any, value: Any) -> Any:
-    """Add to the word. Return what it was before."""
+    """Return the word's old value."""
     return _changing("add")
 
 
 @emitted
 def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Set bits of the word. Return what it was before."""
+    """Return the word's old value."""
     return _changing("or")
 
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear all other bits. Return what the word was before."""
+    """Clear the bits that are not in `bits`. Return the word's old value."""
     return _changing("and")
 
 
 @emitted
 def exchange(typing_context: Any, address: Any, value: Any) -> Any:
-    """Write the word. Return what it was before."""
+    """Return the word's old value."""
     return _changing("xchg")
 
 
 @emitted
 def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
-    """Whether the word was `old`, and so is `new` now."""
+    """If the word is `old`, write `new`. Return whether the word was `old`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where = _pointer(builder, args[0])
@@ -86,7 +83,7 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
-    """Call the compiled task at an address; see jit.compile_task."""
+    """Call a task that jit.compile_task compiled."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
@@ -99,7 +96,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: An
 
 @emitted
 def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Call the C library's `syscall` at an address."""
+    """Call the C library's `syscall`, whose address is `function`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_LONG, [_LONG] * 7)
@@ -111,7 +108,7 @@ def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any,
 
 @emitted
 def read_clock(typing_context: Any, function: Any) -> Any:
-    """Nanoseconds since some moment, by the C library's `clock_gettime` at an address."""
+    """Return CLOCK_MONOTONIC in ns. `function`: the address of `clock_gettime`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -126,7 +123,8 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 
 @emitted
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
-    """The C library's struct timespec on the stack, below a second; good until the function asks again or ends."""
+    """Make a timespec, below a second, on the caller's stack. Return its address, valid until the caller's next call or
+    return."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -139,7 +137,7 @@ def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
 
 @emitted
 def rest_a_moment(typing_context: Any) -> Any:
-    """Inside a loop that waits: lets the core's other thread have its units."""
+    """Pause for a moment in a spin loop, so that the core's other hardware thread runs faster."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -151,15 +149,14 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the lower half of the word is `seen`, until somebody wakes those who wait. `most_ns`: at most so
-    long, less than a second; 0: without end. May return early."""
+    """Sleep while the word's lower half is `seen`. The sleep may end early. `most_ns`: the limit of the sleep, below a
+    second; 0 if there is no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 
 
 @inlined
 def wake_all(calls: int, address: int) -> None:
-    """Those who wait for a change of the word."""
     if longs_at(calls)[0] != 0:
         call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAKE, EVERYBODY, 0)
 

@@ -1,16 +1,15 @@
-"""softmax(scale q k) v over paged KV, for tokens whose queries, keys and values are written: attention's second task.
+"""Computes softmax(scale q k) v over paged KV, after attention_numba.py's first task wrote q, k and v.
 
-A token's scores run over its own keys, block by block, and so do its weighted values; its softmax needs all scores. So
-the sums of a token have one order. Neighbouring tokens of a row, a run, take what they all read together:
+A token scores its keys block by block, takes the softmax, then adds weighted values in the same order. Neighbouring
+tokens of a row form a run. The blocks that all tokens of a run read are loaded once:
 
     token 0 of the run    | early | shared, in whole blocks | its own |
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-"Early" is what only a sliding window has. A shared block is loaded once: its keys are turned, so that a vector holds
-one number of 16 keys and no lanes are left to add up, and its values are widened. A number of a key is multiplied and
-added in the same order either way, so a token's bits do not depend on its run. A token of a window of alternatives, or
-of a row that decodes, is a run of its own, where all is "its own".
+Only a sliding window has "early" keys. A shared block's values are widened, and its keys are transposed. Each vector
+then holds one number of every key, and the lanes of a dot product need no adding up. A token of a draft tree or a
+decode row is a run by itself, with only "its own" keys.
 """
 
 from __future__ import annotations
@@ -58,31 +57,32 @@ from shared.kernel.jit import (
     store,
 )
 from shared.kernel.simd import block_lanes, score_block, score_turned, turn_block, weigh_block, widen_block
+from shared.kernel.sums import sum_of
 
 CACHE_LINE = 64
 SCALE_BYTES = 4
 FIRST_WITH_SCALES = int(Items.INT8)
 FETCH_AHEAD = 64  # keys
 MOST_RUN_TOKENS = 16
-MOST_SCRATCH = 1 << 19  # bytes of a run: they should stay in a core's own cache
+MOST_SCRATCH = 1 << 19  # limit of a run's scratch in bytes, to fit a core's own cache
 _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Float32 in a query's row of scores: room for one block more than its keys need. An odd number of vectors, so that
-    rows do not all begin in one set of the cache."""
+    """Return how many float32 numbers a query's scores take, including a spare block.
+
+    The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)
     return (-(-num_keys // lanes) + 1 | 1) * lanes
 
 
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
-    """Return the bytes of scratch that a run of `num_tokens` needs; see Room."""
     lanes = block_lanes(head_dim)
     return 4 * (6 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
 
 
 def most_run_tokens(row: int, group: int, head_dim: int) -> int:
-    """How many tokens a run may have: a power of two."""
+    """Return a run's largest length, a power of two."""
     lanes = block_lanes(head_dim)
     fixed, per_token = 4 * (6 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
     fitting = min(MOST_RUN_TOKENS, max(1, (MOST_SCRATCH - fixed) // per_token))
@@ -90,47 +90,47 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
 
 
 class Run(NamedTuple):
-    """Tokens first .. first + length of one row. The first one reads num_keys keys, each other one more. Keys [shared,
-    end) are what all read in whole blocks; a run of one token has none."""
+    """Tokens [first, first + length) of one row. Token i of the run reads num_keys + i keys.
+
+    All tokens of the run read keys [shared, end), in whole blocks."""
 
     first: int
     length: int
     table: int  # address of the row's pages
     num_keys: int
-    window: int  # 0: none
+    window: int  # 0 if there is no window
     shared: int
     end: int
-    tree_start: int  # a tree's tokens read the slots before this one, and from there those whose bits are in `seen`
+    tree_start: int  # a draft tree's token reads all slots before this one, then those whose bits `seen` has
     seen: int
 
 
 class Side(NamedTuple):
-    """Keys or values of one kv head: addresses of what slot 0 of page 0 has. `scales` means nothing where pages hold no
-    bytes."""
+    """Addresses of one kv head's keys or values in slot 0 of page 0. `scales` is set only if pages hold bytes."""
 
     items: int
     scales: int
 
 
 class Room(NamedTuple):
-    """Addresses in a thread's scratch. R: most tokens of a run; G: queries of a kv head."""
+    """Addresses in a thread's scratch. R: largest length of a run. G: number of queries per kv head."""
 
     items: int  # (lanes,) int64: addresses of a block's keys or values
-    scales: int  # (lanes,) int64: and of their scales
-    wide: int  # (lanes,) int64: of the rows of `block`
+    scales: int  # (lanes,) int64: addresses of their scales
+    wide: int  # (lanes,) int64: addresses of `block`'s rows
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
-    edge: int  # (G, lanes) float32: weights of a block that is not full
+    edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32
     tops: int  # (R, G, lanes) float32
-    scores: int  # (R, G, row) float32: a token's n-th key is the n-th that it reads
+    scores: int  # (R, G, row) float32, in the order of a token's keys
 
 
 @functools.cache
 def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
-    """(run, kv head) pairs are dealt out to the shares. Keys before a layer's window are not looked at: their pages may
-    have other owners."""
+    """Compile the task, whose shares are (run, kv head) pairs. The task skips pages before the window, which may have
+    been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -204,7 +204,6 @@ def _run_at(step: Any, window: int, index: int, lanes: int) -> Run:
 
 @inlined
 def _oldest(num_keys: int, window: int) -> int:
-    """Keys are counted as positions are."""
     return max(0, num_keys - window) if window != 0 else 0
 
 
@@ -213,8 +212,7 @@ def _score_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, keys: Side,
     values: Side, queries: int, token_bytes: int,
 ) -> None:  # fmt: skip
-    """What each token reads by itself: early keys, and those behind the shared ones. A block that is not full spills
-    over what is written later."""
+    """Score the keys outside the shared blocks. A partial block's spare scores are overwritten later."""
     if run.length == 1:
         for start in range(run.shared, run.shared + FETCH_AHEAD, lanes):
             _fetch(keys, run.table, start, run.num_keys, step, items, row_bytes, lanes)
@@ -242,7 +240,8 @@ def _weigh_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
-    """Early keys, or those behind the shared ones: values are added in their order."""
+    """Add the weighted values of keys outside the shared blocks, in order. If `is_early`, take the keys before these
+    blocks, else the keys behind them."""
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
@@ -253,7 +252,7 @@ def _weigh_own(
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
-            if is_early:  # behind them the row goes on with weights of others
+            if is_early:  # other keys' weights follow in the row
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4
@@ -270,21 +269,22 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 
 @inlined
 def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
-    """Scores -> exp(scale (score - top)), 0 behind the last key; 1 / their sum goes to the first top of each query."""
+    """Turn each score into its weight exp(scale (score - top)), and each score behind the last key into 0. Store 1 /
+    (sum of a query's weights) in place of the query's first top."""
     for i in range(run.length):
         num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
         for query in range(i * group, (i + 1) * group):
-            x, tops, total = floats_at(room.scores + query * stride), floats_at(room.tops + query * lanes * 4), _f32(0)
+            row = room.scores + query * stride
+            x, tops = floats_at(row), floats_at(room.tops + query * lanes * 4)
             top = tops[0]
             for lane in range(1, lanes):
                 top = max(top, tops[lane])
             for s in range(num_keys):
-                weight = exp32((x[s] - top) * _f32(scale))
-                x[s] = weight
-                total += weight
+                x[s] = exp32((x[s] - top) * _f32(scale))
             for s in range(num_keys, num_keys + lanes):
                 x[s] = _f32(0.0)
-            tops[0] = _f32(1.0) / total
+            whole = (num_keys + lanes - 1) // lanes * lanes
+            tops[0] = _f32(1.0) / sum_of(row, whole, False, False)
 
 
 @inlined
@@ -302,7 +302,6 @@ def _store_run(
 
 @inlined
 def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int) -> Side:
-    """Where a row's own page and slot have it."""
     number = np.int64(ints_at(table)[page])
     scales = side.scales + number * step[SCALE_PAGE_BYTES] + slot * SCALE_BYTES
     return Side(side.items + number * step[PAGE_BYTES] + slot * row_bytes, scales)
@@ -312,7 +311,8 @@ def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int)
 def _locate(
     room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
 ) -> None:
-    """Where the keys start .. start + lanes lie; behind stop - 1 it is repeated (its weight is 0)."""
+    """Store the addresses of keys [start, start + lanes). From `stop` on, repeat the last key's address; the weights of
+    these repeated keys are 0."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)
@@ -330,7 +330,7 @@ def _locate(
 
 @inlined
 def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Bits of a window whose last slot is end - 1 -> (its first slot, how many keys are read in all)."""
+    """Return a tree's first slot, and the number of keys that `seen` allows."""
     width, count = 0, 0
     while seen >> width != 0:
         count += (seen >> width) & 1
@@ -340,8 +340,8 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """Corrects a block's addresses from a tree's first slot on: its n-th key is the n-th slot that is seen. Behind the
-    last one it is repeated, as it is where there is no tree."""
+    """Correct a block's addresses from a tree's first slot on. From there, keep only the slots that the token sees, and
+    repeat the last seen slot's address."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
@@ -360,8 +360,7 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
 
 @inlined
 def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
-    """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
-    would not look before it needs them."""
+    """Prefetch keys or values, because the hardware prefetcher misses scattered pages."""
     if start >= stop:
         return
     page_size = step[PAGE_SIZE]

@@ -1,11 +1,10 @@
-"""Attention over paged KV: the interface, and the reference in plain torch that runs on any device.
+"""Attention over paged KV: the interface, and a plain torch reference for any device.
 
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
-Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]); the token at position p reads positions 0..p of its row.
-In a window of alternatives (a tree of drafts) several tokens have one position, each with a slot of its own: a token
-then reads all slots before the window, and in it its ancestors' and its own. A layer with a sliding window reads the
-last of these only, as many as it has positions.
+Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row.
+Tokens of a draft tree may share a position, in different slots. Such a token reads all slots before the tree, then its
+ancestors' and its own. With a sliding window of n positions, a token reads only the last n of these slots.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import torch
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
-PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
-MOST_PADDING = 4  # rows also run alone where padding would read more than this many times the real keys
-MOST_NUMBERS = 1 << 27  # scores, or widened keys, at a time: what a step needs then does not grow with its rows
+PADDED_MAX_Q = 16  # a row with more tokens than this runs alone; the other rows are padded into one batch
+MOST_PADDING = 4  # all rows run alone if a padded batch would read more than this multiple of the real keys
+MOST_NUMBERS = 1 << 27  # scores or widened keys held at a time, to bound memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,38 +29,37 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float  # of the norms on each head of q and k, where a model has them
-    windows: tuple[
-        int, ...
-    ] = ()  # per layer, how many positions a token reads, its own too; 0: all. (): all, everywhere
-    scale: float = 0.0  # of scores; 0: head_dim ** -0.5
+    eps: float  # eps of the norm that each head of q and k gets, if the model has such norms
+    # for each layer, how many positions a token reads, its own included; 0 or () if a token reads all
+    windows: tuple[int, ...] = ()
+    scale: float = 0.0  # factor of the scores; 0 stands for head_dim ** -0.5
 
     @property
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """0: a token reads everything."""
+        """Return the layer's window, or 0 if the layer has none."""
         return self.windows[layer] if self.windows else 0
 
 
 @dataclass(frozen=True, slots=True)
 class HostLengths:
-    """What the host knows of a step of B rows when it launches it."""
+    """A step's B rows, as the host knows them at launch."""
 
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
-    seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step; None: it holds bounds only
-    seq_lens_sum: int | None  # of these
-    num_running: int  # rows that decode, the last of all: they have windows of one width
+    seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step, if known
+    seq_lens_sum: int | None  # the sum of seq_lens
+    num_running: int  # number of decode rows, which are last and equally long
 
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs.
+    """Inputs of one step: T tokens, B rows. Fields and rules are those of ModelInputs (shared/model/interface.py).
 
-    slots and visible are both there or both None (no windows: slots are positions). visible[t] is -1 where a token
-    reads all slots up to its own, else bits: the highest is the token's own slot, those below it are the slots before,
-    and everything before the lowest of these slots is read too. At most 48 bits.
+    slots and visible are both set (draft trees) or both None (slots are positions). visible[t] is -1 (hides nothing) or
+    a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all slots before the slot
+    of bit 0.
     """
 
     positions: torch.Tensor  # (T,) int64
@@ -69,9 +67,9 @@ class AttentionInputs:
     page_table: torch.Tensor  # (B, P) int32
     max_q_len: int
     max_seq_len: int
-    slots: torch.Tensor | None = None  # (T,) int64: where each token's key and value lie
+    slots: torch.Tensor | None = None  # (T,) int64: slot of each token's key and value
     visible: torch.Tensor | None = None  # (T,) int64
-    host: HostLengths | None = None  # None: whoever needs bounds of rows asks the device, and waits for it
+    host: HostLengths | None = None  # if None, the host waits while it reads row bounds from the device
 
     @property
     def key_slots(self) -> torch.Tensor:
@@ -80,32 +78,38 @@ class AttentionInputs:
 
 
 class AttentionBackend(Protocol):
-    """Runs on the forward stream. `begin` once per step, then `attend` once per layer. `gathers`: it reads as many keys
-    of each row as the step's bound says, not as many as the row has."""
+    """Attention on the forward stream: `begin` once per step, then `attend` once per layer.
+
+    `gathers`: whether `attend` may read max_seq_len keys for a row that has fewer keys.
+    """
 
     gathers: bool
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0. `scales`:
-        where it holds bytes, the plane of their scales, the same but for head_dim."""
+        """Start a step.
+
+        kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. `scales`:
+        the scales of pages of bytes, in the same shape without head_dim."""
         ...
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """qkv (T, q | k | v heads * D) in the pool's dtype. Norms (weights (D,) float32, where there are any) and
-        rotates q and k, writes k and v to the pages, then attends. Returns (T, heads * D), valid until the next call.
+        """Write the layer's keys and values, then attend.
+
+        qkv: (T, q | k | v heads * D) in the model's dtype. q and k are normed (weights (D,) float32, if any), then
+        rotated. Returns (T, heads * D), valid until the next call.
         """
         ...
 
 
 class TorchAttention:
-    """Reference: gathers each row's pages and multiplies under a mask; scores and softmax in float32."""
+    """Gathers each row's pages, and masks the scores. Scores and softmax are float32."""
 
     gathers = True
 
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
-        """`local_tables` are of the layers with a window, where theirs are others."""
+        """`local_tables`: the tables of layers with a window; None means `tables`."""
         self._shape = shape
         self._tables, self._local_tables = tables, local_tables
 
@@ -115,8 +119,8 @@ class TorchAttention:
         num_tokens = len(inputs.positions)
         bounds = inputs.cu_q_lens.long()
         token = torch.arange(num_tokens, device=bounds.device)
-        self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)  # which row a token belongs to
-        self._nth = token - bounds[self._row]  # and its place in the row's queries
+        self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)  # each token's row
+        self._nth = token - bounds[self._row]  # each token's place in its row
         slots = inputs.key_slots
         self._write_page = inputs.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
@@ -142,14 +146,13 @@ class TorchAttention:
         return torch.cat(parts).flatten(1) if parts else q.flatten(1)
 
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
-        """(T, kv_heads, D) to the tokens' slots."""
         page, slot = self._write_page, self._write_slot
         if self._scales is not None:  # --kv-dtype int8 or fp8
             values, self._scales[page, layer, half, :, slot] = quantize(values, self._kv.dtype)
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
-        """(T, heads, D), the two halves of a head turned against each other; computed in float32."""
+        """Norm and rotate x (T, heads, D) in float32."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -158,7 +161,7 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """The rows behind those that run alone, as one (B, heads, max_q, D) batch; padding queries see slot 0 only."""
+        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding queries read slot 0 only."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
         table = self._inputs.page_table[first_row:, : self._num_pages].long()
@@ -178,12 +181,10 @@ class TorchAttention:
         return (out[0] if len(out) == 1 else torch.cat(out))[row, nth]
 
     def _rows_at_a_time(self, num_queries: int) -> int:
-        """Of a padded batch."""
         keys = self._num_pages * self._kv.shape[4]
         return max(1, MOST_NUMBERS // (self._shape.num_heads * keys * max(num_queries, self._shape.head_dim)))
 
     def _alone(self, layer: int, q: torch.Tensor, row: int) -> torch.Tensor:
-        """A long chunk: no padding, and no page behind its own."""
         start, stop = self._bounds[row], self._bounds[row + 1]
         if start == stop:
             return q[start:stop]
@@ -206,7 +207,7 @@ class TorchAttention:
         return -(-after // self._kv.shape[4])
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, P) pages -> k and v of (B, kv_heads, P * page_size, D)."""
+        """Return k and v, each (B, kv_heads, P * page_size, D), of pages (B, P)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
             pages = dequantize(pages, self._scales[table, layer])
@@ -216,12 +217,12 @@ class TorchAttention:
     def _masked(
         self, layer: int, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
+        """Attend. q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         keys = torch.arange(k.shape[2], device=q.device)
         hidden = outside_window(hidden_keys(keys, slots, visible), self._shape.window(layer))
-        # Slots that none reads hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
+        # Zero unread slots: they may hold an earlier owner's NaN, and 0 * NaN is NaN.
         v = v.masked_fill(hidden.all(dim=1)[:, None, :, None], 0)
         scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.score_scale
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
@@ -229,9 +230,9 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """How many rows, the first ones, are computed each for itself: chunks, and all rows where most of a padded batch
-    would be padding. On a CPU a step with a chunk has all its rows alone: a launch costs nothing there, and padding
-    does."""
+    """Return how many of the first rows run alone: the chunks, or all rows if padding would dominate a batch.
+
+    On a CPU a chunk makes all rows run alone, because launches are free and padding is not."""
     host, num_rows = inputs.host, len(inputs.page_table)
     has_chunk = inputs.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
@@ -250,7 +251,7 @@ def _host_bounds(inputs: AttentionInputs) -> list[int]:
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """(B, Q, S) bool: which of the keys (S,) each query, at slots (B, Q), does not read."""
+    """Return (B, Q, S) bool: whether the query at a slot of `slots` (B, Q) does not read a key of `keys` (S,)."""
     num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
     bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
@@ -259,8 +260,10 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
 
 
 def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
-    """(B, Q, S) bool: hides of the keys that each query reads all but the last `window` (0: none). The n-th key that is
-    read is that of position n, also where siblings lie between them."""
+    """Hide all but the last `window` keys that each query reads. `hidden` (B, Q, S) bool: the keys that are hidden so
+    far; they stay hidden. A window of 0 hides no more keys.
+
+    The n-th key that a query reads has position n, even if siblings lie between the keys."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)
@@ -268,5 +271,5 @@ def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
 
 
 def turn_of(tables: RopeTables, positions: torch.Tensor) -> RopeTables:
-    """cos and sin of some tokens, (T, 1, D // 2)."""
+    """Return cos and sin, (T, 1, D // 2)."""
     return tables[0][positions][:, None], tables[1][positions][:, None]

@@ -1,9 +1,8 @@
-"""Attention over paged KV on the CPU, without gathering: numba kernels behind the AttentionBackend interface.
+"""Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
 
-A step runs in two passes: every token is rotated and its key and value written to the row's pages, then all attend,
-neighbouring tokens of a row together; see attend_numba.py. A token's sums always run in the same order, so its result
-depends neither on its batch mates, nor on how its prompt was cut, nor on the size of pages, nor on the threads; nor on
-the siblings in a window of alternatives, whose keys are left out before the blocks are formed.
+The first task rotates tokens and writes keys and values to pages. In the second task, tokens attend (attend_numba.py).
+A token's sums have a fixed order, so its result does not depend on other rows, chunk borders, page size or threads.
+Siblings in a draft tree do not change a result either, because a token's blocks leave out siblings' keys.
 """
 
 from __future__ import annotations
@@ -69,10 +68,11 @@ from shared.kernel.program import Program
 from shared.kernel.scratch import Scratch
 from shared.kernel.shares import MOST_COST, shares_of
 from shared.kernel.simd import block_lanes, narrow_row
+from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
 
 _f32 = np.float32
-# What a step fills in, in this order.
+# The words that a step fills, in order.
 FILLED = np.array(
     (
         ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
@@ -86,24 +86,23 @@ def supports(shape: AttentionShape) -> bool:
 
 
 class AttentionStep:
-    """What all layers of one step share, as addresses. Buffers grow to the largest step seen, and belong to it."""
+    """Holds addresses that a step's layers share. Owns buffers, which become as large as the largest step needs."""
 
     def __init__(
         self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
     ) -> None:
-        """`local_tables` are of the layers with a window, where theirs are others."""
+        """See NumbaAttention."""
         self._shape, self._num_threads = shape, num_threads
-        self.num_shares = num_threads  # of the task that attends
+        self.num_shares = num_threads  # into how many shares the attend task is divided
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """Holds on to the inputs until the next step."""
+        """Take a step's inputs and hold them until the next step."""
         shape, num_tokens = self._shape, len(inputs.positions)
         bounds = inputs.cu_q_lens.numpy()
-        # Which page table row each token reads through.
         self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
         self._visible = None if inputs.visible is None else inputs.visible.contiguous()
@@ -137,8 +136,9 @@ class AttentionStep:
         )
 
     def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
-        """Where each run begins, and the number of tokens. A run ends with a token whose slot a whole block would end
-        with: then all of its tokens have one block to themselves."""
+        """Return the first token of each run, and the number of all tokens as the last entry.
+
+        No run crosses a multiple of `run_tokens` slots, so the tokens' own keys lie in few blocks."""
         rows = self._rows
         if run_tokens == 1:
             return np.arange(len(rows) + 1)
@@ -152,11 +152,12 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """What `fill` looks at: the scales lie behind the numbers of a page."""
+        """The address and strides that `fill` uses. In a page, the scales lie behind the numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
-        """Sets what depends on the pool in the words of some tasks (n,) that work on the given layers (n,)."""
+        """Fill the words that depend on the pool. `tasks` (n,): numbers of the tasks to fill; `layers` (n,): each
+        task's layer."""
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
@@ -172,7 +173,7 @@ class AttentionStep:
         words[tasks, SIN] = np.where(windows > 0, local_sin, sin)
 
     def _check(self, inputs: AttentionInputs) -> None:
-        """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
+        """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
         shortest = min(table.shape[0] for table in self._tables)
@@ -181,7 +182,7 @@ class AttentionStep:
         if inputs.slots is not None:
             check_range("slots", self._slots, limit)
         if self._visible is not None and bool((self._visible.clamp(min=0) >> (self._slots + 1).clamp(max=62)).any()):
-            raise IndexError("a window of alternatives begins before slot 0")
+            raise IndexError("a draft tree begins before slot 0")
         check_range("pages", self._table, self._kv.shape[0])
 
 
@@ -199,7 +200,7 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`page_dtype`: None is `dtype`."""
+        """`local_tables`: the tables of layers with a window; None means `tables`. `page_dtype`: None means `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)
@@ -226,7 +227,7 @@ class NumbaAttention:
 
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Write, then attend: both of one layer, on the same words. `page_dtype`: None is `dtype`."""
+    """Return one layer's write task and attend task, which have the same list of words."""
     items = ITEMS[page_dtype or dtype]
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
@@ -238,16 +239,16 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.cache
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Rotate q into float32 scratch and k into the pages, copy v there. Tokens are dealt out to the shares. What
-    becomes bytes is computed exactly as it is written, for the plain reference's bits (but for keys with a norm, whose
-    sums have another order): a byte is a large step."""
+    """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
+
+    Each share takes some tokens. items.py says how pages of bytes may differ from the reference's."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes
 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
-        block = step[PAGE_SIZE] * head_bytes  # one head's slots of one page
+        block = step[PAGE_SIZE] * head_bytes  # size of one head's slots in one page
         for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             page, slot = _place(step, token)
             at = page * step[PAGE_BYTES] + slot * head_bytes
@@ -269,7 +270,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 
 
 def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """A key is rotated in the thread's scratch. Its scale lies in the scales' plane where its bytes lie in theirs."""
+    """Compile the same task for pages of bytes. Keys are rotated in the thread's scratch."""
     head_bytes = head_dim * (2 if is_half else 4)
     source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
 
@@ -303,7 +304,6 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
 
 @inlined
 def _place(step: Any, token: int) -> tuple[int, int]:
-    """The page and slot of a token's key and value."""
     place = longs_at(step[SLOTS])[token]
     table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
     return ints_at(table)[place // step[PAGE_SIZE]], place % step[PAGE_SIZE]
@@ -311,7 +311,6 @@ def _place(step: Any, token: int) -> tuple[int, int]:
 
 @inlined
 def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
-    """Addresses of the cosines and sines of a token's position."""
     offset = longs_at(step[POSITIONS])[token] * head_dim * 2
     return words[COS] + offset, words[SIN] + offset
 
@@ -320,7 +319,7 @@ def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
-    """One head: RMS norm if there is a weight, then each (x[d], x[d + D/2]) turned by its angle, in float32."""
+    """Norm one head, if `norm` is set. Rotate each pair (x[d], x[d + D/2]) by its angle, in float32."""
     half = head_dim // 2
     scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):
@@ -333,12 +332,9 @@ def _rotate(
         store(out, d + half, right * c + left * s, out_half)
 
 
-@inlined
+@copied
 def _norm_scale(source: int, head_dim: int, eps: float, is_half: bool) -> np.float32:
-    total = _f32(0.0)
-    for d in range(head_dim):
-        x = load(source, d, is_half)
-        total += x * x
+    total = sum_of(source, head_dim, is_half, True)
     scale: np.float32 = _f32(1.0) / np.sqrt(total / _f32(head_dim) + _f32(eps))
     return scale
 

@@ -1,11 +1,11 @@
-"""The product of block_weights.py on a CPU: integer sums of four bytes at a time, weights packed once.
+"""Computes block_weights.py's product on a CPU, with integer sums of four bytes at a time, and weights packed once.
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
     numbers:          [16 columns][quad of k][column][4 bytes], of 4 bits two quads in a byte: [q] and [q + quads / 2]
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its rows of x to bytes for itself: of 64 rows that costs as much as one tile, and a task more would
-make all threads wait for each other.
+Each share rounds its own rows of x. Rounding 64 rows takes about as long as one tile; a separate task for rounding
+would make all threads wait.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
-SCRATCH, SCRATCH_BYTES = 9, 10  # of all threads, and of one
+SCRATCH, SCRATCH_BYTES = 9, 10  # thread 0's address, and bytes per thread
 NUM_WORDS = 11
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
 
 def packable(form: BlockFormat) -> BlockFormat:
-    """The format with float32 scales where the processor can't widen float16: the same numbers, in more memory."""
+    """Use float32 scales where the processor can't widen float16."""
     return form if processor_features().get("f16c", False) else replace(form, half_scales=False)
 
 
 class BlockTileLinear:
-    """x (M, in) -> (M, out), fresh, contiguous; of one dtype, bfloat16 or float32; the result of either. `packed`: what
-    `pack` returns."""
+    """Multiplies x (M, in) into a new, contiguous (M, out), each bfloat16 or float32. `packed`: a weight made by
+    `pack`."""
 
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
-        """`dot`: the processor's best one if not given."""
+        """`dot`: how bytes are multiplied; None means the best way that the processor has."""
         assert packed.form is not None
         self.out_features, self.in_features = packed.shape
         self.format, self._team = packed.form, team
@@ -91,21 +91,19 @@ class BlockTileLinear:
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """Fill the words that never change: all but X, OUT, the scratch and how it is cut."""
+        """Fill all words except X, OUT, the scratch and the cut."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
     @property
     def is_whole(self) -> bool:
-        """No columns were padded."""
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """What one share needs."""
+        """Return how many bytes of scratch a share needs."""
         return min(num_rows, self.work.most_rows) * self.work.row_bytes
 
     def empty(self, num_rows: int) -> torch.Tensor:
-        """What a task of this product writes to."""
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
 
     def cut(self, out: torch.Tensor) -> torch.Tensor:
@@ -122,14 +120,14 @@ class BlockTileLinear:
 
 
 def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """`dtype`: of x."""
+    """Pack a weight for x of `dtype`."""
     form = packable(weight.format)
     tiles = pack_tiles(weight, form)
     return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
 
 
 def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
-    """(tiles, blocks of k, bytes) uint8; outputs filled up to whole tiles with 0. `form`: of what is packed."""
+    """Return (tiles, blocks of k, bytes) uint8, with outputs padded with 0 to whole tiles."""
     num_columns, num_inputs = weight.shape
     tiles, depth, quads = -(-num_columns // TILE_COLUMNS), num_inputs // form.block, form.block // 4
     numbers = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.uint8)
@@ -148,17 +146,17 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 
 
 class Kind(NamedTuple):
-    """What the code of a tile depends on, besides its rows."""
+    """The constants of a tile's code, except the number of rows."""
 
     bits: int
     block: int
     has_low: bool
     half_scales: bool
-    out_half: bool  # the results are bfloat16, else float32
+    out_half: bool  # whether results are bfloat16, not float32
     dot: Dot
 
     def packed(self) -> int:
-        """One number, which a compiled function can hold as a constant."""
+        """Return these fields as one constant."""
         flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.dot << 3
         return self.bits | self.block << 8 | flags << 16
 
@@ -169,7 +167,7 @@ class Kind(NamedTuple):
 
     @property
     def number_bytes(self) -> int:
-        """Of a tile's numbers in one block of k."""
+        """The bytes that a tile's numbers take per block of k."""
         return TILE_COLUMNS * self.block * self.bits // 8
 
     @property
@@ -178,13 +176,15 @@ class Kind(NamedTuple):
 
     @property
     def step_bytes(self) -> int:
-        """Of a tile's block of k, with its scales and lows."""
+        """The bytes that a tile's numbers, scales and lows take per block of k."""
         return self.number_bytes + TILE_COLUMNS * (1 + self.has_low) * self.scale_bytes
 
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
-    """A share is a run of tiles and a group of rows. x and the results are bfloat16 if so said, else float32."""
+    """Compile the task. A share is a run of tiles and a group of rows.
+
+    `is_half`: whether x is bfloat16, not float32. `out_half`: the same for the results."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
@@ -209,7 +209,8 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of four
+                # passes get equally many rows, to avoid a single row after a pass of four
+                rows = (left + passes - 1) // passes
                 if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 3:
@@ -221,7 +222,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
-                fetch = 0  # by now the tile is in the cache
+                fetch = 0  # after the first pass the tile is cached
 
     return compile_exact_task(block_product)
 
@@ -231,8 +232,9 @@ def multiply_blocks(
     typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
     out_stride: Any, fetch: Any,
 ) -> Any:  # fmt: skip
-    """bias + the products of `rows` rows and BLOCKS column blocks over all k. `rows` and `kind` are constants; depth
-    counts blocks of k; `fetch` is 0 where the weights are in the cache already; all others are addresses and bytes."""
+    """Emit bias + products of `rows` rows and BLOCKS column blocks over all k. Constants: rows, kind.
+
+    `depth` counts blocks of k. See product.multiply_tile for the other arguments."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 
@@ -242,7 +244,6 @@ def multiply_blocks(
         code = _Block(builder, Kind.unpacked(kind.literal_value))
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
-        # Variables in name only: the compiler turns them into registers.
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
         for r, b in tile:
             builder.store(read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS), sums[r, b])
@@ -281,13 +282,11 @@ class _RowBlock(NamedTuple):
 class _Quad(NamedTuple):
     """Four numbers of each of 16 columns."""
 
-    place: int  # in the block: numbers 4 * place and behind
-    numbers: Any  # 16 words
+    place: int  # the quad's number in the block; the quad begins at k = 4 * place of the block
+    numbers: Any  # 16 words, one for each column
 
 
 class _Block:
-    """Writes vector code of one block of k and 64 columns."""
-
     def __init__(self, builder: Any, kind: Kind) -> None:
         self._builder, self.kind = builder, kind
 
@@ -301,8 +300,9 @@ class _Block:
         )
 
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
-        """Integer sums, by row and column block. Each quad of a row is spread over a register once, for all columns:
-        reading it again for each of them would take longer than the products."""
+        """Return the integer sums of each row and column block.
+
+        A row's quad is spread once for all columns, because spreading costs more than the products."""
         build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
@@ -314,7 +314,7 @@ class _Block:
         return dots
 
     def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
-        """total + what the block adds to 16 columns, from its integer sums."""
+        """Add the block's sums for 16 columns to `total`."""
         build = self._builder
         total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
         if low is not None:
@@ -322,7 +322,7 @@ class _Block:
         return total
 
     def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
-        """Of 16 columns. Any order will do: integer sums are exact."""
+        """Yield a block's quads. Their order does not matter, because integer sums are exact."""
         per_block, build = self.kind.number_bytes // BLOCKS, self._builder
         nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
         count = per_block // 64
@@ -338,7 +338,7 @@ class _Block:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
-        """None where the format has none."""
+        """Return the block's lows of 16 columns, or None if the format has no lows."""
         if not self.kind.has_low:
             return None
         return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)

@@ -1,8 +1,8 @@
-"""Weights of few bits in blocks: what they are, and the product that all kernels of them must equal, bit for bit.
+"""Block-quantized weights, and the product that all their kernels must equal, bit for bit.
 
     weight[n, k] = scale[n, g] * (number[n, k] - zero) + low[n, g]          g = k // block
 
-A GGUF file stores its tensors so. A product rounds each row of x to bytes, with a scale for each block:
+GGUF files store tensors this way. A product rounds each row of x to bytes, with a scale per block:
 
     unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
                                               both are 0 where the maximum is at most 2^-100
@@ -10,8 +10,8 @@ A GGUF file stores its tensors so. A product rounds each row of x to bytes, with
                  + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
                  + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
 
-Integer sums are exact in any order, and every float operation is fixed above, so all processors give the same bits. A
-row's result does not depend on the other rows.
+Integer sums are exact in any order, and the order of float operations is fixed. So a row's bits depend on neither the
+processor nor other rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 
 LARGEST = 127.0
-SMALLEST = 2.0**-100  # of a block's largest magnitude: below, 127 divided by it is no float32
+SMALLEST = 2.0**-100  # blocks with magnitudes up to this count as 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights that share a scale. `half_scales`: scales and lows are kept as float16 numbers."""
+    """`block`: number of weights per scale. `half_scales`: whether scales and lows are float16."""
 
     name: str
     bits: int  # 4 or 8
@@ -38,11 +38,11 @@ class BlockFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Packed, scales and lows included."""
+        """Return the bytes per weight, including the weight's share of scales and lows."""
         return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
-INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # of a float weight, made at load
+INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # the format that float weights get when they are loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class BlockWeights:
     format: BlockFormat
     numbers: torch.Tensor  # (N, K) uint8
     scales: torch.Tensor  # (N, K / block) float32
-    lows: torch.Tensor | None = None  # (N, K / block) float32, where the format has any
+    lows: torch.Tensor | None = None  # (N, K / block) float32, if the format has them
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.numbers.shape[0], self.numbers.shape[1]
 
     def take(self, rows: torch.Tensor | slice) -> BlockWeights:
-        """Some of the outputs, or all in another order."""
+        """Select or reorder outputs."""
         lows = None if self.lows is None else self.lows[rows]
         return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], lows=lows)
 
@@ -68,14 +68,14 @@ class BlockWeights:
         return replace(self, numbers=self.numbers.to(device), scales=self.scales.to(device), lows=lows)
 
     def dense(self) -> torch.Tensor:
-        """(N, K) float32"""
+        """Return (N, K) float32."""
         block = self.format.block
         values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
         return values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
 
 
 def quantize_weight(weight: torch.Tensor) -> BlockWeights:
-    """Return INT8 blocks of (N, K) floats. A block's largest magnitude becomes 127."""
+    """Quantize (N, K) floats to INT8 blocks. A block's largest magnitude becomes 127."""
     blocks = weight.float().unflatten(1, (-1, INT8.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
@@ -84,7 +84,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """One matrix of all outputs. Parts of several formats are converted to a common one."""
+    """Stack the outputs of all parts. If the parts' formats differ, convert all parts to one format."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:
@@ -100,7 +100,8 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
-    """The same numbers in bytes, with scales in float32 and lows in place of a zero."""
+    """Return the same weights in another format: bytes whose zero is 0. Scales are float32, and lows include the old
+    format's zero."""
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales
@@ -111,20 +112,21 @@ def _widened(part: BlockWeights, block: int) -> BlockWeights:
 
 
 def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bytes (M, K) int8 and units (M, K / block) float32 of x (M, K). A block of zeros has unit 0."""
+    """Round x (M, K) to bytes (M, K) int8, with units (M, K / block) float32. A block of zeros has unit 0."""
     blocks = x.float().unflatten(1, (-1, block))
     largest = blocks.abs().amax(dim=2)
     largest = torch.where(largest <= SMALLEST, 0.0, largest)
-    top = torch.full_like(largest, LARGEST)  # a tensor: with a number torch multiplies by a reciprocal instead
+    # 127 is a tensor, because torch multiplies by the reciprocal of a plain number
+    top = torch.full_like(largest, LARGEST)
     inverse = torch.where(largest == 0, 0.0, top / largest)
     return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / top
 
 
 def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:
-    """Return y (M, N) float32 as the definition above has it; x (M, K) of any float dtype, bias (N,) float32."""
+    """Return y (M, N) float32 for x (M, K) of any float dtype and bias (N,) float32."""
     block = weight.format.block
     data, units = quantize_rows(x, block)
-    rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block), sums of which are exact
+    rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block) float64: sums are exact
     numbers = (weight.numbers.double() - weight.format.zero).unflatten(1, (-1, block)).transpose(0, 1)
     total = bias.float().expand(len(x), -1)
     for g, (row, number) in enumerate(zip(rows, numbers, strict=True)):
@@ -136,10 +138,10 @@ def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """a * b + c of float32 tensors, rounded once.
+    """Return a * b + c of float32 tensors, rounded once.
 
-    In float64 the product is exact, the sum is not, and rounding that again may go the wrong way. So the sum is rounded
-    to odd first (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    In float64 the product is exact but the sum is not. Rounding the sum twice may err. So the sum is first rounded to
+    odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c

@@ -1,6 +1,6 @@
-"""The small steps between matrix products (norm, gate): the interface, and plain torch for any device.
+"""Small steps between matrix products (norm, gate): the interface, and plain torch for any device.
 
-The residual stream is float32 in every mode; what goes into a product is in the model's dtype.
+The residual stream is float32 in every mode. A product's input has the model's dtype.
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from shared.kernel.linear import Linear
+
 
 class BlockKernels(Protocol):
-    """Runs on the forward stream. Results are valid until the next call of the same method."""
+    """Kernels on the forward stream. A result is valid until the method's next call."""
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """residual (M, H) float32 += delta (M, H), in place; returns its RMS norm times weight, in the dtype."""
+        """Add delta (M, H) to residual (M, H) float32 in place. Return the residual's RMS norm times weight, in the
+        model's dtype."""
         ...
 
     def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """(M, H) in the dtype -> its RMS norm times weight, in the dtype."""
+        """Return the RMS norm of delta (M, H) times weight, in delta's dtype."""
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """(M, 2 * I) -> silu(first half) * second half, or gelu of it, (M, I); any I."""
+        """Return silu (or gelu) of the first half times the second half: (M, 2 * I) -> (M, I), for any I."""
+        ...
+
+    def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        """Return `gate` of linear(x), perhaps in one launch: (M, H) -> (M, I)."""
         ...
 
 
 class TorchBlocks:
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
-        """is_gelu: gelu in its tanh form, not silu."""
+        """`is_gelu`: use gelu in its tanh form instead of silu."""
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -45,3 +52,6 @@ class TorchBlocks:
         gate, up = gate_up.float().chunk(2, dim=-1)
         bent = functional.gelu(gate, approximate="tanh") if self._is_gelu else functional.silu(gate)
         return (bent * up).to(self._dtype)
+
+    def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(linear(x))

@@ -1,4 +1,4 @@
-"""Norm and gate on the CPU, one pass over memory each. Same interface as the torch form; addresses go in, see jit."""
+"""Implements BlockKernels on the CPU, and tasks that copy or add rows in a compiled step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from shared.kernel.jit import (
     longs_at,
     store,
 )
+from shared.kernel.linear import Linear
 from shared.kernel.program import Program
+from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
 
 _f32 = np.float32
 
-# The words of a task's arguments.
+# A task's words.
 SOURCE, DELTA, WEIGHT, OUT = range(2, 6)
 NUM_WORDS = 6
 
 
 class NumbaBlocks:
-    """BlockKernels for CPU tensors."""
-
     def __init__(
         self, hidden_size: int, inner_sizes: tuple[int, ...], eps: float, dtype: torch.dtype, team: Team, is_gelu: bool
     ) -> None:
-        """inner_sizes: every width that `gate` may be given the double of."""
+        """`inner_sizes`: every size I that `gate` gets."""
         self._dtype = dtype
         is_half = dtype == torch.bfloat16
         self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
@@ -65,6 +65,9 @@ class NumbaBlocks:
         self._run(self._gates[inner], gate_up, out)
         return out
 
+    def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(linear(x))
+
     def _run(self, program: Program, source: torch.Tensor, out: torch.Tensor) -> None:
         words = program.words[0]
         words[NUM_ROWS], words[SOURCE], words[OUT] = len(source), source.data_ptr(), out.data_ptr()
@@ -73,7 +76,8 @@ class NumbaBlocks:
 
 @functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
-    """residual float32 += delta if there is one; out = its RMS norm times weight, in rows of `out_width` (0: H)."""
+    """Add DELTA, if any, to the residual float32. Write its RMS norm times weight, in rows of `out_width` numbers; 0
+    means H."""
     item = 2 if is_half else 4
     out_bytes = (out_width or hidden_size) * item
 
@@ -89,15 +93,15 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 @functools.cache
 def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
-    """out = RMS norm of the rows of SOURCE times weight, all in the dtype; out may be SOURCE."""
+    """OUT = RMS norm of SOURCE's rows times weight. OUT and SOURCE are bfloat16 if `is_half`, else float32. OUT and
+    SOURCE may be the same rows."""
     row_bytes = hidden_size * (2 if is_half else 4)
 
     def rows_norm(words: Any, share: int, worker: int) -> None:
         weight = floats_at(words[WEIGHT])
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
-            source, out, total = words[SOURCE] + row * row_bytes, words[OUT] + row * row_bytes, _f32(0.0)
-            for d in range(hidden_size):
-                total += load(source, d, is_half) * load(source, d, is_half)
+            source, out = words[SOURCE] + row * row_bytes, words[OUT] + row * row_bytes
+            total = sum_of(source, hidden_size, is_half, True)
             scale = _f32(1.0) / np.sqrt(total / _f32(hidden_size) + _f32(eps))
             for d in range(hidden_size):
                 store(out, d, load(source, d, is_half) * scale * weight[d], is_half)
@@ -107,7 +111,7 @@ def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
 
 @functools.cache
 def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
-    """out = silu(first half) * second half, or gelu of it."""
+    """OUT = silu or gelu of SOURCE's first half, times its second half."""
     item = 2 if is_half else 4
 
     def gate(words: Any, share: int, worker: int) -> None:
@@ -124,7 +128,7 @@ def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
 
 @functools.cache
 def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
-    """out (NUM_ROWS, H) float32 = the rows of the table (WEIGHT) that the int64 ids (SOURCE) name, times scale."""
+    """OUT (NUM_ROWS, H) float32 = scale * rows of the table (WEIGHT) at int64 ids (SOURCE)."""
     item = 2 if is_half else 4
 
     def embed(words: Any, share: int, worker: int) -> None:
@@ -138,7 +142,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
 
 @functools.cache
 def make_take(row_bytes: int) -> Any:
-    """out (NUM_ROWS, row) = the rows of SOURCE that the int64 indices (WEIGHT) name; rows of whole 2-byte items."""
+    """OUT (NUM_ROWS, row) = rows of SOURCE, in 2-byte items, at int64 indices (WEIGHT)."""
 
     def take(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
@@ -151,7 +155,7 @@ def make_take(row_bytes: int) -> Any:
 
 @functools.cache
 def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
-    """out, in rows of `out_width`, = SOURCE (NUM_ROWS, H) float32 in the dtype."""
+    """Store SOURCE (NUM_ROWS, H) float32 in the dtype, in rows of `out_width`."""
     item = 2 if is_half else 4
 
     def store_rows(words: Any, share: int, worker: int) -> None:
@@ -185,9 +189,7 @@ def _add(residual: int, delta: int, length: int, is_half: bool) -> None:
 @inlined
 def _norm_row(source: int, weight: int, eps: float, out: int, length: int, is_half: bool) -> None:
     x, w = floats_at(source), floats_at(weight)
-    total = _f32(0.0)
-    for d in range(length):
-        total += x[d] * x[d]
+    total = sum_of(source, length, False, True)
     scale = _f32(1.0) / np.sqrt(total / _f32(length) + _f32(eps))
     for d in range(length):
         store(out, d, x[d] * scale * w[d], is_half)
@@ -195,7 +197,7 @@ def _norm_row(source: int, weight: int, eps: float, out: int, length: int, is_ha
 
 @inlined
 def _gate_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
-    """silu(g) = g / (1 + exp(-g)); where exp would overflow the quotient is 0 all the same."""
+    """silu(g) = g / (1 + exp(-g)). Where exp would overflow, the quotient is 0 anyway."""
     for d in range(length):
         g = load(gate, d, is_half)
         store(out, d, g / (_f32(1.0) + exp32(min(-g, _f32(87.0)))) * load(up, d, is_half), is_half)
@@ -203,7 +205,7 @@ def _gate_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
 
 @inlined
 def _gelu_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
-    """gelu(g) = g / 2 (1 + tanh u) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3)."""
+    """gelu(g) = g / (1 + exp(-2 u)), the tanh form: u = sqrt(2 / pi) (g + 0.044715 g^3)."""
     for d in range(length):
         g = load(gate, d, is_half)
         twice = _f32(1.5957691216) * (g + _f32(0.044715) * g * g * g)

@@ -1,8 +1,8 @@
-"""Rows of x as bytes, as block_weights.py defines them, for the compiled product.
+"""Rounds rows of x to bytes, as block_weights.py defines them, for block_product.py.
 
     a row:  [K bytes][depth starts, int32][depth units, float32][depth unit * sum of bytes, float32]
 
-A start is the value that the block's integer sum begins with: it takes away the zero of the block's weights.
+A block's integer sum begins with the block's start, which subtracts the weights' zero.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from shared.kernel.block_weights import LARGEST, SMALLEST
 from shared.kernel.jit import emit_call, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
 
-EXTRA_BYTES = 12  # of a block, besides its bytes
-ROUNDING = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to the nearest integer, ties to even
+EXTRA_BYTES = 12  # bytes per block, in addition to the block's numbers
+ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to nearest, ties to even
 SMALLEST_BITS = int(np.float32(SMALLEST).view(np.uint32))
 BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
 
 
 def row_bytes_of(num_inputs: int, block: int) -> int:
-    """What a row of x takes."""
     return num_inputs + num_inputs // block * EXTRA_BYTES
 
 
@@ -32,8 +31,8 @@ def row_bytes_of(num_inputs: int, block: int) -> int:
 def round_block(
     typing_context: Any, block: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any, total: Any
 ) -> Any:
-    """Round one block of a row. `block`, `zero` and `is_half` are constants, all others addresses: x is read, bfloat16
-    or float32; the rest is written."""
+    """Emit the rounding of a row's block. Constants: block, zero, is_half. The other arguments are addresses. The code
+    reads x (bfloat16 or float32), and writes to the other addresses."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -62,7 +61,7 @@ def _words(value: int) -> Any:
 
 
 class _Rounding:
-    """Writes the vector code of one block. Numbers of x are bits of float32, 16 together."""
+    """Emits code for one block. Numbers of x are vectors of 16 float32 bit patterns."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
@@ -75,8 +74,10 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """The largest magnitude, a float32, and what rows are multiplied with, in all places; 0 for what is too small.
-        The bits of magnitudes are ordered as the magnitudes are."""
+        """Return the largest magnitude (float32), and the block's factor in all lanes. Both results are 0 if no
+        magnitude is above SMALLEST.
+
+        Magnitudes sort like their bits."""
         build = self._builder
         magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
         top = magnitudes[0]

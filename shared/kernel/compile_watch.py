@@ -1,7 +1,8 @@
-"""Says when numba makes code ready: while a node starts, that it lives; once it serves, that somebody waited for it.
+"""Reports when numba compiles or reads code. While a node starts, a report shows progress. Later, it shows that
+requests wait for the compiler.
 
-numba's own events are listened to. Its lock is held while a kernel is compiled, and while one is read from disk; inside
-it the compiler's passes name what they work on. Knows nothing of which kernels there are.
+numba holds its compiler lock while it compiles a kernel or reads one from disk. The events of its compiler passes name
+the function that is compiled.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from numba.core import event
 
 LOCK, PASS = "numba:compiler_lock", "numba:run_pass"
 NUMBA, OURS = str(Path(numba.__file__).parent), str(Path(__file__).parents[2])
-STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # what jit.py adds to a kernel's name
+STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # the suffix that jit.py adds to a kernel's name
 
 
 class CompileNews(Protocol):
-    """Who is told, on the thread that asked for the code."""
+    """These methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """The compiler has come further with it; many times for each."""
+        """Report that a kernel is being compiled. This is called many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Compiled, or read from disk: then `kernel` is the line of ours that asked for it. The seconds hold those in
-        which another thread compiled."""
+        """Report that a kernel's code was compiled, or read from disk. If the code was read, `kernel` is the line of
+        our code that needed it.
+
+        `seconds` include waits for other compilations."""
 
 
 class CompileWatch(event.Listener):
-    """Listens from `start` until `stop`."""
+    """Listens to numba from `start` until `stop`."""
 
     def __init__(self, news: CompileNews, clock: Callable[[], float] = time.monotonic) -> None:
         self._news = news
@@ -53,7 +56,7 @@ class CompileWatch(event.Listener):
         here = self._here
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
-            if here.depth == 1:  # what a kernel calls is compiled inside it
+            if here.depth == 1:  # this is the outermost compilation; callees are compiled inside it
                 here.kernel, here.begun = "", self._clock()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])
@@ -61,7 +64,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        if event.kind != LOCK or not getattr(here, "depth", 0):  # begun before we listened
+        if event.kind != LOCK or not getattr(here, "depth", 0):  # begun before `start`
             return
         here.depth -= 1
         if here.depth == 0:
@@ -69,12 +72,11 @@ class CompileWatch(event.Listener):
 
 
 def name_of(qualname: str) -> str:
-    """Of a kernel, as the source has it."""
     return STAMPS.sub("", qualname.rpartition(".")[2])
 
 
 def asked_from() -> str:
-    """file:line of the innermost frame of ours."""
+    """Return file:line of the innermost frame in our code."""
     frame = sys._getframe()
     while frame.f_back is not None and not is_ours(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,11 +1,11 @@
-"""The table of cores that the nodes of one machine share: a file in memory, and a locked file for each node in it.
+"""The table of cores that one machine's nodes share: a file in memory, and a locked file per node.
 
     folder/table      a line of words for each core (core_words.py), mapped by every node
-    folder/slot-07    says who has slot 7, and is locked as long as that process lives
-    folder/gate       locked while a node enters, leaves, or removes dead ones
+    folder/slot-07    names the owner of slot 7, and is locked while that process lives
+    folder/gate       locked while a node enters, leaves, or removes dead nodes
 
-The system drops a lock with its process, so a slot whose file can be locked is a dead node's, in whatever container
-that ran. Nodes of other users have a folder of their own. The last one to go takes the folder with it.
+The system drops a dead process's locks. So a slot file that can be locked belongs to a dead node, in any container.
+Each user has one folder, which the last node removes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ import numpy as np
 from shared.kernel.team import Place, Team, system_calls
 
 SHARED_MEMORY = Path("/dev/shm")
-FOLDER = "baton-cores-{}-1"  # of a user; another number when the words change: nodes of two versions do not share
+# {}: user id. If the layout of words changes, increase the number at the end: different versions must not share a table
+FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005  # the longest wait at the gate, and between two looks
+# longest wait at the gate when a node enters; the same when it leaves; time between two looks at the gate
+COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 
 class NoTable(Exception):
-    """Nodes can't share cores here; says why."""
+    """Nodes can't share cores; the exception's text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a node says of itself in its slot's file. `borrows`: the cores it uses besides its own when it may."""
+    """The content of a slot's file. `borrows`: cores that the node may borrow."""
 
     node: str
     own: tuple[int, ...]
@@ -46,7 +48,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """A moment of one core, for people to read. Nodes by name."""
+    """The names of one core's nodes at one moment."""
 
     core: int
     holders: tuple[str, ...]
@@ -54,11 +56,11 @@ class CoreUse:
 
 
 class CoreTable:
-    """This process's slot in the machine's table. Used by one thread: its team's threads use the words alone."""
+    """This process's slot in the table. Only one thread calls the methods; the team's threads use only the words."""
 
     def __init__(self, owner: Owner, folder: Path | None = None) -> None:
-        """NoTable where there is none to be had. `folder`: another than the machine's, for tests."""
-        from shared.kernel import core_words  # numba, which is not there everywhere
+        """Raise NoTable if nodes can't share cores here. `folder`: for tests."""
+        from shared.kernel import core_words  # needs numba
 
         self.owner, self._code = owner, core_words
         self._folder = folder or SHARED_MEMORY / FOLDER.format(os.getuid())
@@ -66,7 +68,7 @@ class CoreTable:
         if calls is None:
             raise NoTable("threads can't wait for each other on this system")
         if not owner.own or max(owner.own + owner.borrows) >= MOST_CORES:
-            raise NoTable(f"cores of its own, numbered below {MOST_CORES}, are needed")
+            raise NoTable(f"a node needs cores of its own, numbered below {MOST_CORES}, to share cores")
         self._calls = np.array(calls, np.int64)
         self._forget, self._hold = core_words.make_forget().ctypes, core_words.make_hold().ctypes
         try:
@@ -78,37 +80,37 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """On the own cores, and on those that may be borrowed; the first own one is the leader's. To be closed before
-        the table is."""
+        """Return a team on own and borrowable cores. The team's leader runs on the first own core. Close the team
+        before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
         own = [Place(self._line(core), True, core) for core in self.owner.own]
         places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
         return Team(places=places, slot=self.slot, memory=self._words)
 
     def hold_own(self) -> None:
-        """For as long as the node lives: nobody borrows them."""
+        """Stop lending this node's own cores."""
         for core in self.owner.own:
             self._hold(self._line(core), self.slot)
 
     def borrowed(self) -> list[int]:
-        """Cores on which this node is a guest now."""
+        """Return cores on which this node is a guest now."""
         guests = self._words[:, 0] & self._code.GUEST
         return [int(core) for core in np.flatnonzero(guests == self.slot + 1)]
 
     def clear_up(self) -> None:
-        """Behind nodes that were killed. A few file operations: every second or so. Waits for nobody."""
+        """Clean up after killed nodes, without waiting. This takes a few file operations, so call it once a second."""
         with contextlib.suppress(OSError), through_gate(self._folder, 0.0):
             self._clear_dead()
 
     def uses(self) -> list[CoreUse]:
-        """Of all cores that a node in the table has or would borrow."""
+        """Return who uses each core. The cores are all that any node of the table owns or may borrow."""
         owners = {slot: read_owner(self._path(slot)) for slot in [*self._others(), self.slot]}
         names = {slot: f"slot {slot}" if owner is None else owner.node for slot, owner in owners.items()}
         cores = {core for owner in owners.values() if owner is not None for core in owner.own + owner.borrows}
         return [self._use(core, names) for core in sorted(cores)]
 
     def close(self) -> None:
-        """Nobody uses the team any more."""
+        """Leave the table. The team must not be in use."""
         with contextlib.suppress(OSError), through_gate(self._folder, GOING_S):
             self._clear_dead()
             self._clear(self.slot)
@@ -124,7 +126,7 @@ class CoreTable:
             if lock is None:
                 continue
             try:
-                self._forget_all(slot)  # it may have been a dead node's
+                self._forget_all(slot)  # a dead node may have left claims under this slot
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, json.dumps(asdict(self.owner)).encode(), 0)
             except OSError:
@@ -166,8 +168,9 @@ class CoreTable:
 
 @contextlib.contextmanager
 def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
-    """One process at a time, also where the folder is just being removed. OSError where the folder can't be used, or
-    another process does not come out in time: it may be stopped."""
+    """Admit one process at a time, even while the folder is removed.
+
+    Raise OSError if the folder can't be used, or another process (perhaps stopped) holds the gate too long."""
     until = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(FileExistsError):
@@ -175,7 +178,7 @@ def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
         try:
             check_private(folder)
             handle = os.open(folder / GATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # the last node went meanwhile, and took the folder
+        except FileNotFoundError:  # the last node removed the folder meanwhile
             continue
         try:
             if take_lock(handle) and is_at(handle, folder / GATE):
@@ -184,15 +187,15 @@ def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
         finally:
             os.close(handle)
         if time.monotonic() >= until:
-            raise TimeoutError(0, f"{GATE} is locked by a process that does not go on")
+            raise TimeoutError(0, f"{GATE} is locked by a process that makes no progress")
         time.sleep(LOOK_S)
 
 
 def check_private(folder: Path) -> None:
-    """PermissionError where others could have made it or may write into it."""
+    """Raise PermissionError if another user could have made the folder or may write to it."""
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not folder.is_dir() or folder.is_symlink():
-        raise PermissionError(0, "is not a folder of this user's alone")
+        raise PermissionError(0, "is not a private folder of this user")
 
 
 def is_at(handle: int, path: Path) -> bool:
@@ -204,14 +207,15 @@ def is_at(handle: int, path: Path) -> bool:
 def map_file(path: Path, size: int) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(handle, 0, size)  # all of it: where memory is full, a page that is missing would end us
+        # allocate all pages now: if memory is full, touching an unallocated page would kill this process
+        os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, size)
     finally:
         os.close(handle)
 
 
 def lock_if_free(path: Path) -> int | None:
-    """A handle that holds the file's lock; None where a living process does."""
+    """Return a handle that holds the file's lock, or None if a living process holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle
@@ -227,7 +231,7 @@ def take_lock(handle: int) -> bool:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """None where it is not written yet, or gone."""
+    """Return the owner that the file names, or None if the file is gone or not written yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(path.read_text(encoding="utf-8"))
         return Owner(told["node"], tuple(told["own"]), tuple(told["borrows"]))

@@ -1,16 +1,16 @@
-"""Who computes on which core of this machine: one line of words for each core, in memory that nodes share.
+"""Records who computes on which core of this machine: a line of words per core, in memory that nodes share.
 
-    word 0:   bits 0 to 15: the guest (slot + 1, 0: none) | bit 16 + slot: a node whose own core it is needs it
+    word 0:   bits 0 to 15: the guest (slot + 1, 0: none) | bit 16 + slot: a holder, a node that needs its own core
     word 1:   bit slot: a node that would like to be a guest
-    word 8+:  a bell for each slot: counted up, and those who wait for it are woken
+    word 8+:  a bell for each slot: counted up, then its waiters are woken
 
-A node has a slot, and cores of its own. While it has work it holds these. A core that nobody holds may have one guest:
-a thread of another node, inside a step. When a holder comes, the guest leaves at the end of its share of a task, within
-milliseconds. The holder waits for that, but not for ever: a guest that was killed or stopped loses the core. Holders do
-not wait for each other: nodes that were given the same core take turns on it, as the system likes.
+A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread that is
+inside a step. When a node begins to hold the core, the guest finishes its share of a task, then leaves, within
+milliseconds. A killed or stopped guest loses the core. If several nodes hold a core, the operating system schedules
+them.
 
-All of it is compiled. Every change is one atomic operation, so a node that dies leaves nothing half done. A ring may be
-lost with it: who asked for the core then asks again with its next program.
+Every change is one compiled atomic operation, so a node that dies leaves no change half done. At worst a bell is not
+rung, and the waiting node asks for the core again with its next program.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ from shared.kernel.atomics import (
 )
 from shared.kernel.jit import compile_c, inlined
 
-WANT, BELLS = 8, 64  # bytes from a line's start
+WANT, BELLS = 8, 64  # offsets of words 1 and 8, in bytes from a line's start
 NUM_SLOTS = 40
 LINE_BYTES = BELLS + NUM_SLOTS * 8
-HOLDER, GUEST = 16, 0xFFFF  # the first holder's bit; the guest's bits
-PATIENCE_NS = 5_000_000  # a holder's, for a guest
+HOLDER, GUEST = 16, 0xFFFF  # the number of the first holder's bit; a mask of the guest's bits
+PATIENCE_NS = 5_000_000  # longest wait of a holder for a guest
 
 
 @inlined
 def enter(line: int, slot: int) -> bool:
-    """As a guest."""
     done: bool = change_if(line, 0, slot + 1)
     return done
 
 
 @inlined
 def must_leave(line: int, slot: int) -> bool:
-    """Whether a guest's core has a holder, or was taken from it."""
+    """Return whether a guest's core has a holder or was taken back."""
     word: int = look_at(line)
     return word != slot + 1
 
 
 @inlined
 def leave(calls: int, line: int, slot: int) -> None:
-    """Of a guest; nothing happens where the core was taken from it."""
+    """Leave as a guest. Do nothing if the core was taken back."""
     word = look_at(line)
     while word & GUEST == slot + 1:
         if change_if(line, word, word - (slot + 1)):
@@ -79,8 +78,9 @@ def release(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def wait_for_guest(calls: int, line: int, slot: int) -> None:
-    """Of a holder: returns when it has the core. A guest that does not leave in time has it no longer. Of a thread that
-    comes late, when its node holds the core no more: returns at once."""
+    """Wait, as a holder, until the core's guest leaves. After PATIENCE_NS take the core back.
+
+    A late thread, whose node no longer holds the core, does not wait."""
     bell = line + BELLS + slot * 8
     heard = look_at(bell)
     if look_at(line) & GUEST == 0:
@@ -100,7 +100,7 @@ def wait_for_guest(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def take_back(line: int, slot: int) -> None:
-    """Of a holder that has waited long enough: the guest has the core no longer, and learns it when it goes on."""
+    """Take the core from a guest, which notices when it next runs."""
     word = look_at(line)
     if _is_holder(word, slot):
         change_if(line, word, word - (word & GUEST))
@@ -113,14 +113,14 @@ def _is_holder(word: int, slot: int) -> bool:
 
 @inlined
 def ask(calls: int, line: int, slot: int) -> None:
-    """For a thread of the node that sleeps until its bell rings: it comes when the core is free."""
+    """Ask that this node's sleeping thread be woken once the core is free."""
     if not want(line, slot):
         ring(calls, line, slot)
 
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Ask that the node's bell be rung when the core becomes free. Return whether it is taken now."""
+    """Ask for a ring of this node's bell once the core is free. Return whether the core is taken now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0
@@ -143,7 +143,7 @@ def _ring_those(calls: int, line: int, slots: int) -> None:
 
 @functools.cache
 def make_hold() -> Any:
-    """A C function (line, slot)."""
+    """Return `hold` as a C function, whose arguments are (line, slot)."""
 
     def hold_core(line: int, slot: int) -> None:
         hold(line, slot)
@@ -153,7 +153,8 @@ def make_hold() -> Any:
 
 @functools.cache
 def make_forget() -> Any:
-    """A C function (calls, line, slot): takes away what a dead node had. May run at the same time as all others."""
+    """Return a C function that removes a dead node's claims on a core. It may be called at any time. Its arguments are
+    (calls, line, slot)."""
 
     def forget(calls: int, line: int, slot: int) -> None:
         keep_bits(line + WANT, ~(1 << slot))

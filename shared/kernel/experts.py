@@ -1,4 +1,4 @@
-"""A choice of small networks for each token (mixture of experts). Knows nothing of layers or of files."""
+"""Mixture of experts, on any device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from shared.kernel.linear import Columns, Head, Linear
 
 
 class Experts:
-    """Each token goes through the `top_k` experts that its router likes best, weighted by how much it likes them.
+    """Sends each token through the `top_k` experts for which the router gives the token the largest weights.
 
-    Experts run one after another in the order of their numbers, each on the tokens that chose it; a token adds its
-    own experts' results in that order, whoever else is in the step.
+    A token's results are added in the order of the experts' numbers, whatever else is in the step.
     """
 
     def __init__(
@@ -23,16 +22,17 @@ class Experts:
         self._top_k, self._normalise = top_k, normalise
 
     def __call__(
-        self, x: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor], all_columns: Columns
+        self, x: torch.Tensor, gated: Callable[[Linear, torch.Tensor], torch.Tensor], all_columns: Columns
     ) -> torch.Tensor:
-        """x (M, H) -> (M, H), both in the dtype; sums in float32. `gate` as of BlockKernels. `all_columns` of what a
-        gate and a down product give, where they have some columns only."""
+        """Return (M, H) for x (M, H), both in the dtype, summed in float32. `gated` is BlockKernels.gated.
+
+        `all_columns` completes the gate and down products of ranks that hold only some columns."""
         weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)
         if self._normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
 
         def run(expert: int, tokens: torch.Tensor) -> torch.Tensor:
-            inner = all_columns(gate(self._gate_ups[expert](tokens)))
+            inner = all_columns(gated(self._gate_ups[expert], tokens))
             return all_columns(self._downs[expert](inner)).float()
 
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -40,9 +40,10 @@ class Experts:
             for expert in chosen.unique().tolist():
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 total.index_add_(0, token, run(expert, x[token]) * weights[token, place, None])
-        else:  # every expert runs on every token: which ones are chosen, the host would have to wait for
+        else:  # every expert takes every token, because the host must not wait for the device's choice
             share = torch.zeros((len(x), len(self._downs)), device=x.device).scatter_(1, chosen, weights)
             for expert in range(len(self._downs)):
                 own = share[:, expert, None]
-                total += torch.where(own != 0, run(expert, x) * own, 0)  # not by 0: an expert's infinity times 0 is NaN
+                # `where` instead of a product with 0, because infinity * 0 is NaN
+                total += torch.where(own != 0, run(expert, x) * own, 0)
         return total.to(x.dtype)

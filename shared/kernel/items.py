@@ -1,8 +1,7 @@
-"""What the numbers in a page of KV are, and the bytes among them as vector code.
+"""Number formats of KV pages, and vector code that widens and rounds their bytes.
 
-Bytes are those of quantized.py: a scale per row maps its largest magnitude to the largest byte. What is written here
-has the same bits as there, so nodes with and without compiled kernels fill pages alike; but for keys with a norm, of
-which few are off by a step: their sums have another order.
+Bytes equal quantized.py's, so nodes with and without compiled kernels fill pages alike. A few normed keys differ by one
+step, because the norm adds its numbers in another order.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from llvmlite import ir
 
 from shared.kernel.quantized import LARGEST
 
-EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
-ROUNDING = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits, ties to even
+EXPONENT = 2.0**120  # factor that turns fp8's exponents into float32's
+ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer, ties to even, into the low bits
 MAGNITUDE = 0x7FFFFFFF
-TOO_LARGE = 1087 << 20  # bits of 480: from here on fp8 has no number
+TOO_LARGE = 1087 << 20  # bits of 480, which is beyond fp8's numbers
 SMALLEST_NORMAL = 121 << 23  # bits of 2^-6
 DENORMAL = 141 << 23  # bits of 2^14, whose last place is fp8's smallest step
 
 
 class Items(IntEnum):
-    """A constant of compiled code."""
+    """A number format of pages. Compiled code has it as a constant."""
 
     FLOATS = 0
     HALVES = 1  # bfloat16
@@ -41,7 +40,7 @@ class Items(IntEnum):
 
     @property
     def largest(self) -> float:
-        """Return what the largest magnitude of a row of bytes becomes."""
+        """Return the number to which a row's largest magnitude is scaled."""
         return LARGEST[torch.int8 if self == Items.INT8 else torch.float8_e4m3fn]
 
 
@@ -54,11 +53,11 @@ ITEMS = {
 
 
 def widened(builder: Any, data: Any, items: Items) -> Any:
-    """A vector of bytes -> their numbers, float32, without the scale."""
+    """Widen bytes to unscaled float32."""
     words, floats = _words(data.type.count), ir.VectorType(ir.FloatType(), data.type.count)
     if items == Items.INT8:
         return builder.sitofp(builder.sext(data, words), floats)
-    # An fp8 number's own bits, in float32's places, stand for a number 2^120 times smaller, denormal ones too.
+    # fp8's bits, moved to float32's places, mean 2^-120 times the number, denormals included.
     bits = builder.zext(data, words)
     sign = builder.shl(builder.and_(bits, _all(words, 0x80)), _all(words, 24))
     rest = builder.shl(builder.and_(bits, _all(words, 0x7F)), _all(words, 20))
@@ -67,8 +66,8 @@ def widened(builder: Any, data: Any, items: Items) -> Any:
 
 
 def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
-    """A vector of float32, already divided by the scale -> bytes, nearest, ties to even. What is no number becomes 0 in
-    int8: its row's scale is none either."""
+    """Round float32 numbers, divided by the scale, to the nearest bytes, ties to even. In int8 NaN becomes 0, and the
+    row's scale is NaN."""
     words, data = _words(numbers.type.count), ir.VectorType(ir.IntType(8), numbers.type.count)
     if items == Items.INT8:
         shifted = builder.fadd(numbers, _all(numbers.type, ROUNDING))
@@ -77,7 +76,7 @@ def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
     rest = builder.and_(bits, _all(words, MAGNITUDE))
     sign = builder.lshr(builder.xor(bits, rest), _all(words, 24))
     is_odd = builder.and_(builder.lshr(rest, _all(words, 20)), _all(words, 1))
-    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # and the exponent moved to fp8's
+    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # this sum also turns the exponent into fp8's
     normal = builder.lshr(builder.add(builder.add(rest, half_a_step), is_odd), _all(words, 20))
     step = builder.bitcast(_all(words, DENORMAL), numbers.type)
     denormal = builder.fadd(builder.bitcast(rest, numbers.type), step)
@@ -89,7 +88,7 @@ def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
 
 
 def magnitude_bits(builder: Any, numbers: Any) -> Any:
-    """Bits of |x| as integers, which are ordered as the magnitudes are, and NaN above all."""
+    """Return |x| as integers that sort like magnitudes, NaN highest."""
     words = _words(numbers.type.count)
     return builder.and_(builder.bitcast(numbers, words), _all(words, MAGNITUDE))
 

@@ -1,8 +1,8 @@
-"""How our numba kernels are compiled, and the few scalars LLVM has and numba lacks. Knows nothing of models.
+"""Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
-Kernels take addresses, not arrays: numba has no bfloat16, and checking arrays at each of the some hundred calls of a
-step would take longer than a small step's work. `floats_at` and friends turn an address into something to index. So
-the caller holds the tensors until the call returns, and nothing checks bounds.
+Kernels take addresses instead of arrays: numba has no bfloat16, and checking the arrays of some hundred calls would
+take longer than a small step's work. Functions such as `floats_at` turn an int64 address into a typed pointer. The
+caller holds the tensors until the call returns, and nothing checks bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
-# Sums may be reordered into vector lanes (always the same way for the same lengths); NaN and infinity stay honest.
+# The compiler may split a sum into as many lanes as the processor has; sums.py prevents this where bits count. NaN and
+# infinity are kept.
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
@@ -37,7 +38,8 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """njit without the GIL, for kernels over arrays (sampler, HashLM); compiled code is kept on disk as below."""
+    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL. The code is kept on disk, as by
+    compile_c."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -54,7 +56,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """What the processor has that code is compiled for: this one, unless numba was told of another."""
+    """Return the features to compile for: this processor's, unless numba's settings name others."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -63,24 +65,24 @@ def processor_features() -> dict[str, bool]:
 
 
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
-    """A C function for a Program: keep the result as long as its `address` is used.
+    """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    Arguments: the task's int64 words, of which the first two are NUM_ROWS and NUM_SHARES; which of the shares of the
-    work to do; and which of the team's threads does it, so that no other uses its scratch memory meanwhile. Shares may
-    run at the same time, in any order, on any thread.
+    Arguments: the task's int64 words, which begin with NUM_ROWS and NUM_SHARES; the number of the share; the number of
+    the thread, which picks its scratch. Shares may run at the same time, in any order, on any thread.
     """
     return compile_c(function, TASK)
 
 
 def compile_exact_task(function: Callable[[Any, int, int], None]) -> Any:
-    """The same, but every float operation is done and rounded as it is written."""
+    """Compile like compile_task, but round every float operation as written."""
     return compile_c(function, TASK, exact=True)
 
 
 def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
-    """Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
-    Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
-    disk cache is made of them).
+    """Compile a C function. Keep its code on disk, beside the source or else in the user's cache directory.
+
+    If neither place is writable, each process compiles anew. Closures may hold only numbers, which are part of the
+    cache key.
     """
     stamp_name(function)
     fast: Any = False if exact else FAST_MATH
@@ -92,8 +94,10 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
-    """Give the function a name in the disk cache that changes with the sources of its folder and of this one. numba
-    looks at the function's own file only, and would go on with what it inlined from another before that one changed."""
+    """Add two checksums to the function's name in the disk cache. They cover the sources in the function's folder and
+    in jit.py's folder.
+
+    numba itself checks only the function's file, and would reuse stale inlined code."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
     function.__qualname__ += f"_{sources_stamp(own):08x}_{sources_stamp(here):08x}"
 
@@ -107,28 +111,29 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """A kernel's part: merged into its caller, so that the caller's constants unroll its loops."""
+    """Merge a kernel's part into its caller. If the caller passes constants, the compiler then unrolls the part's
+    loops."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
-    return compiled  # type: ignore[return-value]  # numba's Dispatcher is called as the function is
+    return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
 
 def copied(function: F) -> F:
-    """A kernel's part that is copied into its caller before types are found, so that what is constant there is constant
-    for the emitted code in it."""
+    """Copy a kernel's part into its caller before types are inferred. So the caller's constants stay constants for
+    emitted code."""
     settings: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", "inline": "always"}
     made: F = njit(**settings)(function)
     return made
 
 
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """A kernel's part that is written in LLVM. Callers leave the typing context out: numba adds it."""
+    """Make a kernel's part from LLVM code. numba itself passes the first argument, the typing context."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
 
 
 def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """The same, with other code for other constants."""
+    """Do the same as `emitted`, but make separate code for each set of constant arguments."""
     made = intrinsic(prefer_literal=True)(function)
-    return made  # type: ignore[return-value]  # the stubs ask callers for the context
+    return made  # type: ignore[return-value]  # as above
 
 
 def _pointer(address: Any, item: types.Type) -> Any:
@@ -140,25 +145,22 @@ def _pointer(address: Any, item: types.Type) -> Any:
 
 @emitted
 def floats_at(typing_context: Any, address: Any) -> Any:
-    """int64 address -> pointer to float32."""
     return _pointer(address, types.float32)
 
 
 @emitted
 def halves_at(typing_context: Any, address: Any) -> Any:
-    """int64 address -> pointer to the bits of bfloat16."""
+    """Point to bfloat16 bits."""
     return _pointer(address, types.uint16)
 
 
 @emitted
 def ints_at(typing_context: Any, address: Any) -> Any:
-    """int64 address -> pointer to int32."""
     return _pointer(address, types.int32)
 
 
 @emitted
 def longs_at(typing_context: Any, address: Any) -> Any:
-    """int64 address -> pointer to int64."""
     return _pointer(address, types.int64)
 
 
@@ -184,7 +186,7 @@ def float_of(typing_context: Any, value: Any) -> Any:
 
 @emitted
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Asks for the cache line at an int64 address; never faults."""
+    """Prefetch a cache line. This never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit_prefetch(builder, args[0])
@@ -194,14 +196,12 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 
 def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> Any:
-    """For code generated elsewhere: a call of one of LLVM's own functions."""
     kind = ir.FunctionType(result, [operand.type for operand in operands])
     function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(function, operands)
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """For code generated elsewhere: asks for the cache line at an int64 address; never faults."""
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     read, keep, data = word(0), word(3), word(1)
     operands = [builder.inttoptr(address, byte_pointer), read, keep, data]
@@ -217,7 +217,7 @@ def from_half(bits: np.uint16) -> np.float32:
 
 @inlined
 def to_half(value: np.float32) -> np.uint16:
-    """float32 -> bfloat16 bits, nearest, ties to even; NaN stays NaN."""
+    """Round float32 to the nearest bfloat16 bits, ties to even; NaN stays NaN."""
     bits = bits_of(value)
     rounded = _u32(_u32(bits + _u32(0x7FFF)) + _u32((bits >> _u32(16)) & _u32(1)))
     return _u16(0x7FC0) if value != value else _u16(rounded >> _u32(16))
@@ -225,7 +225,8 @@ def to_half(value: np.float32) -> np.uint16:
 
 @inlined
 def exp32(value: np.float32) -> np.float32:
-    """exp within 3 units in the last place, for -87 < value < 88; below, exp(-87). Vectorises, unlike the library's."""
+    """Return exp(value), within 3 units in the last place, for value < 88. For a value below -87 return exp(-87). It
+    vectorises."""
     value = max(value, _f32(-87.0))
     power = np.floor(value * _f32(LOG2E) + _f32(0.5))
     rest = (value - power * _f32(LN2_HIGH)) - power * _f32(LN2_LOW)
@@ -239,7 +240,7 @@ def exp32(value: np.float32) -> np.float32:
 
 @inlined
 def load(address: int, index: int, is_half: bool) -> np.float32:
-    """The index-th bfloat16 or float32 at an address; `is_half` must be a constant."""
+    """Read the index-th bfloat16 or float32 at an address; `is_half` must be a constant."""
     return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
 
 

@@ -1,4 +1,4 @@
-"""Which compilers of kernels are there. Everything works without them, slower."""
+"""Detects the optional kernel compilers, and where they run. Without them everything works, but slower."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import functools
 import importlib
 import logging
 
+import torch
+
 
 def has_numba() -> bool:
-    """For kernels on a CPU. One log line where it is missing or broken."""
+    """Return whether numba, for kernels on a CPU, can be imported. If not, log one line."""
     return _can_import("numba", "plain torch kernels, slower")
 
 
 @functools.cache
 def has_triton() -> bool:
-    """For kernels on a GPU: torch's CUDA build brings it. One log line where it is missing or broken."""
+    """Return whether triton, a part of torch's CUDA build, can be imported. If not, log one line."""
     return _can_import("triton", "plain torch kernels, much slower")
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Return whether Triton's kernels run on this device. Tests also allow a CPU and the virtual GPU."""
+    return device.type == "cuda" and has_triton()
 
 
 def _can_import(name: str, instead: str) -> bool:

@@ -1,7 +1,4 @@
-"""Matrix products with weights that never change: the interface, and the library's for where ours does not run.
-
-Weights are laid out once, at load. Knows nothing of models.
-"""
+"""Matrix products with fixed weights, laid out at load: the interface, and library products where ours do not run."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from shared.kernel.quantized import dequantize, quantize
 
 
 class Linear(Protocol):
-    """y = x W^T (+ bias) for x (M, in) -> (M, out), both in the weight's dtype."""
+    """Computes y = x W^T (+ bias): x (M, in), y (M, out), both in the weight's dtype."""
 
     in_features: int
     out_features: int
@@ -26,15 +23,15 @@ class Linear(Protocol):
 
 
 Weight = torch.Tensor | BlockWeights  # (out, in)
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from weight (out, in) and bias (out,)
-WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # as LinearFactory, of blocks too
-Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own) -> (M, all): of all ranks that share a product out
-Head = Callable[[torch.Tensor], torch.Tensor]  # the last product: float32 whatever it is given, for bfloat16 ties
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # takes weight (out, in) and bias (out,)
+WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # like LinearFactory, but also takes weights in blocks
+Columns = Callable[[torch.Tensor], torch.Tensor]  # collects from all ranks: (M, own columns) -> (M, all columns)
+Head = Callable[[torch.Tensor], torch.Tensor]  # the last product, always float32, because bfloat16 logits would tie
 HeadFactory = Callable[[Weight], Head]
 
 
 class PlainLinear:
-    """torch's own product: any device."""
+    """torch's product, on any device."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
@@ -45,12 +42,11 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN with the weight reordered into its blocked layout at load.
+    """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
-    Against torch's own call on the CPU: bfloat16 saves the reorder of every call (half the time at M = 1), float32
-    is twice as fast at every M above 1, because MKL takes a slow path on AMD processors. Its kernels add up a row in
-    the same order at every M, M = 1 sometimes excepted: such a single row is doubled, which costs next to nothing,
-    so that a token's result does not depend on how many others are in the step.
+    In bfloat16 this saves a reorder per call, which would be half of the time at M = 1. In float32 it avoids MKL's slow
+    path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If it differs there, a
+    single row is computed twice in one call, at little cost, so that a token's result does not depend on other tokens.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
@@ -71,8 +67,7 @@ class PackedLinear:
 
 
 class PlainBlockLinear:
-    """The definition of the product with weights in blocks, for any device: exact, and slow. `out_dtype`: that of x
-    when not given."""
+    """The product that block_weights.py defines, on any device, exact but slow. `out_dtype`: None means x's dtype."""
 
     def __init__(
         self, weight: BlockWeights, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -86,8 +81,9 @@ class PlainBlockLinear:
 
 
 class QuantizedLinear:
-    """The library's product, for any device: the weight becomes float32 again in every call, and a
-    row's result may depend on how many there are."""
+    """The library's product for byte weights, on any device. Each call widens the weight to float32.
+
+    A row's result may depend on the number of rows."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
@@ -99,7 +95,7 @@ class QuantizedLinear:
 
 
 class FloatHead:
-    """x (M, in) of any float dtype -> (M, out) float32, through a float32 product."""
+    """x (M, in) of any float dtype -> (M, out) float32, by a float32 product."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
@@ -109,8 +105,9 @@ class FloatHead:
 
 
 class WideHead:
-    """x (M, in) -> (M, out) float32 by one product of bfloat16 or float16 numbers, on CUDA. The weight, which a tied
-    embedding may share, is read once and kept once."""
+    """x (M, in) -> (M, out) float32 by one bfloat16 or float16 product, on CUDA.
+
+    The weight is not copied, because it may be a tied embedding."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._columns = weight.T
@@ -120,7 +117,7 @@ class WideHead:
 
 
 class PackedFactory:
-    """Makes PackedLinears of one dtype; finds out once per shape whether a single row needs doubling."""
+    """Makes PackedLinears of one dtype. For each shape it tests once whether a single row must be doubled."""
 
     def __init__(self) -> None:
         self._doubles: dict[tuple[int, ...], bool] = {}
@@ -133,7 +130,8 @@ class PackedFactory:
 
 
 def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
-    """Rounding hides most differences of bfloat16 sums, so it takes more rows to see one."""
+    """Return whether rows multiplied one by one get other bits than rows multiplied together. In bfloat16 the test
+    takes more rows, because rounding hides most differences."""
     num_rows = 128 if dtype == torch.bfloat16 else 8
     steps = torch.arange(num_rows * linear.in_features, dtype=torch.float32).view(num_rows, -1)
     rows = torch.sin(steps * 1.7).to(dtype)
@@ -141,8 +139,7 @@ def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
-    """The fastest product that works here, found by trying: a build without oneDNN, or a processor on which it does
-    not take this dtype, raises at the first call."""
+    """Return the fastest product that works here. Make one call of oneDNN's product to see whether it works."""
     if device.type != "cpu":
         return PlainLinear
     try:

@@ -1,4 +1,4 @@
-"""A product's weight as its kernel reads it: made once, kept in memory or in a file that several processes map."""
+"""A product's weight in its kernel's layout, made once, in memory or in a file that processes map."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from shared.kernel.shares import TILE_COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a kernel needs besides x. The tensors are never written to."""
+    """A kernel's read-only inputs, except x."""
 
-    shape: tuple[int, int]  # (out, in), without the columns that fill up a tile
-    dtype: torch.dtype  # of x: bfloat16 or float32
-    weight: torch.Tensor  # in the kernel's own layout
+    shape: tuple[int, int]  # (out, in), without tile padding
+    dtype: torch.dtype  # x's dtype: bfloat16 or float32
+    weight: torch.Tensor  # the weight in the kernel's own layout
     bias: torch.Tensor  # (columns of all tiles,) float32
-    scale: torch.Tensor | None = None  # the same, where a number is a byte
-    form: BlockFormat | None = None  # of blocks
+    scale: torch.Tensor | None = None  # for byte weights: a scale per column, in the bias's shape
+    form: BlockFormat | None = None  # for block weights: their format
 
 
 def processor() -> str:
-    """Return what decides which layout a kernel reads here: the processor and all that it can do."""
+    """Return the processor's name and features, which decide a kernel's layout."""
     import llvmlite.binding as llvm
 
-    from shared.kernel.jit import processor_features  # numba, which is not there everywhere
+    from shared.kernel.jit import processor_features  # needs numba
 
     has = sorted(name for name, there in processor_features().items() if there)
     return f"{llvm.get_host_cpu_name()} {','.join(has)}"
 
 
 def of_columns(values: torch.Tensor | None, num_tiles: int) -> torch.Tensor:
-    """Return one float32 number per column of all tiles; 0 where there is none."""
+    """Return one float32 for each column of all tiles: `values`, then zeros."""
     filled = torch.zeros(num_tiles * TILE_COLUMNS)
     if values is not None:
         filled[: len(values)] = values

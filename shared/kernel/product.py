@@ -1,14 +1,15 @@
-"""Our own matrix product on the CPU: weights packed once, any number of rows, each result summed in the order of k.
+"""Our matrix product on the CPU, for any number of rows: weights are packed once, and each result is summed in the
+order of k.
 
-So a token's result never depends on the other rows of its step, which no library promises. On processors that
-multiply pairs of bfloat16 it is as fast as oneDNN at 512 rows and twice as fast at one, and its results may stay
-float32: bfloat16 logits tie, and a float32 product would read twice the memory.
+So a token's result never depends on the step's other rows; no library promises this. bfloat16 pair products are as fast
+as oneDNN at 512 rows, and twice as fast at one row. A product of bfloat16 weights may return float32, because logits
+rounded to bfloat16 would tie. Float32 weights would not tie either, but take twice the memory.
 
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step are one 64-byte vector
-    tile:             up to 6 rows x 4 such vectors of sums, all in registers
+    tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, 1 or 2 vectors at a time)
 
-One to six rows cost what reading the weights costs: they are read in one straight line and asked for early, as what
-the processor asks for on its own does not keep up with the sums of more than one row.
+Up to six rows share one read of the weights. Weights are prefetched by hand, because the hardware prefetcher is too
+slow for several rows.
 """
 
 from __future__ import annotations
@@ -40,27 +41,36 @@ from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
-FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to be still there
+FETCH_AHEAD = 16 * STEP_BYTES  # far enough ahead for memory to answer, near enough for the weights to stay cached
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+BOOL = ir.IntType(1)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 
-# The words of a task's arguments.
+# A task's words.
 NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
 NUM_WORDS = 9
-DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]  # a step's rows, and their cut
+# the words that hold a step's number of rows, and how these rows are cut into shares
+DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Wide registers, and for bfloat16 its product and whole pairs."""
-    features = processor_features()
-    if dtype == torch.bfloat16:
-        return num_inputs % 2 == 0 and bool(features.get("avx512bf16", False))
-    return bool(features.get("avx512f", False))
+    """Return whether the processor fuses a product and a sum (FMA, or AVX-512); for bfloat16, also whether `num_inputs`
+    is even."""
+    is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
+    return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
+
+
+def has_wide_vectors() -> bool:
+    return bool(processor_features().get("avx512f", False))
+
+
+def has_pair_products() -> bool:
+    return bool(processor_features().get("avx512bf16", False))
 
 
 class TileLinear:
-    """x (M, in) -> (M, out), fresh, contiguous; x and weight of one dtype, bfloat16 or float32, the result of either.
-    `packed`: what `pack` returns."""
+    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32. `packed`: from
+    `pack`."""
 
     def __init__(self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None) -> None:
         self.out_features, self.in_features = packed.shape
@@ -74,21 +84,18 @@ class TileLinear:
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """What of a task's words stays: all but X, OUT and how it is cut."""
+        """Fill all words except X, OUT and the cut."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
     @property
     def is_whole(self) -> bool:
-        """Rows of the result are as long as they seem: no columns were filled up."""
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """What one share needs besides: nothing."""
         return 0
 
     def empty(self, num_rows: int) -> torch.Tensor:
-        """What a task of this product writes to."""
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
 
     def cut(self, out: torch.Tensor) -> torch.Tensor:
@@ -108,7 +115,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 
 def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
-    """(out, in) -> (tiles, in, 64, 1), of bfloat16 (tiles, in / 2, 64, 2); `out` filled up to whole tiles with 0."""
+    """Pack (out, in) into (tiles, in, 64, 1), or bfloat16 into (tiles, in / 2, 64, 2). Pad with 0 to whole tiles."""
     num_columns, num_inputs = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1
     padded = -(-num_columns // TILE_COLUMNS) * TILE_COLUMNS
@@ -120,7 +127,7 @@ def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_task(is_half: bool, out_half: bool) -> Any:
-    """A share is a run of tiles and a group of rows: a thread reads weights in order, and once for all of the rows."""
+    """Compile the task. A share is a run of tiles and a group of rows: it reads weights once, in order."""
     item = 2 if out_half else 4
 
     def product(words: Any, share: int, worker: int) -> None:
@@ -134,7 +141,8 @@ def make_task(is_half: bool, out_half: bool) -> Any:
             x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of six
+                # passes get equally many rows, to avoid a single row after a pass of six
+                rows = (left + passes - 1) // passes
                 if rows == 6:
                     multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 5:
@@ -150,14 +158,14 @@ def make_task(is_half: bool, out_half: bool) -> Any:
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
-                fetch = 0  # by now the tile is in the cache
+                fetch = 0  # after the first pass the tile is cached
 
     return compile_task(product)
 
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """First tile, the one behind the last; first row, number of rows."""
+    """Return a share's first and end tile, first row and number of rows."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
@@ -166,7 +174,7 @@ def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
 
 
 class _Half(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """bfloat, which llvmlite does not name."""
+    """LLVM's bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -193,41 +201,59 @@ def multiply_tile(
     out_stride: Any,
     fetch: Any,
 ) -> Any:
-    """bias + sums of `rows` rows and BLOCKS column blocks over all k. The first three are constants, depth counts
-    steps of k, all others are addresses and bytes; but `fetch`: 0 where the weights are in the cache already."""
+    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks of the weight.
+
+    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The other
+    arguments are addresses, or strides in bytes."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, out_half)):
         raise TypeError("rows, is_half and out_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
-        multiply = _multiply_pairs if is_half.literal_value else multiply_floats
-        row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
-        start = [read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in range(BLOCKS)]
-        tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
-        # Variables in name only: the compiler turns them into registers.
-        sums = {(r, b): cgutils.alloca_once(builder, SUMS) for r, b in tile}
-        for r, b in tile:
-            builder.store(start[b], sums[r, b])
-        with cgutils.for_range(builder, steps) as loop:
-            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(STEP_BYTES)))
-            columns = [read_at(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in range(BLOCKS)]
-            with builder.if_then(is_far):
-                for b in range(BLOCKS):
-                    emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
-            for r, at in enumerate(row_at):
-                step = spread(builder, read_at(builder, at, builder.mul(loop.index, LONG(4)), WORD))
-                for b, column in enumerate(columns):
-                    builder.store(multiply(builder, builder.load(sums[r, b]), column, step), sums[r, b])
-        item = 2 if out_half.literal_value else 4
-        for r, b in tile:
-            target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
-            total = builder.load(sums[r, b])
-            value = round_to_half(builder, total) if out_half.literal_value else total
-            builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
+        together = blocks_together(rows.literal_value, has_wide_vectors())
+        for first in range(0, BLOCKS, together):
+            blocks = range(first, first + together)
+            _multiply_blocks(builder, rows.literal_value, is_half.literal_value, out_half.literal_value, blocks, args)
         return context.get_dummy_value()
 
     return types.void(rows, is_half, out_half, *(types.int64,) * 8), codegen
+
+
+def blocks_together(rows: int, is_wide: bool) -> int:
+    """Return how many column blocks to add up at a time, so that their sums stay in registers.
+
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 of 8 lanes, which hold at most 6 vectors of sums beside the
+    weights."""
+    return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
+
+
+def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
+    _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
+    # A loop over some of the blocks skips cache lines. The hardware prefetcher can't follow, so it always prefetches.
+    is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
+    multiply = _multiply_pairs if is_half else multiply_floats
+    row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
+    start = {b: read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in blocks}
+    tile = [(r, b) for r in range(rows) for b in blocks]
+    # The compiler keeps these sums in registers.
+    sums = {(r, b): cgutils.alloca_once(builder, SUMS) for r, b in tile}
+    for r, b in tile:
+        builder.store(start[b], sums[r, b])
+    with cgutils.for_range(builder, steps) as loop:
+        step_at = builder.add(weight_at, builder.mul(loop.index, LONG(STEP_BYTES)))
+        columns = {b: read_at(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in blocks}
+        with builder.if_then(is_far):
+            for b in blocks:
+                emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
+        for r, at in enumerate(row_at):
+            step = spread(builder, read_at(builder, at, builder.mul(loop.index, LONG(4)), WORD))
+            for b, column in columns.items():
+                builder.store(multiply(builder, builder.load(sums[r, b]), column, step), sums[r, b])
+    item = 2 if out_half else 4
+    for r, b in tile:
+        target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
+        total = builder.load(sums[r, b])
+        value = round_to_half(builder, total) if out_half else total
+        builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
 
 
 def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
@@ -235,16 +261,30 @@ def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, word: Any) -> Any:
-    """One step of a row in all 16 places."""
+    """Copy one step of a row to all 16 lanes."""
     first = builder.insert_element(ir.Constant(STEPS, ir.Undefined), word, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
 
 
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
-    """sums[n] += column[n][0] * step[0] + column[n][1] * step[1]"""
+    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once. Only pair products
+    count numbers below 2^-126 as 0."""
+    if not has_pair_products():
+        for half in (_upper_halves, _lower_halves):
+            sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))
+        return sums
     halves = ir.VectorType(_Half(), 2 * COLUMNS)
     operands = [sums, builder.bitcast(column, halves), builder.bitcast(step, halves)]
     return emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, operands)
+
+
+def _upper_halves(builder: Any, pairs: Any) -> Any:
+    """Widen the second bfloat16 of each pair: it is the upper half of a float32."""
+    return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
+
+
+def _lower_halves(builder: Any, pairs: Any) -> Any:
+    return builder.shl(pairs, ir.Constant(STEPS, [16] * COLUMNS))
 
 
 def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
@@ -254,7 +294,7 @@ def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
 
 
 def round_to_half(builder: Any, sums: Any) -> Any:
-    """float32 -> bits of bfloat16, nearest, ties to even. A NaN may become infinite: it is lost either way."""
+    """Round float32 to the nearest bfloat16 bits, ties to even. A NaN may become infinite."""
 
     def constant(value: int) -> Any:
         return ir.Constant(STEPS, [value] * COLUMNS)

@@ -1,7 +1,6 @@
-"""Compiled tasks one after another on a team, in a single call that leaves the GIL. Knows nothing of their work.
+"""Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-A model's step is some hundred small tasks. Run from Python they would ask for the GIL as often, and a busy host thread
-would hold up each of them; a program asks once.
+Called from Python, each of a step's hundred tasks would need the GIL, and wait for busy host threads.
 
     task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
 """
@@ -20,8 +19,9 @@ from shared.kernel.team_code import COUNTER_WORDS
 
 
 class Program:
-    """words: (tasks, n) int64, row i for task i, owned by the caller, who writes them between runs. A task has as many
-    shares as its NUM_SHARES says: one per thread, unless the caller writes another number there."""
+    """A list of tasks. The caller owns `words` (tasks, n) int64, with row i for task i, and writes them between runs.
+
+    Word NUM_SHARES is the number of threads unless the caller changes it."""
 
     def __init__(self, team: Team, tasks: Sequence[Any], words: npt.NDArray[np.int64]) -> None:
         self._team, self._compiled, self.words = team, tuple(tasks), words
@@ -31,7 +31,7 @@ class Program:
         self._counters = np.zeros((len(tasks), COUNTER_WORDS), np.int64)
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
-        """Tasks [start, stop), to the last one when not given. Whoever splits a program runs its parts in order."""
+        """Run tasks [start, stop), by default all."""
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
         tasks = self._tasks.ctypes.data + start * self._tasks.strides[0]

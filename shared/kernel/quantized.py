@@ -1,10 +1,7 @@
-"""Quantized numbers: a byte each and a float32 scale per row. int8, or fp8 (e4m3).
+"""Quantized numbers: one byte each, int8 or fp8 (e4m3), and a float32 scale per row.
 
-KV is quantized where attention writes it (attention.py), weights where they are loaded (linear.py,
-quantized_product.py).
-
-A row's scale maps its largest magnitude to the largest byte, so nothing is ever clipped. Knows nothing of what the rows
-are: a token's key in one head, or what one output of a product weighs.
+KV is quantized when attention writes it, and weights are quantized when they are loaded. A row's scale maps its largest
+magnitude to the largest byte, so nothing is clipped.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (..., n) bytes and (...) float32 scales of (..., n) floats. A row of zeros has scale 0."""
+    """Quantize (..., n) floats to (..., n) bytes and (...) float32 scales. A row of zeros has scale 0."""
     wide = values.float()
     scale = wide.abs().amax(dim=-1) / LARGEST[dtype]
     unit = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
@@ -24,5 +21,5 @@ def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return (..., n) float32 of (..., n) bytes and (...) scales."""
+    """Return (..., n) float32 numbers for (..., n) bytes and (...) scales."""
     return data.float() * scale[..., None]

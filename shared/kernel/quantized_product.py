@@ -1,7 +1,6 @@
-"""Matrix products on the CPU with weights in fp8 (e4m3) and a scale per output, summed in float32.
+"""Matrix products on the CPU with fp8 (e4m3) weights and a scale per output, summed in float32.
 
-On processors with wide registers each result is summed in the order of k, as in shared/kernel/product.py, whose tiles
-these are: a token's result does not depend on the other rows of its step.
+The kernels need FMA or AVX-512. Results are summed in the order of k, for the reason that product.py gives.
 
     weights, packed:  [tile of 64 columns][k][column]      a step of k is four vectors of 16 bytes
 """
@@ -50,7 +49,7 @@ NUM_WORDS = 9
 
 
 class QuantizedTileLinear:
-    """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16. `packed`: what `pack` returns."""
+    """Multiplies x (M, in) into (M, out), both float32 or both bfloat16. `packed`: from `pack`."""
 
     def __init__(self, packed: Packed, team: Team) -> None:
         assert packed.scale is not None
@@ -80,7 +79,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
 
 
 def pack_bytes(data: torch.Tensor) -> torch.Tensor:
-    """(out, in) bytes -> (tiles, in, 64) int8; `out` filled up to whole tiles with 0."""
+    """Pack (out, in) bytes into (tiles, in, 64) int8, padded with 0 to whole tiles."""
     num_columns, num_inputs = data.shape
     tiles = -(-num_columns // TILE_COLUMNS)
     padded = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.int8)
@@ -90,7 +89,7 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_byte_task(is_half: bool) -> Any:
-    """A share is a run of tiles. x and the results are bfloat16 if `is_half`, else float32."""
+    """Compile the task. A share is a run of tiles. `is_half`: whether x and results are bfloat16, not float32."""
     item = 2 if is_half else 4
 
     def quantized_product(words: Any, share: int, worker: int) -> None:
@@ -132,8 +131,11 @@ def multiply_bytes(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """bias + scale * sums of `rows` rows and BLOCKS column blocks over all k. The first two are constants, all others
-    but depth addresses and bytes."""
+    """Emit bias + scale * product over all k.
+
+    The product is of `rows` rows of x and BLOCKS column blocks of the weight.
+
+    Constants: rows, is_half. See product.multiply_tile for the other arguments."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half)):
         raise TypeError("rows and is_half must be constants")
 
@@ -172,12 +174,11 @@ def _bytes_at(builder: Any, address: Any, num_bytes: Any) -> Any:
 
 
 def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
-    """16 of them, as the bits of float32."""
     return builder.bitcast(widened(builder, _bytes_at(builder, address, num_bytes), Items.FP8), STEPS)
 
 
 def _one_input(builder: Any, address: Any, is_half: bool) -> Any:
-    """One number of x in all 16 places, as the bits of float32."""
+    """Read one number of x into all 16 lanes, as float32 bits."""
     if not is_half:
         return spread(builder, read_at(builder, address, LONG(0), WORD))
     short = ir.IntType(16)

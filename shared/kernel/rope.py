@@ -1,4 +1,4 @@
-"""Rotary position tables. Rotation itself is in the attention kernels."""
+"""Makes rotary position tables, which attention kernels use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def inverse_frequencies(
     high_freq_factor: float = 4.0,
     original_context: int = 8192,
 ) -> torch.Tensor:
-    """(head_dim // 2,) float32."""
+    """Return (head_dim // 2,) float32 frequencies."""
     inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if kind == "linear":
         return inverse / factor
@@ -26,8 +26,10 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """Llama 3: waves longer than context / low are slowed by `factor`, shorter than context / high are kept, and
-    between the two the change is linear in context / wavelength."""
+    """Divide the frequency of each wave longer than context / low by `factor`, as Llama 3 does. Keep waves shorter than
+    context / high.
+
+    Between these two lengths, the change is linear in context / wavelength."""
     turns = context * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return inverse * (blend + (1.0 - blend) / factor)
@@ -36,9 +38,10 @@ def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, 
 def yarn_frequencies(
     head_dim: int, theta: float, factor: float, context: int, fast: float, slow: float, truncate: bool
 ) -> torch.Tensor:
-    """(head_dim // 2,) float32. Dimensions that turn more than `fast` times within the context are kept, those that
-    turn less than `slow` times are slowed by `factor`, and between the two the change is linear in the dimension
-    (arXiv 2309.00071, section 3.2)."""
+    """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
+
+    A dimension with more than `fast` turns in the context keeps its frequency. One with fewer than `slow` turns has its
+    frequency divided by `factor`. Between these dimensions, the change is linear in the dimension's number."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:
@@ -54,6 +57,6 @@ def yarn_frequencies(
 
 
 def rope_tables(inverse: torch.Tensor, num_positions: int, length: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of (num_positions, head_dim // 2), float32, times `length`."""
+    """Return cos and sin, each (num_positions, head_dim // 2) float32, both multiplied by `length`."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.int64).float(), inverse)
     return angles.cos() * length, angles.sin() * length

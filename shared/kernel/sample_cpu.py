@@ -1,14 +1,11 @@
-"""Sampling on a CPU, one output at a time: a handful of vectorised passes over its logits and no sort of them.
+"""Sampling on a CPU, one output at a time: a few vectorised passes over the logits, without a sort.
 
-The filters are never applied to the whole vocabulary. Ids are ranked by (score, then id); top-k, top-p and min-p each
-keep a prefix of that ranking. So: draw from all ids, and ask whether the one drawn lies inside every prefix. If it
-does, it is also the one a filtered vocabulary would have given (the largest of a set, found in a subset, is that
-subset's largest). If not, nothing ranked from it on can be inside: draw again from what ranks before it. Each round
-halves what is left or better, and with top-p 0.95 nineteen of twenty draws need one.
+Ids are ranked by score, then id. Top-k, top-p and min-p each keep a prefix of that ranking. The code draws from all
+ids, and accepts an id that lies in every prefix. This method is correct because a set's largest score is also the
+largest score of each subset that holds it. After a rejected id, the next draw is from the ids ranked before it. On
+average, each round at least halves the number of remaining ids.
 
-Weights are integers (noise_numba.nb_weight): their sums have no order, so no vector width, no thread and no batch mate
-shows.
-Knows nothing of requests, streams or torch.
+Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -41,8 +38,8 @@ _NOTHING = -(1 << 63)
 
 @exact
 def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
-    """A key whose integer order is (value, then the lower id); NaN ranks last."""
-    bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0: -0.0 and 0.0 are equal
+    """Return a key that sorts by value, then by lower id. NaN ranks last."""
+    bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0 turns -0.0 into 0.0
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
     return key if value == value else _i64(_NOTHING) + (_i64(_LOW32) - _i64(token_id))
@@ -55,7 +52,7 @@ def _id_of(key: np.int64) -> np.int64:
 
 @exact
 def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
-    """Of equal logits the lowest id."""
+    """Return the id of the largest logit; of equal logits, the lowest id."""
     best = _i64(_NOTHING)
     for i in range(logits.shape[0]):
         best = max(best, _ranked(logits[i], i))
@@ -64,7 +61,7 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
 
 @exact
 def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int | np.int64) -> bool:
-    """Whether an id ranks before another. No branches: it is evaluated in vectors."""
+    """Return whether an id ranks before another, without branches."""
     is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))
     return is_before
 
@@ -77,7 +74,6 @@ def _draw(
     keys: tuple[np.uint32, np.uint32],
     log_min_p: np.float32,
 ) -> np.int64:
-    """Gumbel-max over the ids above min-p."""
     best, chosen = logits[first], _ranked(SMALLEST, first)
     for i in range(logits.shape[0]):
         scaled = _f32(_f32(logits[i] - best) * scale)
@@ -94,7 +90,7 @@ def _draw_before(
     keys: tuple[np.uint32, np.uint32],
     last: np.int64,
 ) -> np.int64:
-    """The same over the ids that rank before `last`; `first`, the head of the ranking, is one of them."""
+    """Draw from the ids ranked before `last`. `first` is the id at the top of the ranking."""
     best, bound = logits[first], logits[last]
     chosen = _ranked(SMALLEST, first)
     for i in range(logits.shape[0]):
@@ -107,7 +103,6 @@ def _draw_before(
 def _mass_before(
     logits: npt.NDArray[np.float32], best: np.float32, scale: np.float32, bound: np.float32, bound_id: int | np.int64
 ) -> np.int64:
-    """Weight of the ids that rank before (bound, bound_id)."""
     total = _i64(0)
     for i in range(logits.shape[0]):
         weight = nb_weight(_f32(_f32(logits[i] - best) * scale))
@@ -117,7 +112,6 @@ def _mass_before(
 
 @exact
 def _sift(heap: npt.NDArray[np.int64], size: int, key: np.int64) -> None:
-    """Replace the smallest of heap[:size], which is heap[0], and restore the order."""
     parent = 0
     while True:
         child = 2 * parent + 1
@@ -132,13 +126,13 @@ def _sift(heap: npt.NDArray[np.int64], size: int, key: np.int64) -> None:
 
 @exact
 def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
-    """(num,) ids, largest logit first, equal ones by id: one scan with a heap. num is at most the vocabulary."""
+    """Return (num,) ids, largest logit first, then by id. `num` is at most the vocabulary's size."""
     heap = np.full(num, _NOTHING, dtype=np.int64)
     for i in range(logits.shape[0]):
         key = _ranked(logits[i], i)
         if key > heap[0]:
             _sift(heap, num, key)
-    for size in range(num - 1, 0, -1):  # the smallest goes to the end
+    for size in range(num - 1, 0, -1):  # the id that ranks lowest goes to the end
         smallest = heap[0]
         _sift(heap, size, heap[size])
         heap[size] = smallest
@@ -151,7 +145,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
 def _sample(
     logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
 ) -> np.int64:
-    """Temperature, filters and noise on one output's final logits; nothing but argmax if they are not finite."""
+    """Draw from final logits by temperature, filters and noise. If the largest logit is not finite, its id wins."""
     first = argmax(logits)
     if knobs[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
         return first
@@ -164,7 +158,7 @@ def _sample(
 
 @exact
 def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
-    """The weight that a nucleus must reach: the first id is in it, and others while the ids before them weigh less."""
+    """Return the weight of a nucleus. An id is in the nucleus if the ids ranked before it weigh less than this."""
     return _i64(np.float64(top_p) * np.float64(mass))
 
 
@@ -176,7 +170,6 @@ def _draw_top_k(
     keys: tuple[np.uint32, np.uint32],
     knobs: npt.NDArray[np.float32],
 ) -> np.int64:
-    """Few ids, in order: walk them until the nucleus or min-p ends."""
     best, total, mass = logits[ranking[0]], _i64(0), _i64(0)
     for rank in range(ranking.shape[0]):
         total += nb_weight(_f32(_f32(logits[ranking[rank]] - best) * scale))
@@ -201,7 +194,7 @@ def _narrow(
     chosen: np.int64,
     top_p: np.float32,
 ) -> np.int64:
-    """Draw again from what ranks before the chosen id, until it lies in the nucleus. min-p holds all along."""
+    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p still applies."""
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
@@ -211,7 +204,7 @@ def _narrow(
 
 @exact
 def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
-    """The id of output e, from its (V,) logits."""
+    """Draw the id of output e from its (V,) logits."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
@@ -226,8 +219,10 @@ def rank_candidates(
     ids: npt.NDArray[np.int64],
     log_probs: npt.NDArray[np.float32],
 ) -> None:
-    """(E, V) logits -> (E, K) ids: the one that is drawn, then those with the largest score logit + temperature *
-    noise, filters aside; and how likely each is by a softmax of these scores. The drawn one counts as the largest."""
+    """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores, logit + temperature *
+    noise.
+
+    No filter applies to scores. log_probs: the scores' log-softmax, in which the drawn id counts as the largest."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -257,7 +252,7 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Raw log-softmax of the drawn id, and of the num_best[e] largest; outputs with num_best < 0 are skipped."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. num_best < 0 skips an output."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

@@ -1,10 +1,9 @@
-"""What a request's parameters make of an output's logits before one is drawn: penalties, bias and masks.
+"""Edits of an output's logits before the draw, by a request's parameters: penalties, bias and masks.
 
     repetition, presence, frequency -> bias -> stop ids too early -> allowed ids, grammar -> bad words
 
-Allowed ids and grammars hold always. Where they leave nothing else, a stop id may come early, and a bad word. All of it
-is a function of the parameters and of the tokens before the output, so a hand-off, a resume and a retraction find the
-same. Knows nothing of temperature and noise.
+Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left. Edits depend
+only on parameters and earlier tokens, so a hand-off, a resume or a retraction changes nothing.
 """
 
 from __future__ import annotations
@@ -26,34 +25,34 @@ SMALLEST = _f32(-np.inf)
 
 
 class RowParams(NamedTuple):
-    """Parameters of B rows as arrays; ids of row b lie at [offsets[b], offsets[b + 1])."""
+    """Parameters of B rows. Row b's ids lie at [offsets[b], offsets[b + 1])."""
 
     knobs: npt.NDArray[np.float32]  # (B, 6)
-    counts: npt.NDArray[np.int64]  # (B, 4); the seed as a bit pattern
+    counts: npt.NDArray[np.int64]  # (B, 4); the column SEED has the unsigned seed's bits
     stop_ids: npt.NDArray[np.int64]
     stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
     bias_ids: npt.NDArray[np.int64]
     bias_values: npt.NDArray[np.float32]
     bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
     allowed_ids: npt.NDArray[np.int64]
-    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all ids
     bad_ids: npt.NDArray[np.int64]
-    bad_ends: npt.NDArray[np.int64]  # (W + 1,); the ids of word w lie at [bad_ends[w], bad_ends[w + 1])
-    bad_offsets: npt.NDArray[np.int64]  # (B + 1,) into the words
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [bad_ends[w], bad_ends[w + 1])
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,); row b's words are [offsets[b], offsets[b + 1])
 
 
 class Outputs(NamedTuple):
-    """E outputs: which parameter row and which history row each belongs to, the position of its input token, and what
-    its penalties count: the first `common` tokens of its history row, and N drafts, the oldest first (-1: none)."""
+    """E outputs. Penalties count the first `common` tokens of the history row, then up to N drafts, oldest first; -1
+    means no draft."""
 
-    rows: npt.NDArray[np.int64]  # (E,)
-    positions: npt.NDArray[np.int64]  # (E,)
-    history_rows: npt.NDArray[np.int64]  # (B,) into `history`
+    rows: npt.NDArray[np.int64]  # (E,) rows of the parameters
+    positions: npt.NDArray[np.int64]  # (E,) positions of the input tokens
+    history_rows: npt.NDArray[np.int64]  # (B,) each batch row's row of `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)
     common: npt.NDArray[np.int64]  # (E,)
     drafted: npt.NDArray[np.int32]  # (E, N)
-    mask_rows: npt.NDArray[np.int64]  # (E,) into `masks`; -1: all ids are allowed
-    masks: npt.NDArray[np.uint32]  # (M, at least V / 32) a bit for each id, the lowest first
+    mask_rows: npt.NDArray[np.int64]  # (E,) each output's row of `masks`; -1 if all ids are allowed
+    masks: npt.NDArray[np.uint32]  # (M, at least V / 32): a bit per id, lowest first
 
 
 @exact
@@ -70,8 +69,8 @@ def _penalise(
     counts: npt.NDArray[np.int32],
     knobs: npt.NDArray[np.float32],
 ) -> None:
-    """Repetition for each of the tokens, presence and frequency for those that were counted; each id once. In place,
-    counts too."""
+    """Penalise each id of `tokens` once: by repetition and, if `counts` has the id, by presence and frequency. Change
+    `counts`."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]
@@ -94,7 +93,6 @@ def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: np
 
 @exact
 def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Return a copy that leaves these ids alone to draw from."""
     narrowed = np.full_like(logits, SMALLEST)
     for j in range(ids.shape[0]):
         if 0 <= ids[j] < logits.shape[0]:
@@ -104,7 +102,7 @@ def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.N
 
 @exact
 def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None:
-    """Leave the ids whose bit is set, in place."""
+    """Bar all ids whose bit is not set, in place."""
     for i in range(logits.shape[0]):
         if not (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1):
             logits[i] = SMALLEST
@@ -114,7 +112,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Whether the answer, tokens[begin:] and then the drafts, ends with all of a word but its last token."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with all of a word except its last token."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:
@@ -127,7 +125,6 @@ def _ends_with(
 
 @exact
 def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> None:
-    """No bad word of the output's row is completed, in place."""
     row = outputs.rows[e]
     for w in range(params.bad_offsets[row], params.bad_offsets[row + 1]):
         word = params.bad_ids[params.bad_ends[w] : params.bad_ends[w + 1]]
@@ -143,7 +140,7 @@ def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e
 
 @exact
 def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
-    """Penalties, bias and masks on a copy; the logits themselves where nothing is to be done."""
+    """Return an edited copy, or the logits themselves if no edit is needed."""
     row, position = outputs.rows[e], outputs.positions[e]
     knobs, counts = params.knobs[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]

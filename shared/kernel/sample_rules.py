@@ -1,8 +1,8 @@
-"""What the samplers of all devices hold to."""
+"""Constants that the samplers of all devices share."""
 
 from __future__ import annotations
 
 import numpy as np
 
-GREEDY_BELOW = 1e-5  # a temperature below it means argmax
-BARRED = np.float32(-1e30)  # logit of a bad word or a stop id that comes too early: drawn where nothing else is left
+GREEDY_BELOW = 1e-5  # with a lower temperature, the largest logit is drawn
+BARRED = np.float32(-1e30)  # logit of a bad word or an early stop id

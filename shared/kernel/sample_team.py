@@ -1,8 +1,4 @@
-"""Sampling on a team: an output is a share, all of them one call that leaves the GIL.
-
-One C function, compiled for one layout, so a large batch needs no code that a small one has not had. Knows nothing of
-how an output is drawn.
-"""
+"""Sampling on a team: one share per output, all in one call that releases the GIL."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from shared.kernel.sample_cpu import draw_output
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.team import Team
 
-ARRAYS = 2  # the words of a task before those of its arrays
+ARRAYS = 2  # number of a task's words that come before the words of its arrays
 
 _I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
 PARAMS_DTYPES: tuple[np.dtype[Any], ...] = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
@@ -33,7 +29,9 @@ OUTPUTS_DTYPES: tuple[np.dtype[Any], ...] = (_I64, _I64, _I64, _I32, _I64, _I32,
 def sample_outputs(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64], team: Team
 ) -> None:
-    """(E, V) logits, left as they are -> (E,) ids. TypeError for an array of another dtype or not contiguous."""
+    """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
+
+    Raise TypeError for another dtype or a non-contiguous array."""
     words = [0] * ARRAYS + _words_of((logits, ids), (_F32, _I64))
     words += _words_of_params(params) + _words_of(outputs, OUTPUTS_DTYPES)
     program = Program(team, [make_sampler()], np.array([words], np.int64))
@@ -42,7 +40,7 @@ def sample_outputs(
 
 
 def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]]) -> list[int]:
-    """Of each array its address, rows and columns."""
+    """Return each array's address, rows and columns."""
     words: list[int] = []
     for array, dtype in zip(arrays, dtypes, strict=True):
         if array.dtype != dtype or not array.flags.c_contiguous:
@@ -51,7 +49,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# The parameters are kept as long as their addresses are known here.
+# This keeps the latest parameters alive as long as it holds the addresses of their arrays.
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

@@ -1,4 +1,4 @@
-"""Memory that a program's threads write to while they do a share: a part for each, however many shares a task has."""
+"""Scratch memory of a program: one part per thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LINE_BYTES = 64
 
 
 class Scratch:
-    """Grows to the largest step seen. Nothing may run while it grows."""
+    """Each thread's memory, which is as large as the largest step needed. No program may run while the memory grows."""
 
     def __init__(self, num_workers: int) -> None:
         self.part_bytes = 0
@@ -16,7 +16,7 @@ class Scratch:
         self._memory = torch.empty(0)
 
     def reserve(self, num_bytes: int) -> None:
-        """Let each part have that many bytes."""
+        """Grow each part to at least `num_bytes`."""
         needed = -(-num_bytes // LINE_BYTES) * LINE_BYTES
         if needed > self.part_bytes:
             self.part_bytes = needed
@@ -24,5 +24,5 @@ class Scratch:
 
     @property
     def words(self) -> tuple[int, int]:
-        """Address, and bytes from one worker's part to the next one's."""
+        """The address of thread 0's part, and the bytes per part."""
         return self._memory.data_ptr(), self.part_bytes

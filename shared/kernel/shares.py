@@ -1,9 +1,9 @@
-"""How the work of a product is cut into shares: pieces that all threads finish at about the same time, and short ones,
-since a thread may only leave between two.
+"""Splits a product's work into shares that end at about the same time.
+
+Shares are short, because threads leave a step only between shares.
 
     share:  a run of tiles of columns x a group of rows
-    rows:   in whole passes, each of `pass_rows` rows over a tile; a tile's weights are fetched once for all passes of
-            a share
+    rows:   whole passes, each of `pass_rows` rows over a tile; a share fetches a tile's weights once for all passes
 """
 
 from __future__ import annotations
@@ -12,45 +12,41 @@ import functools
 from typing import NamedTuple
 
 TILE_COLUMNS = 64
-MOST_COST = 1 << 26  # multiplications of a share: a millisecond or so
-MOST_ROWS = 256  # of a share that goes row by row
-MOST_BYTES = 1 << 18  # of a share's rows: they should stay in a core's own cache
-FETCH_ROWS = 4  # to fetch a tile takes as long as to multiply so many rows with it
+MOST_COST = 1 << 26  # limit of a share's multiplications: about a millisecond
+MOST_ROWS = 256  # limit of the rows of a share that computes row by row
+MOST_BYTES = 1 << 18  # limit of the bytes of a share's rows, which must fit a core's own cache
+FETCH_ROWS = 4  # fetching a tile takes as long as multiplying this number of rows by it
 
 
 class Work(NamedTuple):
-    """What a product does, for any number of rows."""
-
     num_tiles: int
     num_inputs: int
     row_bytes: int
     pass_rows: int
-    is_rounded: bool  # each share rounds its rows first, which takes about as long as one tile
+    is_rounded: bool  # whether each share first rounds its rows, which takes about as long as one tile
 
     @property
     def most_rows(self) -> int:
-        """Of a share."""
         return max(self.pass_rows, MOST_BYTES // self.row_bytes)
 
 
 def shares_of(cost: int, most_cost: int, num_threads: int) -> int:
-    """Shares of a task whose pieces are dealt out in turn: as many for each thread, none above `most_cost`."""
+    """Return how many shares to make: equally many per thread, each of at most `most_cost`."""
     return num_threads * max(1, -(-cost // (most_cost * num_threads)))
 
 
 class Cut(NamedTuple):
-    num_shares: int  # runs times groups
-    share_rows: int  # of a group; the last one may have fewer
+    num_shares: int  # number of runs of tiles times number of groups of rows
+    share_rows: int  # rows of a group; the last group may have fewer
 
 
 def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
-    """`num_rows`: of a step."""
     return cut_passes(work, max(1, -(-num_rows // work.pass_rows)), num_threads)
 
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """The cut that ends first; of several, that with the fewest shares."""
+    """Return the cut that ends first; of equal cuts, the one with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows
@@ -70,5 +66,5 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
 
 @functools.cache
 def _parts(total: int) -> list[int]:
-    """Sizes of the largest part, for each number of parts that makes a difference."""
+    """Return the sizes that the largest part can have if `total` is divided into parts, largest size first."""
     return sorted({-(-total // count) for count in range(1, total + 1)}, reverse=True)

@@ -1,13 +1,16 @@
-"""The inner loops of attention as vector code, written for LLVM by hand; numba inlines them where they are called.
+"""Attention's inner loops as vector code, written for LLVM by hand. numba inlines them into attend_numba.py.
 
-Left to itself the compiler keeps sums in memory and adds up each product's lanes on its own, twice the work. All work
-on a block of `lanes` keys or values, each at an address of its own, so pages of any size look the same.
+The compiler alone would keep sums in memory and add each product's lanes separately: twice the work. A block is `lanes`
+keys or values, each with its own address, so page size does not matter.
 
     lanes: 16 where head_dim is a multiple of it, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
 
-A block that many queries share is prepared first: keys are turned, so that a lane is a key and a vector has the same
-number of all. What was a lane of dot(q, k) is then a vector, and halves of lanes are whole vectors.
+For a block that many queries share, keys are transposed first: each lane is then one key, and each lane of dot(q, k)
+becomes a vector.
+
+In all functions group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values`
+and `scales` point to (lanes,) int64 addresses; `scales` is used only if items have scales.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # of 32 vector registers: what may hold queries, and what sums
-SMALLEST_SCALE = 2.0**-126  # what rows are divided by at least: float32's smallest normal number
-TREE_QUERIES = 4  # each has up to 5 vectors of parts
+QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # how many of the 32 vector registers may hold queries, and how many sums
+SMALLEST_SCALE = 2.0**-126  # a row is never divided by less: float32's smallest normal number
+TREE_QUERIES = 4  # how many queries are scored at a time; each has up to 5 vectors of partial sums
 
 
 def block_lanes(head_dim: int) -> int:
-    """Vector width for a head, 0 if there is none."""
+    """Return the vector width for a head, or 0 if none fits."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -44,12 +47,10 @@ def score_block(
     stride: Any,
     tops: Any,
 ) -> Any:
-    """Products of a group's queries with one block of keys. Constants: group, head_dim, items. Addresses:
+    """Emit the products of a group's queries, (group, D) float32, with one block of keys.
 
-    queries (group, D) float32; keys and, where items have scales, scales (lanes,) int64 addresses; out: row g of scores
-    is at out + g * stride bytes, lanes float32 are written; tops (group, lanes) float32, raised to the scores where
-    these are larger.
-    """
+    Row g of scores, `lanes` float32, goes to out + g * stride bytes. `tops` (group, lanes) float32 gets the largest
+    scores."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -84,11 +85,10 @@ def weigh_block(
     scales: Any,
     sums: Any,
 ) -> Any:
-    """Adds one block of weighted values to a group's sums. Constants: group, head_dim, items. Addresses:
+    """Emit code that adds one block of weighted values to `sums`.
 
-    weights: row g is at weights + g * stride bytes, lanes float32; values, scales (lanes,) int64 addresses; sums
-    (group, D) float32, changed in place, value by value in their order.
-    """
+    Row g of weights, `lanes` float32, is at weights + g * stride bytes. `sums`, (group, D) float32, change in place.
+    Values are added in their order."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -113,8 +113,7 @@ def weigh_block(
 
 @emitted_for_constants
 def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
-    """Keys of a block, widened: number d of all lanes is vector d. Constants: head_dim, items. keys, scales
-    (lanes,) int64 addresses; out: address of (D, lanes) float32."""
+    """Emit code that widens and transposes a block's keys into out (D, lanes) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -129,8 +128,7 @@ def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales
 
 @emitted_for_constants
 def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
-    """Values of a block. Constants: head_dim, items. values, scales (lanes,) int64 addresses; out: address of
-    (lanes, D) float32."""
+    """Emit code that widens a block's values into out (lanes, D) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -146,7 +144,7 @@ def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, sca
 def score_turned(
     typing_context: Any, group: Any, head_dim: Any, queries: Any, keys: Any, out: Any, stride: Any, tops: Any
 ) -> Any:
-    """score_block for the keys that turn_block has left at the address `keys`: the same bits."""
+    """Emit score_block for keys that turn_block wrote to the address `keys`, with the same bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items.FLOATS)
@@ -174,8 +172,10 @@ def score_turned(
 def narrow_row(
     typing_context: Any, head_dim: Any, source_items: Any, items: Any, row: Any, out: Any, scale: Any
 ) -> Any:
-    """One head of floats or halves as bytes, and its scale: the bits of quantized.py, NaN and infinity too. Constants:
-    head_dim, source_items, items. Addresses: the row is read, the others are written."""
+    """Emit code that rounds one head at `row` to bytes with a scale. The constant source_items says whether the head is
+    in floats or halves.
+
+    The bits equal quantized.py's, NaN and infinity included."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(source_items.literal_value))
@@ -200,7 +200,7 @@ def _block_signature(constants: tuple[Any, ...], *addresses: Any) -> Any:
 
 
 class _Vectors:
-    """Writes vector code of one block. Indices count float32 (or the pool's items), addresses are int64 values."""
+    """Emits code for one block. Indices count float32 numbers (or the pool's items), and addresses are int64 values."""
 
     def __init__(self, builder: Any, head_dim: int, items: Items) -> None:
         self._builder, self._items = builder, items
@@ -225,16 +225,14 @@ class _Vectors:
         return self._builder.load(self._at(address, 8 * index, LONG), align=8)
 
     def read_floats(self, address: Any, first: int) -> list[Any]:
-        """One head of float32."""
         return [self.read(address, first + j * self.lanes) for j in range(self.per_head)]
 
     def read_block(self, addresses: Any, scales: Any, lane: int) -> list[Any]:
-        """One head of a block."""
         scale = self.read_long(scales, lane) if self._items.has_scales else None
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """One head of the pool, widened to float32: a bfloat16 is the upper half of one, a byte has a scale."""
+        """Read one head of the pool as float32. A bfloat16 is a float32's upper half; a byte has a scale."""
         if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
         size, build = self._items.num_bytes, self._builder
@@ -249,7 +247,7 @@ class _Vectors:
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
     def peak(self, vectors: list[Any]) -> Any:
-        """The largest magnitude, a scalar; NaN where one is."""
+        """Return the largest magnitude, a scalar; NaN if any number is NaN."""
         build = self._builder
         top, *others = [magnitude_bits(build, vector) for vector in vectors]
         for other in others:
@@ -267,20 +265,19 @@ class _Vectors:
         return ir.Constant(self._type, [value] * self.lanes)
 
     def splat(self, address: Any, index: int) -> Any:
-        """One float32 in every lane."""
         scalar = self._builder.load(self._at(address, 4 * index, FLOAT), align=4)
         first = self._builder.insert_element(ir.Constant(self._type, ir.Undefined), scalar, ir.IntType(32)(0))
         return self._shuffle(first, first, [0] * self.lanes)
 
     def dot(self, left: list[Any], right: list[Any]) -> Any:
-        """Lane by lane; what is left to add up are the lanes."""
+        """Add up products per lane."""
         total = self._builder.fmul(left[0], right[0])
         for x, y in zip(left[1:], right[1:], strict=True):
             total = self.add_product(x, y, total)
         return total
 
     def add_product(self, x: Any, y: Any, z: Any) -> Any:
-        """x * y + z, fused where the processor can."""
+        """Return x * y + z, fused where possible."""
         return emit_call(self._builder, f"llvm.fmuladd.v{self.lanes}f32", self._type, [x, y, z])
 
     def raise_top(self, tops: Any, query: int, scores: Any) -> None:
@@ -289,8 +286,9 @@ class _Vectors:
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Vector n has number n of all rows: as often as `lanes` can be halved, each row of the upper half is dealt
-        into one of the lower half, like cards.
+        """Transpose: vector n gets number n of all rows.
+
+        The upper half's rows are interleaved with the lower half's, log2(lanes) times.
 
             a0 a1 | b0 b1 | c0 c1 ...   ->   a0 n0 a1 n1 ... | ... | b0 o0 b1 o1 ...
         """
@@ -302,14 +300,14 @@ class _Vectors:
         return rows
 
     def halving_order(self) -> list[int]:
-        """Lanes so that those which are added up first follow one another."""
+        """Return an order of the lanes in which neighbours are added first."""
         order = [0]
         while len(order) < self.lanes:
             order = [2 * place for place in order] + [2 * place + 1 for place in order]
         return order
 
     def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """What `push` does, where a lane is a vector of its own."""
+        """Do the same as `push`, but each pushed vector stands for one lane."""
         part, vector = self.lanes, self._fenced(vector)
         while tree and tree[-1][0] == part:
             vector = self._fenced(self._builder.fadd(tree.pop()[1], vector))
@@ -317,16 +315,19 @@ class _Vectors:
         tree.append((part, vector))
 
     def _fenced(self, vector: Any) -> Any:
-        """The compiler may take sums and products apart and put them together in another order, but not across this."""
+        """Keep the compiler from regrouping additions across this vector."""
         return emit_call(self._builder, f"llvm.arithmetic.fence.v{self.lanes}f32", self._type, [vector])
 
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """Adds up the lanes of `lanes` vectors at once: two vectors of n-lane parts become one of n/2-lane parts, whose
-        lanes are sums of opposite halves. A binary counter of parts keeps few vectors alive.
+        """Add up the lanes of `lanes` vectors at once.
+
+        Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Like a
+        binary counter, the tree keeps few vectors alive. Where a vector takes two registers, the compiler would fuse
+        the first addition with the last product; a fence prevents this.
 
             x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3
         """
-        part = self.lanes
+        part, vector = self.lanes, self._fenced(vector)  # the products
         while tree and tree[-1][0] == part:
             vector = self._fold(tree.pop()[1], vector, part)
             part //= 2

@@ -1,9 +1,8 @@
-"""Threads that run a compiled program together, each on a core of its own. Knows nothing of what it computes.
+"""Threads that run a compiled program together, each on its own core.
 
-A team leads with the thread that calls it, and has a helper for every other core it may use: its own ones, and, where
-nodes of one machine share a table of cores, those of others while these do not need them. Helpers sleep in compiled
-code, outside the GIL. A library's threads (OpenMP, numba's) would not do: they take as many cores as they were told at
-the start, however busy the machine is, and spin for them.
+The calling thread leads. Each other core has a helper thread. A team uses its node's cores and, with a core table, idle
+cores of other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin
+instead, on a number of cores that is fixed at start.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-LINE_WORDS = 64  # as many as core_words needs, or more
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # the number of Linux's system call
+LINE_WORDS = 64  # number of words in a core's line; core_words needs fewer
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # number of Linux's futex system call, by machine
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a worker computes. `line`: address of its core's words (core_words.py). `core`: where its thread stays;
-    None: wherever the system likes."""
+    """A worker's core. `line`: address of the core's words (core_words.py). `core`: the core's number; None if the
+    worker is not bound to a core."""
 
     line: int
     is_own: bool
@@ -39,11 +38,12 @@ class Place:
 
 
 class Team:
-    """Runs one program at a time: a second caller waits. Threads start with the first program."""
+    """Runs one program at a time; a second caller waits. Threads start with the first program."""
 
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
-        """`size` threads, on cores of which nobody else is told. Or on `places`, own ones first, of which the first is
-        the leader's: lines of a table, in which `slot` is this process's number. `memory`: what the lines lie in."""
+        """Use `size` threads on cores outside any table, or the cores `places` of a table, own cores first.
+
+        The leader has the first place. `slot` is this process's slot in the table. `memory` holds the places' lines."""
         if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
@@ -54,7 +54,6 @@ class Team:
 
     @property
     def size(self) -> int:
-        """The most threads that run a program together."""
         return len(self._places)
 
     @property
@@ -62,16 +61,16 @@ class Team:
         return self._crew is not None
 
     def run(self, tasks: int, counters: int, num_tasks: int) -> None:
-        """Addresses of a program's tables (team_code.py). Returns when all of it is done; leaves the GIL meanwhile."""
+        """Run the program whose tables (team_code.py) are at these addresses, to its end. Releases the GIL."""
         with self._lock:
             if self._crew is None:
                 self._crew = Crew(self._places, self._slot, self._memory)
                 self._end = weakref.finalize(self, self._crew.stop)
-                self._end.atexit = False  # where the process ends, so do they
+                self._end.atexit = False  # helpers end with the process
             self._crew.run(tasks, counters, num_tasks)
 
     def rest(self) -> None:
-        """There is no work: others may have the cores until the next program. While one runs, nothing happens."""
+        """Release the cores until the next program. Do nothing if a program runs."""
         if self._crew is not None and self._lock.acquire(blocking=False):
             try:
                 self._crew.rest()
@@ -87,7 +86,7 @@ class Team:
                 self._crew.keep_to_own()
 
     def close(self) -> None:
-        """End the helpers; afterwards nobody looks at the places any more. Without it they end with the team."""
+        """End the helpers and leave the cores. Without this call, the helpers end when the team is collected."""
         with self._lock:
             if self._crew is not None:
                 self._end.detach()
@@ -98,11 +97,11 @@ class Team:
 
 
 class Crew:
-    """A team's threads, and the words through which they hear of programs."""
+    """A team's threads, and the words through which they get programs."""
 
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
-        """Compiles, or loads what was compiled, and starts the helpers. `memory`: must live as long as they do."""
-        from shared.kernel import team_code as code  # numba, which is not there everywhere
+        """Compile or load the code, and start the helpers. `memory` must stay valid until they end."""
+        from shared.kernel import team_code as code  # needs numba
 
         self._memory, self._num_own = memory, sum(place.is_own for place in places)
         self._calls = np.array(system_calls() or (0, 0, 0), np.int64)
@@ -125,7 +124,7 @@ class Crew:
         try:
             for thread in self._threads:
                 thread.start()
-        except RuntimeError:  # the system has no more
+        except RuntimeError:  # the system has no more threads
             self.stop()
             raise
 
@@ -140,7 +139,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # those that borrow no more hear it, too
+        self._words[self._num_workers] = len(self._workers)  # so that `_stop` also wakes workers that no longer borrow
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:
@@ -151,14 +150,14 @@ class Crew:
         if place.core is not None:
             try:
                 os.sched_setaffinity(0, (place.core,))
-            except OSError:  # this process may not run there
+            except OSError:  # this process may not run on that core
                 if not place.is_own:
                     return
         self._help(self._words.ctypes.data, worker)
 
 
 def can_sleep() -> bool:
-    """Whether threads can wait here for a word to change. If not one thread computes, and the log says so."""
+    """Return whether threads can wait for a word's change. If they can't, log that one thread computes."""
     if system_calls() is not None:
         return True
     logging.getLogger(__name__).warning("threads can't wait for each other on this system: one thread computes")
@@ -167,8 +166,8 @@ def can_sleep() -> bool:
 
 @functools.cache
 def system_calls() -> tuple[int, int, int] | None:
-    """Address of the C library's syscall, number of the futex, address of clock_gettime. None where there is no futex
-    (Linux has it)."""
+    """Return syscall's address, the futex call's number and clock_gettime's address. Return None without a futex (not
+    Linux)."""
     number = FUTEX_CALL.get(platform.machine(), 0) if sys.platform == "linux" else 0
     if number == 0 or sys.byteorder != "little":
         return None

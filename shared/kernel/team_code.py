@@ -1,11 +1,11 @@
-"""What the threads of a team do, compiled: one leads a program's tasks, the others come, help, and go.
+"""A team's compiled threads: one leads a program's tasks, the others join, help and leave.
 
     leader:    hold the own cores | open | wake helpers | tasks | close | wait until no helper is inside
-    helper:    sleep | get the core | tasks, from the one that is under way | give the core back | sleep
+    helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
-Threads take shares of a task until there are none left, then wait for those that others still have. So a helper may
-come late, and a guest may go after any share: the step is slower, and nothing else. A thread that waits looks for some
-tens of microseconds, then sleeps.
+Threads take a task's shares until no share is left, then wait for the other threads. So a helper may come late, and a
+guest may leave after any share. Coming late or leaving early only slows the step. A waiting thread spins for SPIN_NS,
+then sleeps. Every make_* returns a C function, which takes the address of the team's words.
 """
 
 from __future__ import annotations
@@ -19,29 +19,27 @@ from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
 from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
 
-# The words of a team: what is written once, then what a program is, then what threads tell each other, in bytes, each
-# on a cache line of its own.
+# Words of a team. Constants and the program come first, by index; words that threads change follow, by byte offset.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
 NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
 ACTIVE, SLEEPERS, ALARM = (8 * word for word in (24, 32, 40))
 NUM_WORDS = 48
-LINE, IS_OWN = 0, 1  # of each worker: its core's line, whether the core is the team's own
+LINE, IS_OWN = 0, 1  # words of each worker: its core's line, and whether the team owns the core
 WORKER_WORDS = 2
 
-TASK_WORDS = 2  # the compiled function's address, its words' address
-COUNTER_WORDS = 16  # two cache lines a task: shares taken | shares done
-DONE = 64  # bytes to the second
+TASK_WORDS = 2  # words of each task: the address of its compiled function, and the address of its words
+COUNTER_WORDS = 16  # words of each task's counters, on two cache lines: shares taken | shares done
+DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
-LOOKS = 64  # between two looks at the clock
-NAP_NS = 1_000_000  # of a guest that waits for another's share: well below a holder's patience
+LOOKS = 64  # number of looks at a word between two looks at the clock
+NAP_NS = 1_000_000  # how long a waiting guest sleeps: well below a holder's patience
 FINISHED, LEFT = True, False
 
 
 @inlined
 def _line(workers: int, worker: int) -> int:
-    """Address of the words of the worker's core."""
     line: int = longs_at(workers)[worker * WORKER_WORDS + LINE]
     return line
 
@@ -54,7 +52,7 @@ def _is_own(workers: int, worker: int) -> bool:
 
 @functools.cache
 def make_leader() -> Any:
-    """A C function (address of the team's words): runs the program that they describe."""
+    """Make the function that runs the program. Its argument is the address of the team's words."""
 
     def lead(team: int) -> None:
         known = longs_at(team)
@@ -85,7 +83,8 @@ def make_leader() -> Any:
 
 @functools.cache
 def make_helper() -> Any:
-    """A C function (address of the team's words, number of the worker): returns when the team stops."""
+    """Make the function that helps until the team stops. Its arguments are the address of the team's words and the
+    worker's number."""
 
     def help_out(team: int, worker: int) -> None:
         known = longs_at(team)
@@ -119,9 +118,9 @@ def make_helper() -> Any:
 
 @inlined
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
-    """Whether the program needs no more help."""
+    """Help with the program. Return whether the program needs no more help."""
     over = True
-    add_to(team + ACTIVE, 1)  # before the look: from here on the leader waits
+    add_to(team + ACTIVE, 1)  # this must come first, because from here on the leader waits for this helper
     if look_at(team + OPEN) == program:
         over = _do_tasks(team, worker)
     add_to(team + ACTIVE, -1)
@@ -132,7 +131,7 @@ def _help(calls: int, team: int, worker: int, program: int) -> bool:
 
 @inlined
 def _do_tasks(team: int, worker: int) -> bool:
-    """Whether it went to the end; a guest may have to leave before."""
+    """Take shares until the program ends. Return False if a guest must leave earlier."""
     known = longs_at(team)
     calls, slot, num_tasks = known[CALLS], known[SLOT], known[NUM_TASKS]
     guests_line = 0 if _is_own(known[WORKERS], worker) else _line(known[WORKERS], worker)
@@ -159,7 +158,8 @@ def _do_tasks(team: int, worker: int) -> bool:
 
 @inlined
 def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool, guests_line: int, slot: int) -> bool:
-    """Until the word is so high, or exactly so. False: a guest has to leave first."""
+    """Wait until the word is at least `wanted`; if `exactly`, until it equals `wanted`. Return False if a guest must
+    leave first."""
     looks, began = 0, 0
     while True:
         seen = look_at(address)
@@ -184,7 +184,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """A C function (address of the team's words): releases the own cores. Call it only while no program runs."""
+    """Make the function that releases the node's own cores. It may not be called while a program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)
@@ -200,7 +200,7 @@ def make_rest() -> Any:
 
 @functools.cache
 def make_stop() -> Any:
-    """A C function (address of the team's words): helpers return, now or when they are through with a program."""
+    """Make the function that ends the helpers. A helper inside a program ends after the program."""
 
     def stop(team: int) -> None:
         known = longs_at(team)

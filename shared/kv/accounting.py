@@ -1,4 +1,4 @@
-"""How the pools report that they do not add up: every problem at once, in one typed error."""
+"""Report a pool's accounting problems, all in one error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_NAMED = 20
 
 
 def raise_problems(pool: str, problems: Sequence[str]) -> None:
-    """Raise one IntegrityError that names them all (the first MAX_NAMED); return when there are none."""
+    """Raise one IntegrityError that names the first MAX_NAMED problems, if any."""
     if not problems:
         return
     more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

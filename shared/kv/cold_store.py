@@ -1,11 +1,9 @@
-"""ColdStore: KV pages outside the pool, by identity: some in host memory, then some in a file. Both are bounded.
+"""Keep KV pages outside the pool, by identity: in bounded memory, then in a bounded file.
 
     add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
 
-Two sides. The books (add, find, drop) belong to the scheduler's thread and change at once. The bytes (store, load) move
-on the cold stream, in the order of the books: a place that the books have given to somebody else is written only
-behind every read that was asked for before. So nothing is pinned here. The file has no name and mode 0600, and goes
-with the process. Knows nothing of requests, rows or the prefix cache.
+The scheduler's thread changes the index (add, find, drop) at once. The cold stream later moves bytes (store, load) in
+the same order, so a place is overwritten only after earlier reads of it.
 """
 
 from __future__ import annotations
@@ -26,8 +24,11 @@ from shared.kv.pool import ByteArray
 
 @dataclass(slots=True, eq=False)
 class ColdPage:
-    """`place`: where the bytes lie once the jobs launched so far have run; [0, num_host) is memory, what follows is the
-    file. `digest` is that of the bytes as they were stored; only jobs on the cold stream touch it."""
+    """A page in the tier. `place`: where the page's bytes are once all jobs launched so far have run.
+
+    Places [0, num_host) are in memory, the others in the file. `digest`: the stored bytes' digest, which only the cold
+    stream uses.
+    """
 
     place: int
     digest: int = 0
@@ -35,7 +36,8 @@ class ColdPage:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """One page's way in. `demoted`: the place whose page goes to the file before, and where to."""
+    """A new page's place. `demoted`: if another page must leave this place first, that page's place in memory and its
+    new place in the file."""
 
     cold: ColdPage
     place: int
@@ -43,8 +45,11 @@ class Filing:
 
 
 class ColdStore:
-    """`num_host` pages of memory, `num_disk` pages of a file in `directory` (the system's own for temporary files when
-    empty). Least recently used pages are demoted, then dropped."""
+    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the system's temporary
+    folder).
+
+    The least recently used pages are demoted, then dropped.
+    """
 
     def __init__(self, page_bytes: int, num_host: int, num_disk: int = 0, directory: str = "") -> None:
         if num_host < 1:
@@ -65,10 +70,11 @@ class ColdStore:
     def __contains__(self, identity: bytes) -> bool:
         return identity in self._host or identity in self._disk
 
-    # ---- books: the scheduler's thread
+    # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """The page, which counts as used now. Its `place` is for a job that is launched at once."""
+        """Find a page, and count this as a use of the page. The caller must at once launch the job that needs the
+        page's `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -76,7 +82,7 @@ class ColdStore:
         return None
 
     def add(self, identity: bytes) -> Filing:
-        """Room for one more page, which must not be here; give it to `store`, in a job launched at once."""
+        """Make room for a new page. The caller must at once launch the job that calls `store`."""
         if identity in self:
             raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
         demoted = None if self._free_host else self._demote()
@@ -85,7 +91,8 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """The oldest page leaves memory; None: nothing has to move, for there is no file."""
+        """Move the least recently used page out of memory. Return its old and new place, or None if there is no
+        file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)
@@ -98,17 +105,19 @@ class ColdStore:
         return source, oldest.place
 
     def drop(self, identity: bytes, cold: ColdPage) -> None:
-        """Its bytes are not what they should be; nothing happens when another page has its identity by now."""
+        """Remove a damaged page, unless its identity has a new page."""
         for pages, free in ((self._host, self._free_host), (self._disk, self._free_disk)):
             if pages.get(identity) is cold:
                 del pages[identity]
                 free.append(cold.place)
 
-    # ---- bytes: the cold stream
+    # Bytes: the cold stream
 
     def store(self, filing: Filing, page: ByteArray) -> None:
-        """Copy `page` (page_bytes,) uint8 in; the digest is taken of the copy. A file that can't be written loses the
-        demoted page, not this one: whoever asks for that one finds other bytes."""
+        """Copy `page` (page_bytes,) uint8 to memory, and keep the copy's digest.
+
+        If the file can't be written, the demoted page is lost: the page's next `load` raises IntegrityError.
+        """
         if filing.demoted is not None:
             source, target = filing.demoted
             with contextlib.suppress(OSError):
@@ -118,8 +127,7 @@ class ColdStore:
         filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
 
     def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
-        """Copy the page that lies at `place` into `page`, and check the copy. IntegrityError: it is not what was
-        stored, and `page` holds anything."""
+        """Copy the page at `place` into `page`. Raises IntegrityError if its digest differs."""
         if place < self.num_host:
             np.copyto(page, self._memory[place])
         else:
@@ -139,7 +147,7 @@ class ColdStore:
         return (place - self.num_host) * self.page_bytes
 
     def close(self) -> None:
-        """After the cold stream has stopped."""
+        """Close the file. Call after the cold stream has stopped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -148,7 +156,6 @@ class ColdStore:
         raise_problems("cold tier", self.problems())
 
     def problems(self) -> list[str]:
-        """Every place is free or one page's, memory before file."""
         found = []
         kinds = (
             ("memory", self._host, self._free_host, 0, self.num_host),
@@ -169,7 +176,6 @@ def _zeros(num_pages: int, page_bytes: int) -> ByteArray:
 
 
 def _open_unnamed(directory: str, num_bytes: int) -> int:
-    """A file of that size that nobody else can open: mode 0600, and without a name from the start."""
     try:
         with tempfile.TemporaryFile(dir=directory or None, prefix="baton-cold-", buffering=0) as file:
             fd = os.dup(file.fileno())

@@ -1,4 +1,4 @@
-"""Layout of one KV page: page-major, so that a page is one contiguous block on every transport.
+"""Lay out a KV page. The pool is page-major, so each page is contiguous for every transport.
 
 pool:  | page 0 (sink) | page 1 | page 2 | ...
 page:  | plane "kv": [layer][k, v][kv_head][slot][head_dim] | plane "draft": ... |
@@ -16,9 +16,11 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
-    """One tensor of a page. `shape` is that of a single page, without the page dimension; `slot_dim`, counted from its
-    end, is the dimension that has one entry per token. `window`: its layers read so many tokens back, their own
-    included; 0: all."""
+    """One tensor of a page, with shape `shape`.
+
+    `slot_dim`: the dimension with one entry per token; it is counted from the end. `window`: how many tokens the
+    plane's layers attend to, the newest included; 0 if they attend to all.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +30,7 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in one page, padded so that the next plane is aligned."""
+        """The plane's bytes in one page, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -38,24 +40,25 @@ def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """How many tokens, the newest included, a pool of these planes must keep: those of its widest window; 0: all."""
+    """Return how many tokens to keep: the widest window, the newest token included; 0 if all must be kept."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """Of the first plane, which is the model's: its first dimension. A layer is a contiguous part of a page."""
+    """Return the model's layer count. A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Where all but the last of so many parts of a page end, in layers. The last is one layer, for while it travels
-    nothing is computed; the others are about equal."""
+    """Divide a page's layers into `num_parts` parts. Return the end layer of each part but the last one.
+
+    The last part is a single layer, because no computation hides the last part's transfer.
+    """
     ahead = num_layers(planes) - 1
     parts = min(num_parts - 1, ahead)
     return tuple(ahead * part // parts for part in range(1, parts + 1))
 
 
 def layer_bytes(planes: tuple[PlaneSpec, ...]) -> int:
-    """Bytes of one layer in one page."""
     return math.prod(planes[0].shape[1:]) * planes[0].dtype.itemsize

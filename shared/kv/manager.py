@@ -1,11 +1,11 @@
-"""KVManager: who owns which page of one node. Knows owners by name only, no requests, no streams, no contents.
+"""Track the owner of each page of a node. KVManager knows owners by name, but no requests, streams or contents.
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
-    a row's pages   | taken from or given to the cache, pinned by the row's lock | private ... |
+    a row's pages   | from or in the cache, pinned by the row's lock | private ... |
     with windows    | left behind: 0 |  these two in any order ...
 
-Pages of a row never move: putting them into the cache changes their owner, not the block table. The caller decides
-when a row may go (after the lease of its last step); from then on its row and pages are reused at once.
+A row's pages never move: caching changes the owner, not the block table. The caller releases a row after the lease of
+its last step. Row and pages are reused at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.kv.window_cache import WindowCache
 
 @dataclass(slots=True, eq=False)
 class RowRecord:
-    """What a row in use owns beside its pages. `lock` is None until `take_cached` or `insert_prefix`."""
+    """A row's owner. `lock` is None until `take_cached` or `insert_prefix`."""
 
     owner: str
     tag: Tag = PageState.ACTIVE
@@ -34,7 +34,7 @@ class RowRecord:
 
 
 class KVManager:
-    """Owner of rows, pages and prefix cache of one node; the scheduler's thread is its only user."""
+    """Owns rows, pages and prefix cache. Scheduler thread only."""
 
     def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache | WindowCache) -> None:
         self.rows = rows
@@ -42,16 +42,16 @@ class KVManager:
         self.cache = cache
         self.page_size = cache.page_size
         self._records: dict[int, RowRecord] = {}
-        self._private = np.zeros(rows.table.shape, np.bool_)  # parallel to rows.table
-        self._last_owner = np.full(allocator.num_pages, "", dtype=object)  # only to name a leaked page
+        self._private = np.zeros(rows.table.shape, np.bool_)
+        # so that an error can name the owner of a leaked page
+        self._last_owner = np.full(allocator.num_pages, "", dtype=object)
 
     @property
     def num_available(self) -> int:
-        """Pages that `alloc_pages` could hand out now."""
         return self.allocator.num_free + self.cache.num_evictable
 
     def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
-        """All or nothing; evicts from the cache when needed. Give them to a row (`append`) or back (`free_pages`)."""
+        """Allocate n pages, evicting if needed, or return None. Pass the pages to `append` or `free_pages`."""
         missing = n - self.allocator.num_free
         if missing > self.cache.num_evictable:
             return None
@@ -63,17 +63,15 @@ class KVManager:
         return pages
 
     def free_pages(self, pages: PageIds) -> None:
-        """Give back pages that were allocated and belong to no row."""
+        """Free pages that no row has."""
         self.allocator.free(pages)
 
     def flush_cache(self) -> int:
-        """Free everything in the cache that is not pinned; returns the number of pages."""
         pages = self.cache.flush()
         self.allocator.free(pages)
         return len(pages)
 
     def alloc_row(self, owner: str, tag: Tag = PageState.ACTIVE) -> int | None:
-        """A fresh, empty, attached row; None when all are in use."""
         _require_tag(tag)
         row = self.rows.alloc_row()
         if row is not None:
@@ -81,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """Begin the record of a row that `rows.alloc_row` gave."""
+        """Start the record of a row from `rows.alloc_row`."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -98,7 +96,7 @@ class KVManager:
         self._record(row).tag = tag
 
     def take_cached(self, row: int, match: Match) -> None:
-        """The matched pages become the first pages of an empty row, and the row takes over the match's lock."""
+        """Start an empty row with cached pages. From then on the row owns the match's lock."""
         record = self._record(row)
         if record.lock is not None or self.rows.num_pages[row]:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
@@ -110,7 +108,7 @@ class KVManager:
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
-        """Pages from `alloc_pages` become private pages at the row's end."""
+        """Append pages from `alloc_pages` to the row, as private pages."""
         owner = self._record(row).owner
         start = int(self.rows.num_pages[row])
         self.rows.append(row, pages)
@@ -118,10 +116,10 @@ class KVManager:
         self._last_owner[pages] = owner
 
     def grow(self, row: int, n: int) -> bool:
-        """alloc_pages + append; False and nothing changed when there are not enough."""
+        """Allocate and append n pages. If too few are available, change nothing and return False."""
         owner = self._record(row).owner
         room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
-        if n > room:  # waiting for memory would never help
+        if n > room:  # an error, because free pages would not help
             raise IntegrityError(f"row {row} of {owner!r} has room for {room} more pages, not {n}")
         pages = self.alloc_pages(n, owner)
         if pages is None:
@@ -130,8 +128,10 @@ class KVManager:
         return True
 
     def leave_behind(self, row: int, num_tokens: int) -> None:
-        """The row has `num_tokens` tokens, and none of its steps that are still to end begins before: pages that no
-        window reaches from there on are free, or the cache's alone."""
+        """Free the row's pages that no token from position `num_tokens` on can read. Cached pages stay cached.
+
+        No unfinished step of the row may begin before `num_tokens`.
+        """
         first = self.cache.first_needed(num_tokens)
         begin = int(self.rows.first_page[row])
         if first <= begin:
@@ -148,10 +148,10 @@ class KVManager:
         return int(self._private[row].sum())
 
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
-        """Offer the row's full pages under num_tokens to the cache; returns how many of them it owns now.
+        """Offer the row's full pages below num_tokens to the cache. Return how many of these pages the cache owns now.
 
-        keys: int64, one per token from the request's first on. The KV of these tokens must be computed, or be
-        computed by a launched step that is ahead of everyone who could read it.
+        keys: int64, one per token from the request's start. The pages' KV must be there before any read: computed
+        already, or by a launched step.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
@@ -163,7 +163,6 @@ class KVManager:
         return int(taken.sum())
 
     def release(self, row: int) -> None:
-        """The row's end: private pages are free, cached ones stay in the cache, unpinned; the row is free."""
         record = self._record(row)
         mine = self._private[row, : self.rows.num_pages[row]]
         pages = self.rows.pages_of(row)[mine]
@@ -175,9 +174,9 @@ class KVManager:
         self.rows.free_row(row)
 
     def gauges(self) -> dict[PageState, int]:
-        """Pages by state; a partition. Those with a tag are private, or pinned in the cache."""
+        """Return the pages by state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
-        for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last
+        for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
             for row in self._rows_tagged(tag):
                 tag_of[self.rows.pages_of(row)] = code
         counts = np.bincount(tag_of[1:], minlength=len(TAGS) + 1)
@@ -193,7 +192,6 @@ class KVManager:
         }
 
     def row_gauges(self) -> dict[PageState, int]:
-        """Rows by tag, and free ones; a partition."""
         counts = Counter(record.tag for record in self._records.values())
         return {PageState.FREE: self.rows.num_free} | {tag: counts[tag] for tag in TAGS}
 
@@ -203,11 +201,11 @@ class KVManager:
     def _record(self, row: int) -> RowRecord:
         record = self._records.get(row)
         if record is None:
-            raise IntegrityError(f"row {row} belongs to nobody (released already?)")
+            raise IntegrityError(f"row {row} has no owner (released already?)")
         return record
 
     def check_integrity(self, idle: bool = False) -> None:
-        """free + cached + private == total, each page owned once; idle: no row, lock or page is out either."""
+        """Raise unless free + cached + private == total, with one owner per page. `idle`: nothing may be held."""
         raise_problems("KV manager", self.problems(idle))
 
     def problems(self, idle: bool) -> list[str]:
@@ -254,5 +252,4 @@ def _require_tag(tag: Tag) -> None:
 
 
 def page_count(num_tokens: int, page_size: int) -> int:
-    """Pages that hold num_tokens tokens."""
     return -(-num_tokens // page_size)

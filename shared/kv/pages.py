@@ -1,4 +1,5 @@
-"""PageAllocator: hands out page ids, last freed first. Knows nothing of requests, rows or the pages' contents."""
+"""Allocate page ids: the pages freed last are allocated first. PageAllocator does not know requests, rows or
+contents."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ Generations = npt.NDArray[np.uint64]
 
 
 class PageAllocator:
-    """Pages 1 .. num_pages-1; page 0 is the sink, to which padding writes, and is never handed out.
+    """Owner of pages 1 .. num_pages-1. Page 0, the sink that padding writes to, is never handed out.
 
-    `generation` (num_pages,) uint64 rises at alloc and at free, so it is odd while a page is in use. Pass the view
-    that lies in a shared KVPool: a peer that copies a page compares it before and after. `on_free` sees the pages
-    just before they become free (tests poison them there).
+    `generation` (num_pages,) uint64 increases at alloc and free; it is odd while a page is in use. Over shm, a peer
+    that has copied a page compares its generation with the announced one. `on_free` gets pages just before they are
+    freed.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class PageAllocator:
         if self.generation.shape != (num_pages,) or self.generation.dtype != np.uint64:
             raise ValueError(f"generation must be uint64 of shape ({num_pages},)")
         self.on_free = on_free
-        # stack: | free ... free | used up |
-        #        0         num_free^          the next page handed out is stack[num_free - 1]
+        # stack: | free ... free | used up |     next: stack[num_free - 1]
         self._stack: PageIds = np.arange(num_pages - 1, 0, -1, dtype=np.int32)
         self._num_free = num_pages - 1
         self._is_free = np.ones(num_pages, np.bool_)
@@ -45,7 +45,6 @@ class PageAllocator:
 
     @property
     def num_total(self) -> int:
-        """Pages that can be handed out."""
         return self.num_pages - 1
 
     @property
@@ -53,11 +52,11 @@ class PageAllocator:
         return self._num_free
 
     def is_free(self) -> npt.NDArray[np.bool_]:
-        """(num_pages,) copy; False for the sink."""
+        """Return for each page whether it is free, as a copy (num_pages,). It is False for the sink."""
         return self._is_free.copy()
 
     def alloc(self, n: int) -> PageIds | None:
-        """n page ids, (n,) int32 of the caller's own, or None when fewer are free."""
+        """Return n page ids, (n,) int32 owned by the caller, or None if fewer are free."""
         if n < 0:
             raise ValueError(f"alloc({n})")
         if n > self._num_free:
@@ -70,7 +69,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: PageIds) -> None:
-        """Take back pages; nothing changes when one of them can't be freed."""
+        """Take back all pages, or none if one can't be freed."""
         pages = np.asarray(pages, dtype=np.int32)
         if pages.size == 0:
             return
@@ -93,7 +92,7 @@ class PageAllocator:
         if double.any():
             raise IntegrityError(f"page {pages[double][0]} is freed twice")
         order = np.arange(pages.size, dtype=np.int32)
-        self._scratch[pages] = order  # the last of two equal ids wins, the other one sees it
+        self._scratch[pages] = order  # if an id occurs twice, only its last place is kept
         twice = self._scratch[pages] != order
         if twice.any():
             raise IntegrityError(f"page {pages[twice][0]} is freed twice in one call")

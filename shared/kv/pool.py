@@ -1,8 +1,8 @@
-"""KVPool: the memory of all KV pages, page-major, and a peer's read-only view of it. Knows nothing of who uses a page.
+"""Hold the memory of all KV pages, page-major, and map a peer's pool read-only.
 
     mapping: | magic, nonce, num_pages, page_bytes | generation u64[num_pages] | pad to 4 KiB | page 0 | page 1 | ...
 
-On a CPU the whole of it is one mapping that the operating system zeroes page by page when it is first touched.
+A CPU's pool is one mapping, which the operating system zeroes at first touch.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def header_bytes(num_pages: int) -> int:
 
 
 class KVPool:
-    """num_pages pages (page 0 is the sink) of all planes. Lives until the last view of it is gone.
+    """The memory of num_pages pages of all planes. It is freed when the last view of it is dropped. Page 0 is the sink.
 
-    pages_bytes: (num_pages, page_bytes) uint8 tensor on `device`; generation: (num_pages,) uint64 on the host,
-    written by the PageAllocator it is passed to. With `shared`, `fd` is an unnamed memory file of mode 0600 that
-    nobody but this process can map for writing, or shrink: see ReadOnlyPool.
+    - pages_bytes: (num_pages, page_bytes) uint8 tensor on `device`
+    - generation: (num_pages,) uint64 on the host, written by the PageAllocator
+    - fd: with `shared`, an unnamed memory file (mode 0600). The file can't be resized and, once sealed, can't be mapped
+      writable.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class KVPool:
         sealed: bool = True,
         memory: mmap.mmap | None = None,
     ) -> None:
-        """With sealed=False other processes may map the pool for writing until `seal` is called. `memory`: that of
-        such a pool, mapped (`map_pool`); this one is then the same pool, and has no descriptor to pass on."""
+        """With sealed=False, other processes may map the pool writable until `seal` is called.
+
+        `memory`: an unsealed pool, mapped by `map_pool`. This object then has no descriptor.
+        """
         self.planes = planes
         self.num_pages = num_pages
         self.page_size = page_size
@@ -87,8 +90,8 @@ class KVPool:
             self.pages_bytes = torch.zeros(shape, dtype=torch.uint8, device=self.device)
 
     def seal(self) -> None:
-        """From now on nobody can map this memory for writing any more; those who have it keep it."""
-        with contextlib.suppress(OSError):  # Linux before 5.1; a hardening only, peers open it read-only anyway
+        """Forbid new writable mappings; existing ones stay."""
+        with contextlib.suppress(OSError):  # Linux before 5.1 can't do this; peers map the pool read-only anyway
             fcntl.fcntl(self.fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
 
     @property
@@ -98,7 +101,7 @@ class KVPool:
         return self._fd
 
     def plane(self, name: str) -> torch.Tensor:
-        """View (num_pages, *shape) of a plane's dtype, strided over whole pages; writing it writes the pool."""
+        """Return a writable view (num_pages, *shape) in the plane's dtype, strided over whole pages."""
         offset = 0
         for plane in self.planes:
             if plane.name == name:
@@ -114,8 +117,11 @@ class KVPool:
         return flat.as_strided((self.num_pages, *plane.shape), (self.page_bytes // item, *inner), start)
 
     def move_slots(self, page_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots of D rows within each row, in every plane: page_table (D, P) int32, source and target (D, n)
-        int64 counted through it. All are read before the first is written. Runs on the caller's stream, no sync."""
+        """Copy slots within each of D rows, in every plane. All slots are read before any is written.
+
+        page_table (D, P) int32; source and target (D, n) int64: slots, looked up in page_table. Runs on the
+        caller's stream without a sync.
+        """
         pages = [page_table.gather(1, slots // self.page_size).long() for slots in (source, target)]
         places = [slots % self.page_size for slots in (source, target)]
         for plane in self.planes:
@@ -123,7 +129,7 @@ class KVPool:
             slots[pages[1], places[1]] = slots[pages[0], places[0]]
 
     def page_view(self, page: int) -> ByteArray:
-        """(page_bytes,) writable view of one page; host memory only."""
+        """Return a page's writable view (page_bytes,). Only host memory has such a view."""
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
@@ -132,7 +138,7 @@ class KVPool:
         return view
 
     def close(self) -> None:
-        """Let go of the memory: it is unmapped when the last view (a plane a model still holds) is gone."""
+        """Drop the memory. The mapping ends when its last view is dropped, such as a model's plane."""
         self._host = None
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)
@@ -157,8 +163,10 @@ class KVPool:
 
 
 def map_pool(fd: int, num_pages: int, num_page_bytes: int) -> mmap.mmap:
-    """The memory of a shared KVPool that is not sealed yet, for writing: what the processes of one node work on. Closes
-    the descriptor. OSError when it is sealed, ValueError when it has another size."""
+    """Map an unsealed KVPool of this node writable, in another process, and close the descriptor.
+
+    Raises OSError if the pool is sealed, ValueError if its size differs.
+    """
     try:
         return mmap.mmap(fd, header_bytes(num_pages) + num_pages * num_page_bytes)
     finally:
@@ -170,9 +178,9 @@ def _map_private(num_bytes: int) -> mmap.mmap:
 
 
 class ReadOnlyPool:
-    """A peer's shared KVPool, mapped read-only: it can't be written from here, and its owner's death leaves it whole.
+    """A peer's shared KVPool, mapped read-only. The mapping outlives the peer.
 
-    generation: (num_pages,) uint64, changing under us: read it before and after copying a page.
+    generation: (num_pages,) uint64, changed by the peer. Read it before and after copying a page.
     """
 
     def __init__(self, memory: mmap.mmap, num_pages: int, num_page_bytes: int) -> None:
@@ -184,7 +192,7 @@ class ReadOnlyPool:
 
     @classmethod
     def open(cls, pid: int, fd: int, num_pages: int, page_bytes: int, nonce: int) -> ReadOnlyPool:
-        """Map /proc/<pid>/fd/<fd> after checking that it is that pool; HandoffFailed says what is off."""
+        """Map /proc/<pid>/fd/<fd>. Raises HandoffFailed unless the file is the pool with this nonce and layout."""
         subject = f"pool of pid {pid}"
         if pid < 1 or fd < 0 or num_pages < 2 or page_bytes < 1:
             raise HandoffFailed(f"{subject}: fd {fd}, {num_pages} pages of {page_bytes} bytes make no sense")
@@ -199,25 +207,24 @@ class ReadOnlyPool:
         return cls(memory, num_pages, page_bytes)
 
     def page(self, page: int) -> ByteArray:
-        """(page_bytes,) read-only view; the number came from a peer, so it is checked."""
+        """Return a read-only view (page_bytes,). Checks the page number, because a peer sent it."""
         if not 0 < page < self.num_pages:
             raise HandoffFailed(f"page {page} is out of range 1..{self.num_pages - 1}")
         view: ByteArray = self._pages[page]
         return view
 
     def close(self) -> None:
-        """Let go of the memory: it is unmapped when the last view of a page is gone."""
         self._pages = np.zeros((0, self.page_bytes), np.uint8)
         self.generation = np.zeros(0, np.uint64)
 
 
 def _map_readonly(path: str, num_bytes: int) -> mmap.mmap:
-    _require_pool_file(os.stat(path), num_bytes)  # before opening: opening a device or a pipe has effects
+    _require_pool_file(os.stat(path), num_bytes)  # checked first, because opening a device or a pipe has effects
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _require_pool_file(os.fstat(fd), num_bytes)
         if not fcntl.fcntl(fd, F_GET_SEALS) & SEAL_SHRINK:
-            raise ValueError("it could be truncated under us (not sealed)")
+            raise ValueError("it could be truncated while it is mapped (not sealed)")
         return mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     finally:
         os.close(fd)

@@ -1,10 +1,11 @@
-"""Radix prefix cache, one node per page. Knows keys (int64, one per token), not tokens, rows or requests.
+"""Cache prefixes in a radix tree with one node per page. The cache knows keys (int64, one per token), but no tokens or
+requests.
 
     root -- key of page 0 --> node(page 7) -- key of page 1 --> node(page 3)   <- lock of "r1"
                                            `- key of page 1 --> node(page 9)   unlocked leaf: evictable
 
-A node's `refs` counts the locks on itself plus its children with refs > 0. So a path is pinned exactly while
-someone holds a lock below it, and taking a lock on a path that is pinned already costs one addition.
+A node's `refs` counts its locks and its children with refs > 0. So a lock pins the whole path above it, and
+locking a pinned path costs one addition.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-Listener = Callable[[bytes, bool], None]  # identity of a page; it is cached now, or no more
+Listener = Callable[[bytes, bool], None]  # its arguments: a page's identity, and whether the page is cached now
 HEAP_SLACK = 64
 
 
 class CachedPage:
-    """One cached page. `stamp` is the logical time at which it was last unlocked; `identity` is made when asked for."""
+    """A node. `stamp`: logical time of its last unlock. `identity`: computed on demand."""
 
     __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
 
@@ -45,21 +46,24 @@ class CachedPage:
 
 @dataclass(slots=True, eq=False)
 class Lock:
-    """Pins the path of num_pages pages from the root. node None (no match): pins nothing, still unlocked once. In a
-    WindowCache it pins `pages`, by their place in the request."""
+    """A lock pins the first num_pages pages of a path from the root.
+
+    If there was no match, `node` is None: the lock pins nothing, but must be unlocked once like any other lock. Locks
+    of a WindowCache pin `pages`, by index in the request.
+    """
 
     node: CachedPage | None
     num_pages: int
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # taken to copy pages out, not to use them
+    is_copy: bool = False  # whether the lock is for copying pages out, which does not count as use
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix, as many pages as it has; 0: one that no window reaches. `lock` belongs to the caller,
-    who unlocks it or exchanges it in `insert`."""
+    """The longest cached prefix. Page number 0 stands for a page that no window reaches. The caller unlocks `lock` or
+    passes it to `insert`."""
 
     pages: PageIds
     num_tokens: int
@@ -67,7 +71,7 @@ class Match:
 
 
 class PrefixCache:
-    """Owned by the scheduler's thread. Pages come in by `insert` and leave only by `evict` and `flush`."""
+    """Scheduler thread only. Pages enter by `insert` and leave only by `evict` and `flush`."""
 
     def __init__(self, page_size: int, enabled: bool = True) -> None:
         self.page_size = page_size
@@ -78,11 +82,12 @@ class PrefixCache:
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
-        # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
+        # unlocked leaves as (stamp, push number, node); stale entries are dropped when popped
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None
-        self._cold: dict[CachedPage, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
+        # nodes that `take_cold` has not returned since their unlock, coldest first
+        self._cold: dict[CachedPage, None] = {}
 
     @property
     def num_cached(self) -> int:
@@ -90,20 +95,19 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Cached pages on no locked path: all of them can be evicted, leaves first."""
+        """Count the pages that lie on no locked path. All of these pages can be evicted, leaves first."""
         return self._num_evictable
 
     def cached_pages(self) -> PageIds:
         return np.fromiter(self._nodes, np.int32, len(self._nodes))
 
     def is_locked(self, page: int) -> bool:
-        """Whether the page is cached and pinned."""
         node = self._nodes.get(page)
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """The node that has been unlocked for longest, of those not given before since their unlocking, and up to
-        `most` such nodes on the way from it to the root."""
+        """Return up to `most` nodes: the node that has been unlocked for the longest time, and nodes above it. A node
+        is returned once per unlocking."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:
@@ -113,7 +117,6 @@ class PrefixCache:
         return nodes
 
     def names(self) -> list[bytes]:
-        """The identities of all cached pages."""
         return [self.identity_of(node) for node in self._nodes.values()]
 
     def identity_of(self, node: CachedPage) -> bytes:
@@ -129,16 +132,17 @@ class PrefixCache:
         return node.identity
 
     def pin(self, node: CachedPage, owner: str) -> Lock:
-        """A lock on the path down to a node of this tree, to copy pages of it: to `take_cold` that is no use of them,
-        or a tier that is smaller than the cache would never come to rest."""
+        """Lock the path down to a node to copy its pages.
+
+        `take_cold` does not count this lock as use; otherwise a tier smaller than the cache would copy pages forever.
+        """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
             depth, walk = depth + 1, walk.parent
         return self._lock(node, depth, owner, is_copy=True)
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`. All of them
-        are needed: `first_needed` is 0 here."""
+        """Return the longest cached prefix of at most max_tokens tokens, in whole pages, locked for `owner`."""
         node, pages = self._root, []
         limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
         for key in self._page_keys(keys, limit):
@@ -151,11 +155,10 @@ class PrefixCache:
         return Match(np.array(pages, dtype=np.int32), len(pages) * self.page_size, lock)
 
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
-        """Offer the first len(pages) full pages of a request; keys cover them from the request's first token.
+        """Offer the first len(pages) full pages of a request; `keys` cover them.
 
-        taken[i]: the cache owns page i now (or did already). Where the tree has another page for the same key,
-        ours stays the caller's and the walk goes on below the tree's node. The lock is exchanged for one on the
-        deepest node, and stays as it is when it reaches further down than these pages.
+        taken[i]: whether the cache now owns page i. If the cache has another page for the key of page i,
+        the caller keeps page i. The lock moves to the deepest node, unless it is already deeper.
         """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
@@ -180,16 +183,16 @@ class PrefixCache:
             taken[depth:] = True
         if lock.num_pages >= len(pages):
             return lock, taken
-        new_lock = self._lock(node, len(pages), lock.owner)  # before the old one goes: the path stays pinned
+        new_lock = self._lock(node, len(pages), lock.owner)  # made before the old lock ends, so the path stays pinned
         self.unlock(lock)
         return new_lock, taken
 
     def first_needed(self, num_tokens: int) -> int:
-        """The first page that the token at position num_tokens reads."""
+        """Return 0: every page is needed."""
         return 0
 
     def trim(self, lock: Lock, first: int) -> None:
-        """Pages before `first` are needed no more by this lock's owner: here there are none."""
+        """Do nothing: every page is needed."""
         self._require_held(lock)
 
     def unlock(self, lock: Lock) -> None:
@@ -211,7 +214,7 @@ class PrefixCache:
             node = node.parent
 
     def evict(self, n: int) -> PageIds:
-        """Up to n pages, least recently unlocked leaves first; they are the caller's, to be freed."""
+        """Remove at most n pages for the caller to free, least recently unlocked leaves first."""
         pages: list[int] = []
         while len(pages) < n and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
@@ -220,7 +223,6 @@ class PrefixCache:
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:
-        """Everything that is not pinned; the caller frees it."""
         return self.evict(self._num_evictable)
 
     def _page_keys(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
@@ -243,7 +245,6 @@ class PrefixCache:
         return lock
 
     def _refuse_bad(self, ids: list[int], depth: int, lock: Lock) -> None:
-        """Pages that are about to become nodes, the first of them at `depth`; nothing has changed yet."""
         if depth < lock.num_pages:
             raise IntegrityError(f"insert for {lock.owner!r}: keys of page {depth} are not those of its lock")
         for page in ids:
@@ -253,7 +254,7 @@ class PrefixCache:
             raise IntegrityError(f"insert for {lock.owner!r}: a page is listed twice in {ids}")
 
     def _extend(self, node: CachedPage, keys: Iterator[bytes], ids: list[int]) -> CachedPage:
-        """A chain below `node`; counted as evictable until the lock that `insert` takes next pins it."""
+        """Add a chain of pages. The chain counts as evictable until `insert` locks it."""
         for key, page in zip(keys, ids, strict=True):
             child = CachedPage(key, page, node)
             node.children[key] = child
@@ -293,7 +294,6 @@ class PrefixCache:
         raise_problems("prefix cache", self.problems(expect_idle))
 
     def problems(self, expect_idle: bool = False) -> list[str]:
-        """What does not add up: tree against page map, refs against locks, counters, eviction order."""
         nodes = self._walk()
         held = self._locks if expect_idle else ()
         found = [f"lock of {lock.owner!r} on {lock.num_pages} pages is still held" for lock in held]
@@ -335,9 +335,9 @@ class PrefixCache:
 
 
 def _is_current(stamp: int, node: CachedPage) -> bool:
-    """Whether a heap entry still stands for an unlocked leaf of the tree.
+    """Return whether a heap entry still stands for an unlocked leaf of the tree.
 
-    A leaf gets a child only in `insert`, under a lock: its stamp is another one when it is unlocked again. So a
-    (stamp, node) pair is pushed once, and no entry of an evicted node is ever current.
+    A leaf gets a child only in `insert`, under a lock, so the next unlock gives the leaf a new stamp. Each (stamp,
+    node) is pushed once, and an evicted node has no current entry.
     """
     return node.refs == 0 and node.stamp == stamp

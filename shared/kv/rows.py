@@ -1,4 +1,4 @@
-"""ReqToTokenPool: rows of the host block table. Knows nothing of who owns the pages it lists."""
+"""Manage the rows of the host's block table. ReqToTokenPool does not know who owns the pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Rows = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class ReqToTokenPool:
-    """Rows 1 .. num_rows-1; row 0 is padding and keeps pointing at page 0. A freed row is reused at once.
+    """Owner of rows 1 .. num_rows-1. Row 0 is padding and always points at page 0. A freed row is reused at once.
 
-    table: (num_rows, max_pages_per_row) int32 on the host; table[r, :num_pages[r]] are row r's pages in token
-    order, the rest is 0, and so is what lies before first_page[r]: a window has left it behind. Only the scheduler's
-    thread touches it; steps get a `snapshot`.
+    table: (num_rows, max_pages_per_row) int32 on the host. table[r, first_page[r]:num_pages[r]] are row r's pages in
+    token order; all other entries are 0. Scheduler thread only; steps get a `snapshot`.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -49,7 +48,7 @@ class ReqToTokenPool:
         return row
 
     def free_row(self, row: int) -> None:
-        """Clear the row and make it the next one handed out."""
+        """Clear the row, which the next `alloc_row` returns."""
         self._require_in_use(row)
         self.table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = self.first_page[row] = 0
@@ -60,18 +59,18 @@ class ReqToTokenPool:
         return [row for row, used in enumerate(self._in_use) if used]
 
     def pages_of(self, row: int) -> PageIds:
-        """View of the row's pages; copy it before the row changes."""
+        """Return a view of the row's pages; copy the view before the pages change."""
         pages: PageIds = self.table[row, : self.num_pages[row]]
         return pages
 
     def set_pages(self, row: int, start: int, pages: PageIds) -> None:
-        """Write pages at [start, start + len(pages)); the row grows when that lies past its end, never shrinks."""
+        """Write pages from index `start` on. The row never shrinks."""
         self._require_in_use(row)
         end = start + len(pages)
         if start < 0 or start > self.num_pages[row]:
             raise IntegrityError(f"row {row}: pages from {start} on leave a hole after {self.num_pages[row]}")
         if end > self.max_pages_per_row:
-            raise IntegrityError(f"row {row}: {end} pages, the table has room for {self.max_pages_per_row}")
+            raise IntegrityError(f"row {row}: {end} pages, but the table has room for {self.max_pages_per_row}")
         self.table[row, start:end] = pages
         self.num_pages[row] = max(end, int(self.num_pages[row]))
 
@@ -80,14 +79,12 @@ class ReqToTokenPool:
         self.set_pages(row, int(self.num_pages[row]), pages)
 
     def skip(self, row: int, first: int) -> None:
-        """An empty row begins at this page."""
         self._require_in_use(row)
         if self.num_pages[row] or first > self.max_pages_per_row:
             raise IntegrityError(f"row {row} has {self.num_pages[row]} pages and can't begin at page {first}")
         self.num_pages[row] = self.first_page[row] = first
 
     def drop_leading(self, row: int, first: int) -> PageIds:
-        """The row goes on without its pages before `first`, which the caller gets."""
         self._require_in_use(row)
         begin, end = int(self.first_page[row]), min(first, int(self.num_pages[row]))
         dropped = self.table[row, begin:end].copy()
@@ -96,7 +93,8 @@ class ReqToTokenPool:
         return dropped
 
     def snapshot(self, rows: Rows) -> PageIds:
-        """(len(rows), P) int32 copy, C-contiguous; P = most pages of any of these rows, at least 1. Padding is 0."""
+        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: the number of pages of the longest of
+        these rows, at least 1."""
         idx = np.asarray(rows, dtype=np.int64)
         width = max(1, int(self.num_pages[idx].max(initial=0)))
         copy: PageIds = self.table[idx, :width]

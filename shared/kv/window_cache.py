@@ -1,12 +1,12 @@
-"""Prefix cache of a pool whose every layer has a sliding window: single pages by identity, each pinned on its own.
+"""Cache prefixes for a pool with a sliding window in every layer. Each page is cached by its identity, and pinned
+independently of other pages.
 
-    position p reads [p - window + 1, p]          so behind n pages of a prompt only the last few of them are needed:
+    position p reads [p - window + 1, p]          so behind n pages of a prompt only the last few are needed:
 
-    | gone | gone | page 7 | page 3 |  p ...      a match of four pages; what is gone has the number 0 in it
+    | gone | gone | page 7 | page 3 |  p ...      a match of four pages; gone pages have number 0
 
-A page is there or not, whatever became of those before it; its identity covers them (`shared.core.page_identity`).
-Stands where `PrefixCache` does for other pools; locks are on single pages. Knows keys (int64, one per token), not
-tokens, rows or requests.
+An identity covers all earlier pages (`shared.core.page_identity`), so a page can stay cached without them. Keys:
+int64, one per token.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from shared.kv.prefix_cache import Keys, Listener, Lock, Match
 
 
 class WindowCache:
-    """Owned by the scheduler's thread. Pages come in by `insert` and leave only by `evict` and `flush`."""
+    """Scheduler thread only. Pages enter by `insert` and leave only by `evict` and `flush`."""
 
     def __init__(self, page_size: int, window: int, enabled: bool = True) -> None:
         self.page_size = page_size
         self.window = window
         self.enabled = enabled
-        self._num_needed = -(-(window - 1) // page_size)  # pages before a page-aligned position that it reads
+        # how many earlier pages are read by a token at a page's first slot
+        self._num_needed = -(-(window - 1) // page_size)
         self._page_of: dict[bytes, int] = {}
         self._identity_of: dict[int, bytes] = {}
-        self._refs: dict[int, int] = {}  # of pinned pages
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the others, least recently unpinned first
+        self._refs: dict[int, int] = {}  # number of locks of each pinned page
+        self._idle: OrderedDict[int, None] = OrderedDict()  # unpinned pages, least recently unpinned first
         self._locks: set[Lock] = set()
         self.listener: Listener | None = None
 
@@ -48,22 +49,23 @@ class WindowCache:
         return len(self._idle)
 
     def first_needed(self, num_tokens: int) -> int:
-        """The first page that the token at position num_tokens, or any after it, reads."""
+        """Return the first page that tokens from position num_tokens on read."""
         return max(0, num_tokens - self.window + 1) // self.page_size
 
     def cached_pages(self) -> PageIds:
         return np.fromiter(self._identity_of, np.int32, len(self._identity_of))
 
     def names(self) -> list[bytes]:
-        """The identities of all cached pages."""
         return list(self._page_of)
 
     def is_locked(self, page: int) -> bool:
         return page in self._refs
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """The most pages, for at most max_tokens tokens, behind which everything that is still read is here, already
-        pinned. `first_needed`: pages before it are never read, so that many are matched in any case."""
+        """Return and pin the longest match, of at most max_tokens tokens, that has every needed page.
+
+        Pages before `first_needed` are never read, so they count as matches.
+        """
         limit = max(0, min(len(keys), max_tokens)) // self.page_size
         best, run = first_needed, 0
         found = [self._page_of.get(name, 0) for name in self._identities(keys, limit)]
@@ -81,8 +83,11 @@ class WindowCache:
         return Match(pages, best * self.page_size, lock)
 
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
-        """Offer the full pages of a request; 0: gone already. taken[i]: the cache owns page i now, pinned by the lock,
-        or did already. Where it has another page of the same identity, ours stays the caller's."""
+        """Offer the full pages of a request; page number 0 stands for a page that is already gone.
+
+        taken[i]: whether the cache owns page i. The lock pins new pages. If the cache has another page with the
+        identity of page i, the caller keeps page i.
+        """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
         if not self.enabled:
@@ -123,7 +128,6 @@ class WindowCache:
             self._idle[page] = None
 
     def trim(self, lock: Lock, first: int) -> None:
-        """Pages before `first` are needed no more by this lock's owner."""
         self._require_held(lock)
         for index in [index for index in lock.pages if index < first]:
             self._unpin(lock.pages.pop(index))
@@ -134,7 +138,7 @@ class WindowCache:
         self._locks.discard(lock)
 
     def evict(self, n: int) -> PageIds:
-        """Up to n pages, least recently unpinned first; they are the caller's, to be freed."""
+        """Remove at most n pages for the caller to free, least recently unpinned first."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
         for page in pages:
             identity = self._identity_of.pop(page)
@@ -144,7 +148,6 @@ class WindowCache:
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:
-        """Everything that is not pinned; the caller frees it."""
         return self.evict(len(self._idle))
 
     def _require_held(self, lock: Lock) -> None:
@@ -155,7 +158,6 @@ class WindowCache:
         raise_problems("window cache", self.problems(expect_idle))
 
     def problems(self, expect_idle: bool = False) -> list[str]:
-        """Refs against locks, every cached page idle or pinned, names both ways."""
         held = self._locks if expect_idle else ()
         found = [f"lock of {lock.owner!r} on {len(lock.pages)} pages is still held" for lock in held]
         refs: dict[int, int] = {}

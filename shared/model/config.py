@@ -1,4 +1,4 @@
-"""What a Llama-family network looks like, and how to read it from a GGUF header. Holds no tensors."""
+"""Describe the shape of a Llama-family network; read it from a GGUF header."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_context",
 )  # fmt: skip
-MOST_PARTS = 4096  # a header that says more is no network's
+MOST_PARTS = 4096  # upper limit of the numbers of layers and of experts; no network has more
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding. `kind` is "default", "linear" (positions / factor), "llama3" (low frequencies stretched) or
-    "yarn" (the same by dimension, and longer vectors)."""
+    """A rotary embedding of one `kind`:
+
+    - "default"
+    - "linear": positions / factor
+    - "llama3": low frequencies stretched
+    - "yarn": each dimension stretched differently, vectors longer
+    """
 
     theta: float
     kind: str = "default"
@@ -40,29 +45,29 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    length: float = 1.0  # what rotated vectors are multiplied by
+    length: float = 1.0  # rotated vectors are multiplied by this
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """Layers whose middle is a choice of `top_k` out of `count` small networks for each token."""
+    """Expert layers: each token passes through `top_k` of `count` small networks."""
 
     count: int
     top_k: int
     intermediate_size: int
-    normalise: bool  # the chosen ones' weights add up to 1
-    dense_layers: tuple[int, ...] = ()  # layers without a choice
+    normalise: bool  # whether the chosen experts' weights are scaled to a sum of 1
+    dense_layers: tuple[int, ...] = ()  # numbers of the layers that have a plain network instead of experts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStyle:
-    """Where Gemma 3 differs from the rest of the family."""
+    """How Gemma 3 differs from the rest of the family."""
 
-    gate: str = "silu"  # or gelu_tanh
-    norm_offset: float = 0.0  # files hold norm weights less this
-    post_norms: bool = False  # what a layer's halves add is normed too
-    embed_scale: float = 1.0  # rounded to the dtype
-    logit_cap: float = 0.0  # cap * tanh(logits / cap)
+    gate: str = "silu"  # the gate's activation function: silu or gelu_tanh
+    norm_offset: float = 0.0  # added to each norm weight that a file has
+    post_norms: bool = False  # whether the output of each half of a layer is normalized, like its input
+    embed_scale: float = 1.0  # embeddings are multiplied by this, rounded to the dtype
+    logit_cap: float = 0.0  # the cap in cap * tanh(logits / cap); 0 if logits are not capped
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +86,15 @@ class LlamaConfig:
     max_context: int
     tie_embeddings: bool
     eos_ids: tuple[int, ...]
-    windows: tuple[
-        int, ...
-    ] = ()  # per layer, how many positions a token reads, its own too; 0: all. (): all, everywhere
-    local_rope: RopeConfig | None = None  # of layers with a window, where theirs is another
-    score_scale: float = 0.0  # of query times key; 0: head_dim ** -0.5
+    windows: tuple[int, ...] = ()  # window of each layer, as in AttentionShape.windows
+    local_rope: RopeConfig | None = None  # rope of the layers with a window, if it differs from `rope`
+    score_scale: float = 0.0  # attention scores are multiplied by this, as in AttentionShape.scale
     experts: ExpertConfig | None = None
     style: LayerStyle = LayerStyle()
-    biases: tuple[str, ...] = ()  # which of q, k, v, o have one
+    biases: tuple[str, ...] = ()  # which of q, k, v, o have a bias
 
     def __post_init__(self) -> None:
-        """ConfigError names the first number that no network can have: kernels trust them."""
+        """Raise ConfigError for impossible numbers, because kernels trust them."""
         for name in SIZES:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}")
@@ -123,7 +126,7 @@ class LlamaConfig:
         return self.num_kv_heads * self.head_dim
 
     def num_parameters(self) -> int:
-        """Biases, per-head norms and what chooses experts left out: they are below a thousandth."""
+        """Count parameters, except biases, per-head norms and expert routers (below 0.1 %)."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         inner = sum(self._inner_size(layer) for layer in range(self.num_layers))
         layers = self.num_layers * (attention + 2 * self.hidden_size) + 3 * self.hidden_size * inner
@@ -137,7 +140,7 @@ class LlamaConfig:
 
 
 def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, biases: tuple[str, ...]) -> LlamaConfig:
-    """`fields` are the GGUF key/value pairs as plain Python values; `vocab_size` is the embedding's row count."""
+    """Make a config from GGUF fields. `vocab_size`: the embedding's rows. Raises ConfigError."""
     arch = fields.get("general.architecture")
     if arch not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {arch!r} is not supported, only {', '.join(GGUF_ARCHITECTURES)}")
@@ -189,7 +192,7 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, bia
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; ConfigError says what is wrong with it."""
+    """Return a file's JSON object. Raises ConfigError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

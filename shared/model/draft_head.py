@@ -1,10 +1,10 @@
-"""What a draft algorithm asks of a draft layer. Knows nothing of relays, sampling or verification.
+"""Define the draft layers that draft algorithms use.
 
-    forward at slot s:   (id of the token at s + 1, feature at s)  ->  what the feature at s + 1 should be: `hidden`
-    logits of it:        what comes at s + 2
+    forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
+    logits of `hidden`:  the token at s + 2
 
-Features are the target's own (`project` of what it left) or a layer's hidden state of one slot before: the draft then
-stands on its own foundation. EAGLE (arXiv 2401.15077, 2503.01840) and MTP layers are such layers, and so is HashDraft.
+A feature comes from the target (`project`), or is the hidden state that the layer computed one slot before. EAGLE
+(arXiv 2401.15077, 2503.01840), MTP layers and HashDraft are such layers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from shared.kv.pool import KVPool
 
 
 class DraftHead(Protocol):
-    """All methods run on the forward stream, on tensors of the model's device; what they return is the caller's.
+    """All methods run on the forward stream, on the model's device. The caller owns the results.
 
-    hidden_shape, hidden_dtype: of one token's feature, (H,). d2t: (Vd,) int64, the token id of each draft
-    id, or None where the head has the target's vocabulary. weights_hash: nodes with other weights draft otherwise.
+    - hidden_shape, hidden_dtype: shape (H,) and dtype of one token's feature.
+    - d2t: (Vd,) int64, the token id of each draft id; None if the two ids are equal.
+    - weights_hash: hash of the weights, which decide the drafts.
     """
 
     hidden_shape: tuple[int, ...]
@@ -33,20 +34,22 @@ class DraftHead(Protocol):
     def d2t(self) -> torch.Tensor | None: ...
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """The tensors that a page has beside the target's; their names are this head's own."""
+        """Return the planes that the head needs in a page. Their names are the head's own."""
         ...
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """(T, A) what the target left of each token, ModelOutput.aux -> features (T, H)."""
+        """Turn the target's ModelOutput.aux (T, A) into features (T, H)."""
         ...
 
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """next_ids (T,) int64 the token after each slot, features (T, H) -> hidden (T, H).
-        Writes draft KV of all T slots, reads that of all slots before in the same rows."""
+        """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the token after each slot.
+
+        Writes draft KV of all T slots; reads earlier slots of their rows.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(N, H) -> (N, Vd) float32."""
+        """Return draft logits (N, Vd) float32 for `hidden` (N, H)."""
         ...

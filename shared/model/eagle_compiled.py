@@ -1,6 +1,6 @@
-"""The draft head's layer on a CPU as one program of compiled tasks: a call is a single one without the GIL.
+"""Run the draft head's layer on a CPU as one program of compiled tasks, in one call without the GIL.
 
-Same arithmetic and the same bits as SeparateMidlayer on the same kernels. All tasks work on N slots:
+Its results equal SeparateMidlayer's on the same kernels, bit for bit. All tasks work on N slots:
 
     embed, norm -> left half of x | norm -> right half of x | qkv, write pages, attend, out
     norm, gate and up, silu *, down, add
@@ -17,35 +17,37 @@ from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, product
 from shared.kernel import blocks_numba as blocks
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.bounds import check_range
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
-from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
+from shared.kernel.scratch import Scratch
 from shared.kernel.shares import cut
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.eagle_head import EagleWeights
 from shared.model.kernels import attention_shape
-from shared.model.llama_compiled import NUM_WORDS
+from shared.model.llama_compiled import NUM_WORDS, SCRATCH_WORDS, TaskLinear, as_task
 
 EMBED, EMBED_NORM, FEATURE_NORM, QKV, WRITE, ATTEND, OUT, MLP_NORM, GATE_UP, GATE, DOWN, ADD = range(12)
 ATTENTION = np.array((WRITE, ATTEND))
 
 
 def fits(config: LlamaConfig, weights: EagleWeights) -> bool:
-    """Every product is ours and none has columns filled up: a task's rows are the next one's."""
+    """Return whether our attention supports the layer, and all products are ours and unpadded."""
     linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
     return attention.supports(attention_shape(config)) and all(
-        isinstance(linear, TileLinear) and linear.is_whole for linear in linears
+        isinstance(linear, TaskLinear) and linear.is_whole for linear in linears
     )
 
 
 class CompiledMidlayer:
-    """Implements Midlayer. One call at a time: all use the same buffers, which grow to the largest one."""
+    """A Midlayer for one call at a time, because calls share buffers."""
 
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
         self._config, self._weights, self._team = config, weights, team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
+        self._scratch = Scratch(team.size)  # scratch memory that all products share
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(team, tasks, self._words)
@@ -72,26 +74,26 @@ class CompiledMidlayer:
         config, is_half = self._config, self._weights.embed.dtype == torch.bfloat16
         hidden, eps = config.hidden_size, config.rms_eps
         half_of_x = blocks.make_norm(hidden, eps, is_half, 2 * hidden)
-        multiply = product.make_task(is_half, is_half)
+        qkv, out, gate_up, down = (linear.task for linear in self._linears())
         write, attend = attention.make_tasks(attention_shape(config), self._weights.embed.dtype)
-        front = [blocks.make_embed(hidden, is_half), half_of_x, half_of_x, multiply, write, attend, multiply]
-        inner = [blocks.make_norm(hidden, eps, is_half), multiply, blocks.make_gate(config.intermediate_size, is_half)]
-        return [*front, *inner, multiply, blocks.make_add(hidden, is_half)]
+        front = [blocks.make_embed(hidden, is_half), half_of_x, half_of_x, qkv, write, attend, out]
+        inner = [blocks.make_norm(hidden, eps, is_half), gate_up, blocks.make_gate(config.intermediate_size, is_half)]
+        return [*front, *inner, down, blocks.make_add(hidden, is_half)]
+
+    def _linears(self) -> list[TaskLinear]:
+        weights = self._weights
+        return [as_task(linear) for linear in (weights.qkv, weights.out, weights.gate_up, weights.down)]
 
     def _fill_weights(self) -> None:
         words, weights = self._words, self._weights
         words[EMBED, blocks.WEIGHT] = weights.embed.data_ptr()
         norms = (weights.embed_norm, weights.feature_norm, weights.mlp_norm)
         words[[EMBED_NORM, FEATURE_NORM, MLP_NORM], blocks.WEIGHT] = [norm.data_ptr() for norm in norms]
-        linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
-        self._products: list[tuple[int, TileLinear]] = []
-        for task, linear in zip((QKV, OUT, GATE_UP, DOWN), linears, strict=True):
-            assert isinstance(linear, TileLinear)
+        self._products = list(zip((QKV, OUT, GATE_UP, DOWN), self._linears(), strict=True))
+        for task, linear in self._products:
             linear.fill(words[task])
-            self._products.append((task, linear))
 
     def _reserve(self, num_rows: int) -> None:
-        """Buffers for that many slots, and their addresses in all tasks."""
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows
@@ -105,6 +107,7 @@ class CompiledMidlayer:
         self._change = torch.empty(num_rows, hidden, dtype=dtype)
         self._gate_up = torch.empty(num_rows, 2 * inner, dtype=dtype)
         self._inner = torch.empty(num_rows, inner, dtype=dtype)
+        self._scratch.reserve(max(linear.scratch_bytes(num_rows) for _, linear in self._products))
         self._connect()
 
     def _connect(self) -> None:
@@ -119,3 +122,6 @@ class CompiledMidlayer:
         words[MLP_NORM, blocks.OUT] = words[GATE_UP, product.X] = self._normed.data_ptr()
         words[GATE_UP, product.OUT] = words[GATE, blocks.SOURCE] = self._gate_up.data_ptr()
         words[GATE, blocks.OUT] = words[DOWN, product.X] = self._inner.data_ptr()
+        for task, linear in self._products:
+            if isinstance(linear, BlockTileLinear):
+                words[task, SCRATCH_WORDS] = self._scratch.words

@@ -1,7 +1,6 @@
-"""An EAGLE-3 head on disk, in the public format of arXiv 2503.01840: config.json and *.safetensors.
+"""Read an EAGLE-3 head in the public format of arXiv 2503.01840: config.json and *.safetensors.
 
-Every tensor is checked by name and shape when the folder is opened, from the files' headers. Does no arithmetic with
-weights; knows nothing of kernels or pages.
+Opening a folder checks all names and shapes in the headers.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from shared.model.safetensors_folder import TensorFiles
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_AUX = 3
-LEFT_OUT = {"embed_tokens.weight"}  # some files carry a copy of the target's embedding, which is what is used
+LEFT_OUT = {"embed_tokens.weight"}  # some files repeat the target's embedding, but we use the target's tensor
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    layer: LlamaConfig  # of the one layer; vocabulary and context are the target's
+    layer: LlamaConfig  # the head's layer, with the target's vocabulary and context
     draft_vocab_size: int
-    aux_layers: tuple[int, ...]  # the target's residual before each of these is what `fc` reads
+    aux_layers: tuple[int, ...]  # `fc` reads the target's residual before each of these layers
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high layer of the target, as public heads are made for them."""
+    """Return a low, a middle and a high layer, as public heads do."""
     if num_layers < NUM_AUX:
         raise ConfigError(f"an EAGLE-3 head reads {NUM_AUX} layers of its target, which has {num_layers}")
     middle = num_layers // 2
@@ -39,7 +38,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Every float tensor of the format under its public name, rows first (out, in)."""
+    """Return the shapes of all float tensors by public name, rows first (out, in)."""
     layer = config.layer
     hidden, inner, q, kv = layer.hidden_size, layer.intermediate_size, layer.q_size, layer.kv_size
     return {
@@ -60,7 +59,7 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 class HeadFolder:
-    """Reads headers and the vocabulary map at once, weights when asked."""
+    """A head's folder. Headers and vocabulary map are read first, weights on demand."""
 
     def __init__(self, folder: Path, target: LlamaConfig) -> None:
         self.path = folder
@@ -69,10 +68,9 @@ class HeadFolder:
         self._names = self._public_names()
         for name, shape in tensor_shapes(self.config).items():
             self._check_shape(name, shape)
-        self.draft_ids = self._draft_ids()  # (Vd,) int64: the target's id of each draft id
+        self.draft_ids = self._draft_ids()  # (Vd,) int64: the target id of each draft id
 
     def tensor(self, name: str) -> torch.Tensor:
-        """By its public name, in the dtype of the file."""
         value = self._files.tensor(self._names[name])
         if not value.is_floating_point():
             raise ConfigError(f"{self.path}: tensor {name} is {value.dtype}, not of a float type")
@@ -82,7 +80,7 @@ class HeadFolder:
         return self._files.content_hash()
 
     def _public_names(self) -> dict[str, str]:
-        """From public names to those in the files. A name that no such head has means another architecture."""
+        """Map public names to names in the files. Raise ConfigError for an unknown name."""
         names = {public_name(name): name for name in sorted(self._files.names())}
         known = {*tensor_shapes(self.config), "d2t", "t2d"} | LEFT_OUT
         unknown = sorted(names[name] for name in names.keys() - known)
@@ -98,7 +96,7 @@ class HeadFolder:
             raise ConfigError(f"{self.path}: tensor {name} is {found}; it must be {shape}")
 
     def _draft_ids(self) -> torch.Tensor:
-        """d2t holds offsets: the target's id is d + d2t[d]. Without it both vocabularies are the same."""
+        """Return target ids: d + d2t[d] for draft id d. Without d2t the vocabularies are equal."""
         size, vocab_size = self.config.draft_vocab_size, self.config.layer.vocab_size
         if "d2t" not in self._names and size == vocab_size:
             return torch.arange(size)
@@ -109,34 +107,34 @@ class HeadFolder:
         ids = torch.arange(size) + offsets
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= vocab_size:
-            raise ConfigError(f"{self.path}: d2t leads to ids {low}..{high} of a vocabulary of {vocab_size}")
+            raise ConfigError(f"{self.path}: d2t maps to ids {low}..{high} of a vocabulary of {vocab_size}")
         if len(ids.unique()) != size:
-            raise ConfigError(f"{self.path}: d2t leads two draft ids to one id")
+            raise ConfigError(f"{self.path}: d2t maps two draft ids to one id")
         self._check_known(ids)
         return ids
 
     def _check_known(self, ids: torch.Tensor) -> None:
-        """t2d marks the ids that the draft vocabulary has: the same thing from the other side."""
+        """Check t2d, which is true for each target id that has a draft id."""
         if "t2d" not in self._names:
             return
         self._check_shape("t2d", (self.config.layer.vocab_size,))
         known = self._files.tensor(self._names["t2d"]).bool()
         if not known[ids].all() or int(known.sum()) != len(ids):
-            raise ConfigError(f"{self.path}: t2d marks other ids than d2t leads to")
+            raise ConfigError(f"{self.path}: t2d marks other ids than d2t maps to")
 
 
 def public_name(name: str) -> str:
-    """Some files call the one layer layers.0, or put `model.` before everything."""
+    """Normalise a name: some files use layers.0, or the prefix `model.`."""
     name = name.removeprefix("model.")
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
-    """Of config.json; ConfigError names the field that does not fit the target or is not supported."""
+    """Read config.json. Raises ConfigError for an unsupported or unsuitable field."""
     raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["?"])[0]
     if architecture != ARCHITECTURE:
-        raise ConfigError(f"{folder}: {architecture!r} is no EAGLE-3 head that is supported, only {ARCHITECTURE}")
+        raise ConfigError(f"{folder}: {architecture!r} is not a supported head, only {ARCHITECTURE}")
     if raw.get("hidden_act", "silu") != "silu" or raw.get("sliding_window") or raw.get("quantization_config"):
         raise ConfigError(f"{folder}: hidden_act, sliding_window or quantization_config is not supported in a head")
     try:
@@ -146,7 +144,7 @@ def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
     for field in ("hidden_size", "vocab_size"):
         asked, there = int(raw[field]), getattr(target, field)
         if asked != there:
-            raise ConfigError(f"{folder}: a head for {field} {asked} does not fit {target.name}, whose is {there}")
+            raise ConfigError(f"{folder}: a head for {field} {asked} does not fit {target.name}, which has {there}")
     return config
 
 
@@ -172,7 +170,7 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """The file's field, where there is one, counts outputs: that of layer n is what comes before layer n + 1."""
+    """Return the target's layers that `fc` reads. The file counts outputs: layer n's output is layer n + 1's input."""
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

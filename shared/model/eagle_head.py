@@ -1,11 +1,11 @@
-"""The EAGLE-3 draft head (arXiv 2503.01840): one decoder layer over the target's embedding and hidden states.
+r"""The EAGLE-3 draft head (arXiv 2503.01840): one decoder layer over the target's embedding and hidden states.
 
     slot j:   token j + 1 -> embed -> norm \\
               f_j                  -> norm  > x (2H) -> q, k, v -> rotate at j, attend to slots 0..j -> out
               g_j = f_j + attention + mlp             logits = lm_head(norm(g_j)) foresee token j + 2
 
-f_j is fc(three of the target's hidden states at j); where the target has not been yet, it is the head's own g_(j-1).
-So slot j's KV depends on the token after it. Knows nothing of requests, sampling, or how drafts become a window.
+f_j is fc(three of the target's hidden states at j). At slots that the target has not reached, f_j is the head's own
+g_(j-1). Slot j's KV depends on token j + 1, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionInputs
+from shared.kernel.block_weights import INT8, quantize_weight
 from shared.kernel.blocks import BlockKernels
-from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
+from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -29,14 +30,14 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """What a head takes from its target: every Llama-family model here has it."""
+    """The model whose tokens a head drafts: here any Llama-family model."""
 
     config: LlamaConfig
     spec: ModelSpec
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
+        """Let later ModelOutput.aux hold all tokens' residual before each of `layers`; () captures none."""
         ...
 
 
@@ -62,13 +63,19 @@ def load_eagle_weights(
     source: HeadFolder,
     embed: torch.Tensor,
     max_context: int,
-    make: LinearFactory,
+    make: WeightFactory,
     make_head: HeadFactory,
+    in_blocks: bool = False,
 ) -> EagleWeights:
-    """In the embedding's dtype, on its device."""
+    """Load weights in the embedding's dtype, on its device.
 
-    def get(*names: str) -> torch.Tensor:
-        return torch.cat([source.tensor(f"{name}.weight").to(embed.device, embed.dtype) for name in names])
+    `in_blocks`: store weights with whole blocks of inputs as INT8 blocks, so that a head stays small beside a target in
+    blocks. Blocks change drafts, but never the emitted tokens.
+    """
+
+    def get(*names: str) -> Weight:
+        weight = torch.cat([source.tensor(f"{name}.weight").to(embed.device, embed.dtype) for name in names])
+        return quantize_weight(weight) if in_blocks and weight.shape[1] % INT8.block == 0 else weight
 
     def norm(name: str) -> torch.Tensor:
         return source.tensor(f"{name}.weight").to(embed.device, torch.float32)
@@ -99,16 +106,15 @@ class Midlayer(Protocol):
     def add_to(
         self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
     ) -> None:
-        """Turns f into g: residual (N, H) float32, contiguous, is changed in place. N > 0. Writes draft KV of all N
-        slots, then attends."""
+        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0. Writes draft KV of all N slots, then
+        attends."""
         ...
 
 
 class EagleHead:
-    """A DraftHead. Runs on the forward stream, one call at a time. Returned tensors are fresh and belong to the caller.
+    """A DraftHead for one call at a time. Features and hidden states are float32.
 
-    Features and hidden states are float32, as every residual stream here. A slot's results do not depend on the other
-    rows of a call, nor on how slots are cut into calls.
+    A slot's results depend neither on other rows nor on how slots are divided among calls.
     """
 
     hidden_dtype = torch.float32
@@ -122,19 +128,18 @@ class EagleHead:
         self.draft_vocab_size = self.config.draft_vocab_size
         self.aux_layers = self.config.aux_layers
         self.weights_hash = source.content_hash()
-        self.d2t = source.draft_ids.to(weights.embed.device)  # (Vd,) int64: the target's id of each draft id
+        self.d2t = source.draft_ids.to(weights.embed.device)
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._weights = weights
         self.midlayer = midlayer
         self._blocks = blocks
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """What a page of the target's pool holds besides the target's own."""
         layer = self.config.layer
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """ModelOutput.aux (N, 3H) in the dtype -> features (N, H) float32."""
+        """Turn aux (N, 3H) in the dtype into features (N, H) float32."""
         if len(aux) == 0:
             return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
         return self._weights.fc(aux).float()
@@ -142,8 +147,10 @@ class EagleHead:
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """next_ids (N,) int64: the token after each slot; features (N, H); view: positions are the slots' own.
-        Writes their draft KV to the plane "eagle", then attends. Returns g (N, H) float32."""
+        """Return g (N, H) float32; writes draft KV to the plane "eagle", then attends.
+
+        `view`: attention's inputs for these slots, at their positions. Raises ValueError for unequal lengths.
+        """
         if not len(next_ids) == len(features) == len(view.positions):
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
         residual = features.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -152,14 +159,14 @@ class EagleHead:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """g (N, H) -> (N, Vd) float32 over the draft vocabulary; `d2t` leads from there to the target's ids."""
+        """Return draft logits (N, Vd) float32 for g (N, H)."""
         if len(hidden) == 0:
             return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
         return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
 
 
 class SeparateMidlayer:
-    """The layer kernel by kernel: any device."""
+    """Runs the layer kernel by kernel, on any device."""
 
     def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
         self._weights = weights
@@ -177,4 +184,4 @@ class SeparateMidlayer:
         x[:, hidden:] = blocks.add_norm(residual, None, weights.feature_norm)
         attended = self._attention.attend(0, weights.qkv(x), None, None)
         normed = blocks.add_norm(residual, weights.out(attended), weights.mlp_norm)
-        residual += weights.down(blocks.gate(weights.gate_up(normed)))
+        residual += weights.down(blocks.gated(weights.gate_up, normed))

@@ -1,4 +1,4 @@
-"""Which rows of a step bring an encoder's input, and that they bring all of it. For models with an encoder."""
+"""Find the rows of a step that bring an encoder's input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from shared.model.interface import ModelInputs
 
 
 def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
-    """(row, its first token, encoder tokens) of each. Raises where an input was cut: its tokens read one another."""
+    """Return (row, first token, number of encoder tokens) for each row of the step that brings an encoder's input.
+
+    Raises ValueError if part of an input is missing, because all tokens of an input read each other.
+    """
     assert inputs.encoder_lens is not None
     found = []
     starts, lens = inputs.cu_q_lens.tolist(), inputs.encoder_lens.tolist()
@@ -24,6 +27,6 @@ def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
 
 
 def is_decoder(inputs: ModelInputs, token_rows: torch.Tensor) -> torch.Tensor:
-    """(T,) bool, of the tokens that the decoder reads; token_rows (T,): whose they are."""
+    """Return (T,) bool, True for decoder tokens. `token_rows` (T,): each token's row."""
     assert inputs.encoder_lens is not None
     return inputs.positions >= inputs.encoder_lens[token_rows]

@@ -1,6 +1,6 @@
-"""The blocks that a GGUF file keeps its matrices in, as numbers, scales and lows. Nothing is rounded.
+"""Read the blocks of a GGUF file's matrices as numbers, scales and lows, without rounding.
 
-The layouts are those of ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K and block_q6_K.
+The layouts are ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K and block_q6_K.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Q6_K = BlockFormat("Q6_K", bits=8, zero=32, half_scales=False, block=16)
 
 
 def blocks_of(rows: Raw, kind: str) -> BlockWeights | None:
-    """Return the matrix whose rows are these bytes, (N, bytes); None for kinds that have no blocks."""
+    """Return the matrix of these rows (N, bytes), or None for a kind without blocks."""
     found = LAYOUTS.get(kind)
     if found is None:
         return None
@@ -38,12 +38,12 @@ def blocks_of(rows: Raw, kind: str) -> BlockWeights | None:
 
 
 def _halves(blocks: Raw, begin: int) -> npt.NDArray[np.float32]:
-    """(N, B, 1) float16 numbers at a place of each block, as float32."""
+    """Return the float16 number at byte `begin` of each block, as (N, B, 1) float32."""
     return np.ascontiguousarray(blocks[..., begin : begin + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Raw) -> Raw:
-    """(..., n) bytes -> (..., 2 n): all lower halves, then all upper ones."""
+    """Split (..., n) bytes into (..., 2 n) half bytes: first all lower halves, then all upper halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
@@ -56,11 +56,13 @@ def _q4_1(blocks: Raw) -> Parts:
 
 
 def _q8_0(blocks: Raw) -> Parts:
-    return blocks[..., 2:] ^ np.uint8(SIGN_BIT), _halves(blocks, 0), None  # the signed byte plus 128
+    # the xor turns a signed number into an unsigned byte: the number plus 128
+    return blocks[..., 2:] ^ np.uint8(SIGN_BIT), _halves(blocks, 0), None
 
 
 def _q4_k(blocks: Raw) -> Parts:
-    """Blocks of 256: eight times 32, whose scales and lows are whole numbers of 6 bits times two common ones."""
+    """Read each block of 256 as eight blocks of 32. Its eight 6-bit scales have one common factor, and its eight 6-bit
+    lows have another."""
     packed = blocks[..., 4:16]
     first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], axis=-1)
@@ -70,7 +72,8 @@ def _q4_k(blocks: Raw) -> Parts:
 
 
 def _q6_k(blocks: Raw) -> Parts:
-    """Blocks of 256: sixteen times 16. Four bits of each number, then two more, in two halves of 128."""
+    """Read each block of 256 as sixteen blocks of 16. The lower four bits of all numbers come first, then the upper two
+    bits. Both are stored in halves of 128 numbers."""
     lower = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     upper = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]

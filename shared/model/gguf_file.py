@@ -1,5 +1,4 @@
-"""Tensors of a GGUF file under our own names, as numbers or in the file's blocks. Knows nothing of how a forward uses
-them."""
+"""Read tensors of a GGUF file under our own names, as numbers or in the file's blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ MODEL_NAMES = {
 
 
 class GgufFile:
-    """A TensorSource over one memory-mapped file; nothing is read before it is asked for."""
+    """A TensorSource over one memory-mapped file, read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +83,8 @@ class GgufFile:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """float32, rows first (out, in), rotary halves apart as in Hugging Face's layout."""
+        """Return a tensor as float32, rows first (out, in). Rotary pairs are stored as two halves, as in Hugging
+        Face."""
         found = self._tensors.get(_gguf_name(name))
         if found is None:
             raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
@@ -98,11 +98,10 @@ class GgufFile:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether any matrix has."""
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
     def bytes_per_weight(self, plain_bytes: int) -> float:
-        """The mean over all matrices, packed; `plain_bytes`: of a number that is in no block."""
+        """Return the mean bytes per weight. `plain_bytes`: bytes per weight of matrices without blocks."""
         sizes = [
             (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
             for tensor in self._tensors.values()
@@ -112,7 +111,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """The matrix in the file's own blocks, rotary halves apart; None where the file has plain numbers."""
+        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are stored as two halves."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -122,20 +121,23 @@ class GgufFile:
         return blocks.take(torch.from_numpy(order))
 
     def _rotary_heads(self, name: str) -> int:
-        """How many heads of the tensor have their rotary pairs side by side in the file; 0: it has none."""
+        """Return the number of heads whose rotary pairs lie side by side in the file."""
         kind = name.rpartition(".")[2]
         if self.config.family != "llama" or kind not in ("q", "q_bias", "k", "k_bias"):
             return 0
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """xxh3 over the whole file: a second or less per 5 GB once it is in the page cache."""
+        """Hash the whole file by xxh3. This takes up to a second per 5 GB, if the system has the file in memory."""
         return hash_files((self.path,))
 
 
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """float32 values, rows as they are. Blocks don't care where rows end, and the package takes sixteen rows at a
-    time: so it gets few long ones, and no memory map, whose every slice is slow."""
+    """Return `data` as float32, in the same rows.
+
+    The gguf package takes sixteen rows at a time and slices memory maps slowly. So we give the package fewer but longer
+    rows, as a plain array.
+    """
     rows = data.view(np.ndarray)
     together = math.gcd(len(rows), ROWS_TOGETHER) if rows.ndim == 2 else 1
     merged = rows.reshape(len(rows) // together, -1) if together > 1 else rows
@@ -145,7 +147,7 @@ def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def split_rotary_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """The llama architecture stores q and k with each rotated pair side by side; we rotate halves.
+    """Split rotated pairs of q and k, which the llama architecture has side by side, into halves.
 
     per head:  file  x0 y0 x1 y1 ...   ->   x0 x1 ... y0 y1 ...
     """
@@ -165,7 +167,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """ "embed" -> token_embd.weight, "layers.3.q" -> blk.3.attn_q.weight."""
+    """Return a tensor's name in the file: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")
@@ -173,9 +175,8 @@ def _gguf_name(name: str) -> str:
 
 
 class _HeaderReader(gguf.GGUFReader):
-    """Steps over arrays (vocabulary, merges: not ours), which take the package's own reader two seconds.
-
-    Should a later version of the package never call this method, the result is the same, only later.
+    """Skips arrays (vocabulary, merges), which take the package's reader two seconds. If a later version of the package
+    does not call `_get_field_parts`, reading is slower but still right.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:

@@ -1,7 +1,7 @@
-"""A Hugging Face config.json as a LlamaConfig. Every field is used, known not to matter, or refused by its name.
+"""Read a Hugging Face config.json as a LlamaConfig.
 
-A field that nobody looks at may change every answer, so one that is not known here is an error unless it is empty or
-false. Where a file leaves a field out, the architecture's own default holds (huggingface.co/docs/transformers).
+An unread field could change answers. So each field is used, known to be harmless, or refused by name. Empty and false
+fields pass. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USED = (
     "rope_parameters partial_rotary_factor quantization_config"
 )
 USED = frozenset(_USED.split())
-# Training, bookkeeping and other programs' settings: no answer depends on them.
+# These settings are for training, bookkeeping and other programs: no answer depends on them.
 _NO_MATTER = (
     "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _from_model_config _name_or_path "
     "attention_dropout attn_implementation auto_map bos_token_id cache_implementation cls_token_id do_sample dtype "
@@ -47,12 +47,12 @@ FAMILY_FIELDS = {
     "gemma3": "hidden_activation hidden_act attention_bias query_pre_attn_scalar sliding_window layer_types "
     "sliding_window_pattern _sliding_window_pattern rope_local_base_freq final_logit_softcapping",
 }
-HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # where a file says none; elsewhere hidden / heads
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # default head size; other families take hidden size / number of heads
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
 def config_from_hf(folder: Path) -> LlamaConfig:
-    """Reads config.json (and generation_config.json for the ids that end an answer)."""
+    """Read config.json, and stop ids from generation_config.json. Raises ConfigError."""
     raw = read_json(folder / "config.json")
     try:
         family = _family(folder, raw)
@@ -123,8 +123,9 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name; in the hub's cache, where folders are named by commit, the model's: org/name. Nodes
-    with the same weights pair then, whatever commit they have; other weights have another hash."""
+    """Return the folder's name, or org/name for a folder in the hub's cache. The cache names folders after commits, and
+    nodes with equal weights must pair even if their commits differ.
+    """
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
     return repository.removeprefix("models--").replace("--", "/") or path.name
@@ -141,7 +142,6 @@ def _kv_heads(raw: Mapping[str, Any], family: str, heads: int) -> int:
 
 
 def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
-    """Per layer; () where no layer has one."""
     window = _window(raw, family)
     types = raw.get("layer_types") or [WINDOWED if _by_default(raw, family, n) else WHOLE for n in range(num_layers)]
     if len(types) != num_layers or not {*types} <= {WINDOWED, WHOLE}:
@@ -162,7 +162,7 @@ def _window(raw: Mapping[str, Any], family: str) -> int | None:
 
 
 def _by_default(raw: Mapping[str, Any], family: str, layer: int) -> bool:
-    """Whether a layer has a window where no layer_types says so."""
+    """Return whether a layer has a window, for a file without layer_types."""
     if family == "gemma3":
         pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
         return (layer + 1) % int(pattern) != 0

@@ -1,5 +1,8 @@
-"""The rotary part of a Hugging Face config.json. Older files have rope_theta and rope_scaling, newer ones a single
-rope_parameters, of Gemma 3 one for each kind of layer."""
+"""Read the rotary part of a Hugging Face config.json.
+
+Older files have rope_theta and rope_scaling, newer files have rope_parameters. Gemma 3 has separate values for each
+kind of layer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers that read everything, and of those with a window."""
+    """Return the ropes of layers without and with a window."""
     _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:
@@ -40,13 +43,13 @@ def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, Ro
 
 
 def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Programs differ in which of the two they believe."""
+    """Refuse both fields together, because programs differ in which one they use."""
     if raw.get("rope_parameters") and raw.get("rope_scaling"):
-        raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; take out the one that is not meant")
+        raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; remove the wrong one")
 
 
 def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:
-    """Files with yarn often keep the context that the network had before it was stretched."""
+    """Return the context length. Files with yarn often state how long the context was before stretching."""
     context = int(raw["max_position_embeddings"])
     return max(context, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else context
 
@@ -61,7 +64,7 @@ def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], 
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"{folder}: rotating only a part of each head is not supported (partial_rotary_factor)")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
-    if kind in ("default", "dynamic"):  # dynamic stretches only behind max_position_embeddings, where we never are
+    if kind in ("default", "dynamic"):  # "dynamic" stretches only beyond max_position_embeddings, which is our limit
         return RopeConfig(theta=theta)
     return RopeConfig(
         theta=theta,
@@ -82,7 +85,7 @@ def _original_context(raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> int
 
 
 def _length(scaling: Mapping[str, Any]) -> float:
-    """Yarn's longer vectors make attention sharper (arXiv 2309.00071): 0.1 ln(factor) + 1 unless the file says else."""
+    """Return yarn's factor on vectors, which sharpens attention (arXiv 2309.00071): by default 0.1 ln(factor) + 1."""
     given, factor = scaling.get("attention_factor"), float(scaling["factor"])
     if given is not None:
         return float(given)

@@ -1,4 +1,4 @@
-"""Which kernels a model runs on here: ours, compiled for this processor, or the library's. Decided once, at load."""
+"""Choose a model's kernels at load: our own for this processor, Triton's, or the library's."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """ "int8", "fp8", or "auto": as the model's dtype. Weights may be "file", too: in the blocks of their GGUF file."""
+    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also keep GGUF blocks ("file")."""
 
     kv: str = "auto"
-    weights: str = "auto"  # of the layers' products, and unless it is "fp8" of the head; the embedding stays as it is
+    # format of the layers' products. The head gets the same format, except "fp8"; the embedding keeps the dtype
+    weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A product in two steps. The flag: it is the head."""
+    """Packs a weight, then makes a product of it. The bool argument is True for the head."""
 
-    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None: the library's product takes this one
+    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # returns None if the library takes the weight
     unpack: Callable[[Packed, bool], Linear]
-    packs_numbers: bool  # not only blocks: this processor has a product for numbers of the dtype
+    packs_numbers: bool  # whether this processor's kernels multiply numbers of the dtype, not only blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: WeightFactory  # a layer's products
-    make_linear: LinearFactory  # others: adapters, draft heads
+    make_weight: WeightFactory  # makes a layer's products
+    make_linear: LinearFactory  # makes other products: those of adapters and draft heads
     make_head: HeadFactory
-    make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]  # of all layers, or of two kinds
+    # arguments: the ropes of layers without and with a window; the second is None if all layers have the first
+    make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
     blocks: BlockKernels
-    team: Team | None = None  # of the compiled ones
-    packing: Packing | None = None  # of those, too
+    team: Team | None = None  # set only for compiled kernels
+    packing: Packing | None = None  # set only for compiled kernels
 
 
 AS_DTYPE = Formats()
@@ -71,9 +73,11 @@ def pick_kernels(
     asked: str = "auto",
     formats: Formats = AS_DTYPE,
 ) -> Kernels:
-    """numba's on a CPU, Triton's on a GPU; torch's elsewhere, where those are missing, and where "torch" is asked for.
-    "fixed": Triton's alone, in tiles of one size. "triton" and "fixed" on a CPU are for tests in Triton's
-    interpreter."""
+    """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
+
+    "fixed" means only Triton's kernels, in tiles of one size. On a CPU "triton" and "fixed" run in Triton's
+    interpreter, for tests. Raises ConfigError.
+    """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if asked == "fixed":
@@ -110,16 +114,21 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Triton's attention, norm and gate, the library's products. The head reads its weight as it is."""
+    """Return Triton's attention, norm and gate. Products are the library's, but Triton's for weights in bytes."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
+    from shared.gpu_kernel.product import ByteLinear
 
     if device.type == "cpu" and dtype != torch.float32:
         raise ConfigError("Triton's interpreter multiplies the bits of bfloat16 as whole numbers: take float32 there")
     kernels, shape = library_kernels(config, dtype, device, formats), attention_shape(config)
     if device.type != "cpu" and dtype.itemsize == 2:
         kernels = replace(kernels, make_head=make_wide_head)
+    if formats.weights == "fp8":
+        kernels = replace(
+            kernels, make_weight=lambda weight, bias: ByteLinear(plain_numbers(weight), bias, DTYPES["fp8"])
+        )
     if config.hidden_size <= MAX_COLUMNS:
         kernels = replace(kernels, blocks=TritonBlocks(config.rms_eps, dtype, is_gelu(config)))
     if shape.head_dim <= MOST_DIM:
@@ -129,30 +138,36 @@ def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, f
 
 
 def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Triton's kernels in tiles of one size, products too. Raises ConfigError for what the library would compute."""
+    """Return Triton's kernels in tiles of one size, products included. Raises ConfigError if any kernel would be the
+    library's."""
     if not has_triton():
-        raise ConfigError("--deterministic: Triton is missing, which torch's CUDA build brings")
+        raise ConfigError("--deterministic: Triton is missing; it comes with torch's CUDA build")
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
-    from shared.gpu_kernel.product import FixedLinear
+    from shared.gpu_kernel.product import ByteLinear, FixedLinear
 
     by_library = {
         "products of experts": config.experts is not None,
-        f"products of {formats.weights} weights": formats.weights != "auto",
+        f"products of {formats.weights} weights": formats.weights not in ("auto", "fp8"),
         f"attention of heads of {config.head_dim}": config.head_dim > MOST_DIM,
         f"norms of rows of {config.hidden_size}": config.hidden_size > MAX_COLUMNS,
     }
     for what, is_so in by_library.items():
         if is_so:
-            raise ConfigError(f"--deterministic: {what} are the library's, whose bits depend on the batch")
+            raise ConfigError(f"--deterministic: {what} use the library, whose results depend on the batch")
 
     def make_product(weight: Weight, bias: torch.Tensor | None) -> Linear:
         return FixedLinear(plain_numbers(weight), bias)
 
+    def make_weight(weight: Weight, bias: torch.Tensor | None) -> Linear:
+        if formats.weights == "fp8":
+            return ByteLinear(plain_numbers(weight), bias, DTYPES["fp8"], is_fixed=True)
+        return make_product(weight, bias)
+
     shape = attention_shape(config)
     return replace(
         gpu_kernels(config, dtype, device, formats),
-        make_weight=make_product,
+        make_weight=make_weight,
         make_linear=make_product,
         make_head=lambda weight: FixedLinear(plain_numbers(weight), out_dtype=torch.float32),
         make_attention=lambda rope, local: TritonAttention(shape, rope, local, is_fixed=True),
@@ -160,20 +175,20 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
+    """Return the weight, or raise ConfigError for blocks. `pick_kernels` refuses models in blocks, but not draft
+    heads."""
     if isinstance(weight, BlockWeights):
-        raise ConfigError(
-            "--deterministic: products of weights in blocks are the library's, whose bits depend on the batch"
-        )
+        raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight
 
 
 def make_wide_head(weight: Weight) -> Head:
-    """In blocks a weight is the library's: `pick_kernels` refuses those of whole models."""
+    """Return a WideHead, or the library's product for a head in blocks."""
     return PlainBlockLinear(weight, out_dtype=torch.float32) if isinstance(weight, BlockWeights) else WideHead(weight)
 
 
 def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, formats: Formats) -> Kernels:
-    """What ours don't take (an odd size, an older processor) the library does."""
+    """Return our kernels, or the library's for unsupported sizes and older processors."""
     from shared.kernel import product
     from shared.kernel.attention_numba import NumbaAttention, supports
     from shared.kernel.blocks_numba import NumbaBlocks

@@ -1,11 +1,9 @@
-"""Forward of the Llama family over paged KV. Knows nothing of requests, sampling or where the weights came from.
+"""Run the Llama family's forward over paged KV.
 
 residual (T, H) float32
   per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
               norm -> gate, up -> silu * -> down -> add          (or the experts that each token chooses)
 rows logits_idx:  norm -> head -> logits float32
-
-Gemma 3 scales the embedding and norms what each half of a layer adds.
 """
 
 from __future__ import annotations
@@ -31,9 +29,10 @@ KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
 def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
-    """Keys and values, and the scales of bytes where they are such."""
+    """Return the plane of keys and values. If KV is kept in bytes, also return the plane of scales."""
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
-    window = max(config.windows) if config.windows and all(config.windows) else 0  # one page holds all layers
+    # A page holds all layers, so it may be freed early only if every layer has a window.
+    window = max(config.windows) if config.windows and all(config.windows) else 0
     if spec.kv_dtype == "auto":
         return (PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window),)
     scales = PlaneSpec(SCALE_PLANE, shape[:-1], torch.float32, slot_dim=-1, window=window)
@@ -41,8 +40,9 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 
 
 class LlamaModel:
-    """Implements Model; with a `span`, one stage of a pipeline. One forward at a time: the kernels keep scratch
-    buffers, so stages need kernels of their own."""
+    """A Model, or with `span` a pipeline stage, for one forward at a time. Kernels keep scratch, so each stage needs
+    its own kernels.
+    """
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """Weights, attention and adapters may give some columns of each result only: `all_columns` makes it whole."""
+        """`all_columns` gathers columns if weights, attention and adapters return only some."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -64,17 +64,16 @@ class LlamaModel:
         self._blocks = blocks
         self._adapters = tuple(adapters)
         self._all_columns = all_columns
-        self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
+        self.embed = weights.embed
         self._captured: tuple[int, ...] = ()
         self._embed_scale = embed_scale(config, weights.embed.dtype)
 
     @property
     def gathers(self) -> bool:
-        """Whether a step takes longer where only the bound on its rows' lengths is larger."""
+        """Whether a step gets slower if the bound of its rows' lengths grows, but the lengths don't."""
         return self._attention.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         check_layers(layers, self.config.num_layers)
         self._captured = layers
 
@@ -82,13 +81,11 @@ class LlamaModel:
         return kv_planes(self.config, self.spec, page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
         output = self.run(inputs, None, kv)
         assert isinstance(output, ModelOutput)
         return output
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        """A Stage: its own layers."""
         scales = None if self.spec.kv_dtype == "auto" else kv.plane(SCALE_PLANE)
         self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE), scales)
         residual, aux = self._begin(inputs, carried)
@@ -98,7 +95,8 @@ class LlamaModel:
             layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
             delta = self._mlp(index, layer, residual, attended, rows)
-            if inputs.layers is not None:  # after a product that several ranks made together: all have written it
+            # the ranks have exchanged columns since they wrote this layer's KV, so every rank has written it
+            if inputs.layers is not None:
                 inputs.layers.reached(index + 1)
         if not self._span.is_last:
             assert delta is not None
@@ -111,7 +109,7 @@ class LlamaModel:
         return output
 
     def _begin(self, inputs: ModelInputs, carried: Carried | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The residual (T, H) float32, which is written to, and what was captured so far."""
+        """Return the residual (T, H) float32, to which layers write, and the residuals that earlier stages captured."""
         if carried is None:
             return self._weights.embed[inputs.input_ids].float() * self._embed_scale, []
         return carried.values, [] if carried.aux is None else [carried.aux]
@@ -119,7 +117,7 @@ class LlamaModel:
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
     ) -> ModelOutput:
-        """E rows: with all KV written, nothing reads the other tokens any more."""
+        """Compute only the E wanted rows, because all KV is written and nothing reads other tokens."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
@@ -136,7 +134,7 @@ class LlamaModel:
         aux: list[torch.Tensor],
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """(T, own heads * D)"""
+        """Return the attention's output, (T, own heads * D)."""
         normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
         if index in self._captured:
             aux.append(residual.to(self.embed.dtype, copy=True))
@@ -151,16 +149,19 @@ class LlamaModel:
         attended: torch.Tensor,
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """attended (M, own heads * D) -> (M, H): what the layer's second half adds to the residual."""
+        """Return (M, H), the layer's last addition to the residual, for attended (M, own heads * D)."""
         whole = self._all_columns
         attended = whole(attended)
         delta = whole(_adapted(rows, index, OUT, attended, layer.out(attended)))
         delta = self._post(delta, layer.attn_post_norm)
         normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
         if layer.experts is not None:
-            return self._post(layer.experts(normed, self._blocks.gate, whole), layer.mlp_post_norm)
+            return self._post(layer.experts(normed, self._blocks.gated, whole), layer.mlp_post_norm)
         assert layer.gate_up is not None and layer.down is not None
-        inner = whole(self._blocks.gate(_adapted(rows, index, GATE_UP, normed, layer.gate_up(normed))))
+        if rows is None:
+            inner = whole(self._blocks.gated(layer.gate_up, normed))
+        else:
+            inner = whole(self._blocks.gate(rows.add(index, GATE_UP, normed, layer.gate_up(normed))))
         return self._post(whole(_adapted(rows, index, DOWN, inner, layer.down(inner))), layer.mlp_post_norm)
 
     def _post(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
@@ -168,7 +169,6 @@ class LlamaModel:
 
 
 def _adapted(rows: AdapterRows | None, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A product's result, with what the tokens' adapters add to it."""
     return y if rows is None else rows.add(layer, product, x, y)
 
 
@@ -181,6 +181,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Ascending, so that a head's `fc` and its target can't mean different orders."""
+    """Raise ConfigError unless `layers` ascend, because a head's `fc` and its target must agree on their order."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
-        raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: ascending numbers below that")
+        raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

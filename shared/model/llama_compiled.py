@@ -1,16 +1,16 @@
-"""Forward of the Llama family on a CPU as one program of compiled tasks: a step is a single call without the GIL.
+"""Run the Llama family's forward on a CPU as one program of compiled tasks, in one call without the GIL.
 
-Same arithmetic and the same bits as LlamaModel on the same kernels. Tasks, in the order they run (T tokens, E outputs):
+Its results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T tokens, E outputs):
 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
-    Gemma 3 norms what `out` and `down` give, in place: two tasks more in each layer
-    a layer whose input is captured stores it in one task more, before its second half
-    the last layer, after its attention, goes on with the E wanted rows alone, taken to other buffers by two tasks
-    at the end     norm -> hidden (E), head -> logits (E)
+    Gemma 3        two more tasks in each layer normalize the results of `out` and `down` in place
+    captures       one more task, after a captured layer's attention, stores that layer's input
+    last layer     after attention two tasks copy the E wanted rows, the only ones that go on
+    end            norm -> hidden (E), head -> logits (E)
 
-A pipeline's stage is a program of its own: without task 0 it starts from what the stage before carried over, and
-without the end all of its layers run on all tokens.
+A pipeline stage is a program, too. Without task 0, it starts from the carried residual. Without the end tasks, it runs
+all its layers on all tokens.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # a layer's tasks up to its attention, and what takes the wanted rows
-BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # from there on
+BEFORE, TAKEN = 4, 2  # number of a layer's tasks up to attention; number of tasks that copy wanted rows
+BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # a layer's tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
-TaskLinear = TileLinear | BlockTileLinear  # a product that is a task
+TaskLinear = TileLinear | BlockTileLinear  # a product that a task can compute
 Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """Which task is where. Arrays have one index per layer."""
+    """Task numbers. A field that is an array has one task number per layer."""
 
     norm: Index
     qkv: Index
@@ -67,17 +67,17 @@ class ProgramLayout:
     gate: Index
     down: Index
     _: KW_ONLY
-    out_post: Index | None  # where what a half adds is normed
+    out_post: Index | None  # out_post and down_post: only in Gemma 3
     down_post: Index | None
     take_residual: int
     take_attended: int
     last_norm: int
     head: int
-    aux: Index  # one per captured layer
+    aux: Index  # one task number per captured layer
 
 
 def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> ProgramLayout:
-    """`captured`: counted from the span's first layer, as everything here."""
+    """Number the tasks. Layer numbers, `captured` included, count from the span's first layer."""
     num_layers, taken = span.end - span.first, TAKEN * span.is_last
     names = GEMMA_BACK if has_posts else BACK
     stores = np.isin(np.arange(num_layers), captured)
@@ -100,8 +100,10 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
 
 
 def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
-    """Why a network can't be one program, None if it can: every product is ours and none has columns filled up, for a
-    task's rows are the next one's."""
+    """Return why a network can't be one program, or None.
+
+    All products must use our kernels, without padding, because one task's rows are the next task's input.
+    """
     if config.experts is not None:
         return "experts are chosen as it runs"
     if not attention.supports(attention_shape(config)):
@@ -115,14 +117,13 @@ def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
 
 
 def as_task(linear: object) -> TaskLinear:
-    """A product or head that `obstacle` has let pass."""
+    """Narrow the type of a product or head that passed `obstacle`."""
     assert isinstance(linear, TaskLinear)
     return linear
 
 
 class CompiledLlama:
-    """Implements Model; with a `span`, one stage of a pipeline. One forward at a time: all steps use the same buffers,
-    which grow to the largest one."""
+    """A Model, or with `span` a pipeline stage, for one forward at a time, because steps share buffers."""
 
     is_program = True
 
@@ -135,13 +136,12 @@ class CompiledLlama:
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
-        self._scratch = Scratch(team.size)  # the products', one after another
+        self._scratch = Scratch(team.size)  # scratch memory that all products share
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
-        self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
+        self.embed = weights.embed
         self.capture_aux(())
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         check_layers(layers, self.config.num_layers)
         self._captured = self._span.own(layers)
         self._at = make_layout(self._span, self._captured, self.config.style.post_norms)
@@ -156,13 +156,11 @@ class CompiledLlama:
         return kv_planes(self.config, self.spec, page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
         output = self.run(inputs, None, kv)
         assert isinstance(output, ModelOutput)
         return output
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        """A Stage: its own layers."""
         num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
         check_range("input ids", inputs.input_ids, self.config.vocab_size)
         check_range("logits_idx", inputs.logits_idx, num_tokens)
@@ -194,7 +192,7 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """In one call, or in one for each group of layers that somebody waits for."""
+        """Run in one call, or in one call per group of marked layers."""
         if layers is None:
             self._program.run(stop)
             return
@@ -215,7 +213,7 @@ class CompiledLlama:
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
-        """What the step before left is right where it had as many rows, or the same pool."""
+        """Fill the numbers of rows if they changed, and the pool's addresses if they changed."""
         at, words = self._at, self._words
         if self._rows_filled != (num_tokens, num_last):
             self._rows_filled = num_tokens, num_last
@@ -265,7 +263,7 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
-        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products by what they do, and on which rows
+        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products that do equal work on equally many rows
         for task, linear in self._products():
             linear.fill(words[task])
             self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)
@@ -274,7 +272,6 @@ class CompiledLlama:
         words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()
 
     def _products(self) -> list[tuple[int, TaskLinear]]:
-        """Where each product's task is."""
         at = self._at
         found = [
             (int(tasks[index]), as_task(linear))
@@ -297,13 +294,15 @@ class CompiledLlama:
             words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
-        """Buffers for that many rows, and their addresses in all tasks. Two layers' buffers are never alive at once."""
+        """Grow the buffers, and set their addresses in all tasks. Layers share the buffers, because one runs at a
+        time."""
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows
         config, dtype = self.config, self._dtype
         hidden, inner = config.hidden_size, config.intermediate_size
-        self._residual = torch.empty(2, num_rows, hidden)  # of all tokens, and of those that are wanted
+        # [0]: residual of all tokens; [1]: residual of the wanted tokens
+        self._residual = torch.empty(2, num_rows, hidden)
         self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
         self._normed = torch.empty(num_rows, hidden, dtype=dtype)
         self._change = torch.empty(num_rows, hidden, dtype=dtype)
@@ -348,6 +347,5 @@ class CompiledLlama:
 
 
 def _with_own(carried: Carried | None, own: torch.Tensor | None) -> torch.Tensor | None:
-    """What the stages so far have captured, side by side."""
     before = None if carried is None else carried.aux
     return own if before is None else before if own is None else torch.cat((before, own), dim=-1)

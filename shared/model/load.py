@@ -1,4 +1,4 @@
-"""From a path or a short name to a Model. The one place that puts weights and kernels together."""
+"""Load a Model by path or short name: open its files, pick kernels, load weights, warm up."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from shared.model.opened import (
     open_named,
     settled,
 )
-from shared.model.packed_weights import map_weights
+from shared.model.packed_weights import IN_BLOCKS, map_weights
 from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
 WARM_PAGE = 8
-HOST_CODE = "computes in the host's memory"  # HashLM and scripted models
+HOST_CODE = "computes in the host's memory"  # part of an error's text about HashLM and the scripted model
 
 
 def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") -> Model:
-    """`name`: smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder."""
+    """Load smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder. Raises ConfigError."""
     opened = open_named(name, options, device)
     if opened is None:
         if device != "cpu":
@@ -63,8 +63,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
 
 
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
-    """Why this model runs on a CPU only; empty where a GPU can have it, and its drafters with it. Read headers, no
-    weights. ConfigError as load_model."""
+    """Return why this model and its drafters need a CPU, or "". Loads no weights. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
@@ -72,8 +71,7 @@ def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
 
 
 def model_of_code(name: str, options: LoadOptions) -> Model:
-    """One without weights."""
-    from shared.model.hashlm.model import HashLM  # not before it is asked for
+    from shared.model.hashlm.model import HashLM  # only when needed
     from shared.model.scripted import ScriptedLM
 
     if name == "scripted":
@@ -82,8 +80,8 @@ def model_of_code(name: str, options: LoadOptions) -> Model:
 
 
 def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str) -> Model:
-    """T5, the one family with an encoder, in plain torch. ConfigError names what it can't do yet."""
-    from shared.model.t5_file import load_t5, t5_bytes  # not before it is asked for
+    """Load T5, the only family with an encoder, in plain torch. Raises ConfigError for unsupported options."""
+    from shared.model.t5_file import load_t5, t5_bytes  # only when needed
 
     path, formats = folder.path, options.formats
     asked = {
@@ -99,7 +97,7 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 
 
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
-    """Kernels are each span's own. Weights are loaded once: a product belongs to one layer, and so to one span."""
+    """Build one model per span, with its own kernels. Weights are loaded once, because no two spans share a product."""
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
@@ -125,7 +123,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """`span`: a stage's; None: all layers."""
+    """Join weights, kernels and adapters, if possible as a compiled program. If `span` is None, take all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
@@ -140,7 +138,7 @@ def assemble(
 
 
 def warm_up(model: Model) -> None:
-    """Two tiny steps, so that no request waits for a kernel to be compiled or read from disk."""
+    """Run two tiny steps, so no request waits for kernels to compile or load."""
     pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
@@ -160,14 +158,18 @@ def warm_up(model: Model) -> None:
 def load_eagle_head(
     name: str, model: str, target: DraftTarget, *, team: Team | None = None, kernels: str = "auto"
 ) -> EagleHead:
-    """`name`: a folder in the public format, or auto: the head shipped for `model`, the name the target was loaded by.
-    Device, dtype, embedding and context are the target's; ConfigError names a tensor or field that does not fit it.
-    `team` (one thread if not given) and `kernels` as in LoadOptions."""
+    """Load a draft head's folder, in the public format.
+
+    If `name` is "auto", load the head shipped for `model`, the name from which the target was loaded. Device, dtype,
+    embedding and context are the target's. Beside a target in blocks, the head's products are in INT8 blocks. `team`
+    (default: one thread) and `kernels`: as in LoadOptions. Raises ConfigError for a tensor or field that does not fit.
+    """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed
     picked = pick_kernels(layer, embed.dtype, embed.device, team or Team(), kernels)
     context = target.spec.max_context + WINDOW_SLACK
-    weights = load_eagle_weights(source, embed, context, picked.make_linear, picked.make_head)
+    in_blocks = target.spec.weight_dtype in IN_BLOCKS
+    weights = load_eagle_weights(source, embed, context, picked.make_weight, picked.make_head, in_blocks)
     midlayer = _midlayer(layer, weights, picked, as_program=kernels == "auto")
     head = EagleHead(source, target.spec, weights, midlayer, picked.blocks)
     if embed.device.type == "cpu":
@@ -185,7 +187,6 @@ def _midlayer(config: LlamaConfig, weights: EagleWeights, picked: Kernels, as_pr
 
 
 def warm_up_head(head: EagleHead) -> None:
-    """As warm_up."""
     pool = KVPool(head.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):

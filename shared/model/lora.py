@@ -1,7 +1,6 @@
-"""LoRA adapters beside one model's weights: each token of a step goes with its own request's adapter, or with none.
+"""Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-What an adapter adds to a product is a product of two narrow ones, computed on its own tokens only. So a token's result
-does not depend on which adapters its batch mates use. Knows nothing of files or requests.
+An adapter adds a product of two narrow matrices, but only for its own tokens.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP,
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """Added to the columns [start, start + up.out_features) of a fused product."""
+    """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
-    up: Linear  # r -> out, scaled
+    up: Linear  # r -> out, multiplied by the pair's scale
     start: int
 
 
-Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer and fused product
+Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # an adapter's deltas, by layer number and fused product
 
 
 def load_adapter(
     pairs: Sequence[LoraPair], config: LlamaConfig, dtype: torch.dtype, device: torch.device, make: LinearFactory
 ) -> Adapter:
-    """On the device, in the dtype; `make` as for the model's own products."""
+    """Load an adapter on the device, in the dtype. `make`: Kernels.make_linear."""
     starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
     adapter: Adapter = {}
     for pair in pairs:
@@ -50,24 +49,21 @@ def load_adapter(
 
 
 class AdapterRows:
-    """Which tokens of a step go with which adapter."""
-
     def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
-        """slots (M,) int64: 0 none, n the n-th adapter."""
+        """`slots` (M,) int64: 0 means no adapter, n means the n-th adapter."""
         self._adapters, self._slots = adapters, slots
         self._is_host = slots.device.type == "cpu"
         if self._is_host:
             used = [slot for slot in slots.unique().tolist() if slot]
             self._rows = [(adapters[slot - 1], (slots == slot).nonzero()[:, 0]) for slot in used]
-        else:  # every adapter runs on every token: which ones are used, the host would have to wait for
+        else:  # choosing tokens would make the host wait, so every adapter runs on all tokens
             self._rows = [(adapter, slots == slot) for slot, adapter in enumerate(adapters, 1)]
 
     def take(self, tokens: torch.Tensor) -> AdapterRows:
-        """Of these tokens only, in their order."""
         return AdapterRows(self._adapters, self._slots[tokens])
 
     def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """x (M, in), y (M, out) the product's result, changed in place and returned."""
+        """Add the adapters' parts to y (M, out), the product of x (M, in), in place. Return y."""
         for adapter, rows in self._rows:
             for delta in adapter.get((layer, product), ()):
                 columns = slice(delta.start, delta.start + delta.up.out_features)
@@ -79,8 +75,6 @@ class AdapterRows:
 
 
 class LlamaLike(Model, Protocol):
-    """What a draft head needs of its target, and a pipeline of its parts, too."""
-
     config: LlamaConfig
     embed: torch.Tensor
 
@@ -89,8 +83,10 @@ class LlamaLike(Model, Protocol):
 
 
 class AdaptedModel:
-    """A Model: steps in which nobody has an adapter run on `plain`, the others on `adapted`. Both have the same weights
-    and kernels, so a token without an adapter gets the same bits on either."""
+    """A Model that runs a step on `plain` if no token has an adapter, else on `adapted`.
+
+    Both share weights and kernels, so a token without an adapter gets the same bits on either.
+    """
 
     def __init__(self, plain: LlamaLike, adapted: LlamaLike) -> None:
         self._plain, self._adapted = plain, adapted
@@ -107,7 +103,6 @@ class AdaptedModel:
         return self._for(inputs).forward(inputs, kv)
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        """A Stage, where both are one."""
         return self._for(inputs).run(inputs, carried, kv)
 
     def _for(self, inputs: ModelInputs) -> LlamaLike:

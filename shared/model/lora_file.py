@@ -1,7 +1,6 @@
-"""A LoRA adapter on disk, as PEFT writes it: adapter_config.json and *.safetensors (arXiv 2106.09685).
+"""Read a LoRA adapter as PEFT writes it: adapter_config.json and *.safetensors (arXiv 2106.09685).
 
-Every field is used, known not to matter, or refused by its name, and so is every tensor: what is not understood would
-give other answers than the adapter's. Does no arithmetic with weights.
+An unread field or tensor could change answers. So each is used, known to be harmless, or refused by name.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ _NO_MATTER = (
     "loftq_config lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
-# Other ways to begin change the base's weights too, which a server of many adapters can't.
+# Initialisations of A and B that we accept. Other initialisations change the base model's weights, which adapters
+# share.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """What is added to one product: `scale` B A x."""
+    """What an adapter adds to one product: `scale` B A x."""
 
     layer: int
     target: str  # q, k, v, o, gate, up or down
@@ -44,7 +44,7 @@ class LoraPair:
 
 
 class LoraFolder:
-    """Reads everything at once: an adapter is small."""
+    """An adapter's small folder, read as a whole."""
 
     def __init__(self, folder: Path, model: LlamaConfig) -> None:
         self.path = folder
@@ -87,7 +87,7 @@ class LoraFolder:
 
 
 def shapes(model: LlamaConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """(out, in) of the products of a layer that an adapter may change. Experts are not among them."""
+    """Return (out, in) of the products that an adapter may change, without experts."""
     hidden, inner = model.hidden_size, model.intermediate_size
     attention = {
         "q": (model.q_size, hidden),
@@ -109,7 +109,7 @@ def check_config(folder: Path, raw: Mapping[str, Any]) -> None:
         raise ConfigError(f"{folder}: init_lora_weights {raw['init_lora_weights']!r} changes the base's weights")
     for name in ("r", "lora_alpha"):
         if not isinstance(raw.get(name), int | float) or not math.isfinite(raw[name]):
-            raise ConfigError(f"{folder}: {name} is missing or no number")
+            raise ConfigError(f"{folder}: {name} is missing or not a number")
     known = USED | NO_MATTER
     strange = sorted(name for name, value in raw.items() if name not in known and value not in (None, False, [], {}))
     if strange:

@@ -1,4 +1,4 @@
-"""A network without files, for trials of a device: it has a shape, and draws its weights when they are read."""
+"""Make a network without files, to try a device. Weights are drawn when read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from shared.model.load import build_spans
 from shared.model.lora import LlamaLike
 from shared.model.opened import DTYPES, LoadOptions, OpenedModel
 
-SCALE = 0.02  # of weights, as networks begin
+SCALE = 0.02  # standard deviation of the weights, as in untrained networks
 
 
 class MadeUpWeights:
-    """A TensorSource. Norms are 1, everything else is drawn on `device` in `dtype`: the same for the same seed, device
-    and order of asking."""
+    """A TensorSource. Norms are 1. Weights other than norms are drawn on `device` in `dtype`. If seed, device and order
+    of reading are equal, so are the weights.
+    """
 
     def __init__(self, config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int | None) -> None:
-        """`seed`: None takes torch's own generator of the device."""
+        """If `seed` is None, draw from torch's own generator of the device."""
         self.config = config
         self._device, self._dtype = device, dtype
         self._draw = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -32,14 +33,13 @@ class MadeUpWeights:
         return made.fill_(1.0) if len(shape) == 1 else made.normal_(0.0, SCALE, generator=self._draw)
 
     def blocks(self, name: str) -> None:
-        """Its weights are plain numbers."""
+        """Return None: all weights are plain numbers."""
 
     def content_hash(self) -> str:
         return f"made up {self.config.name}"
 
 
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """By the last part of a tensor's name; of a network without experts and biases."""
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, hidden),
@@ -60,11 +60,14 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def made_up(config: LlamaConfig, dtype: str, device: torch.device, *, seed: int | None = None) -> LlamaLike:
-    """On the plain kernels of `device`, in `dtype`, a name of DTYPES. With a seed weights are drawn on the host, and so
-    they are the same on any device."""
+def made_up(
+    config: LlamaConfig, dtype: str, device: torch.device, *, seed: int | None = None, kernels: str = "torch"
+) -> LlamaLike:
+    """Build a model on `kernels`, as in LoadOptions. `dtype`: a name in DTYPES. With a seed the host draws weights, so
+    they are equal on any device.
+    """
     drawn_on = device if seed is None else torch.device("cpu")
     source = MadeUpWeights(config, drawn_on, DTYPES[dtype], seed)
-    opened = OpenedModel(source, LoadOptions(dtype, kernels="torch"), config.max_context, {})
+    opened = OpenedModel(source, LoadOptions(dtype, kernels=kernels), config.max_context, {})
     (model,) = build_spans(opened, device, [None])
     return model

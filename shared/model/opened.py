@@ -1,9 +1,9 @@
-"""How a model is to be loaded, and its files once they are open: where all ways of loading start.
+"""Open a model's files and settle how to load them. All ways of loading start here.
 
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
-                                    -> EncoderFolder, or None for HashLM, which has no files
+                                    -> EncoderFolder, or None for HashLM and scripted, which have no files
 
-Headers are read here and weights are not, so what can't work is refused before anything large is read.
+open_named reads only the headers of model files, but it reads an adapter's files completely, so that errors show early.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
-MOST_WIDTH, MOST_STAGES = 16, 64  # that --spec-width and --pp allow
-WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))  # positions past the context
-# Weights are others in other formats, and nodes with others don't pair.
+MOST_WIDTH, MOST_STAGES = 16, 64  # the largest values that --spec-width and --pp allow
+# how many positions past the context a step may use
+WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
+# Nodes with different formats don't pair, because formats change weights.
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-FIXED_END = " fixed tiles"  # the prompt's KV is part of what --deterministic promises
+FIXED_END = " fixed tiles"  # the hash ends in this with --deterministic, which also promises equal KV for equal prompts
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is loaded, in one piece or in several."""
-
-    dtype: str = "bfloat16"  # "auto": see settled
-    max_context: int = 0  # 0: what the model can
-    threads: int = 1  # of each stage, where the model is a pipeline, and of the model where there is no team
-    team: Team | None = None  # whose threads compute
+    dtype: str = "bfloat16"  # or "auto", which `settled` replaces
+    max_context: int = 0  # in tokens; 0 stands for the model's maximum
+    threads: int = 1  # of each pipeline stage or model, if `team` is None
+    team: Team | None = None
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
-    # "triton": those for a GPU; "fixed": those, in tiles of one size
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
-    formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
-    packed: PackedFolder | None = None  # where packed weights are kept; None: each model packs its own
-    memory: MemoryInfo | None = None  # of the device, bounds the weights; None asks the operating system
+    # "triton": kernels for a GPU; "fixed": the same in tiles of one size
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by the names that clients use
+    formats: Formats = AS_DTYPE  # formats of KV and of weights
+    packed: PackedFolder | None = None  # folder of packed weights; if None, each model packs into its own memory
+    memory: MemoryInfo | None = None  # memory of the device that holds the weights; None: the host's memory
 
     def check_memory(self, need: int) -> None:
-        """ConfigError where the weights need more than there is."""
         memory = self.memory or _host_memory()
         if need > memory.free_bytes:
             raise ConfigError(
@@ -69,7 +67,7 @@ class LoadOptions:
         return self.team or Team(self.threads)
 
     def path_adapters(self) -> tuple[AdapterSpec, ...]:
-        """HashLM's: nothing is read, so the path tells them apart."""
+        """Return HashLM's adapters, identified by path because no file is read."""
         return tuple(AdapterSpec(name, f"hashlm {path}") for name, path in self.adapters.items())
 
 
@@ -83,15 +81,11 @@ AS_GIVEN = LoadOptions()
 
 @dataclass(frozen=True, slots=True)
 class EncoderFolder:
-    """The folder of a model with an encoder."""
-
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model of the Llama family."""
-
     source: TensorSource
     options: LoadOptions
     context: int
@@ -103,20 +97,20 @@ class OpenedModel:
 
     @property
     def num_positions(self) -> int:
-        """Return the length of the tables of positions."""
         return self.context + WINDOW_SLACK
 
     def check_memory(self, config: LlamaConfig) -> None:
-        """`config`: of the part that is loaded."""
+        """Raise ConfigError if the weights exceed free memory. `config` describes the part of the model that is
+        loaded."""
         self.options.check_memory(self.weights_bytes(config))
 
     def weights_bytes(self, config: LlamaConfig) -> int:
-        """Return what the weights of `config` need at most."""
         item, head_item = self._bytes_per_weight()
         return weights_bytes(config, self.dtype, self.context, item, head_item)
 
     def _bytes_per_weight(self) -> tuple[float | None, float]:
-        """In the layers (None: as the dtype) and in the head."""
+        """Return the bytes per weight in the layers, and in the head. For the layers, None stands for the dtype's
+        size."""
         form = self.options.formats.weights
         if form == "auto":
             return None, 4
@@ -132,7 +126,7 @@ class OpenedModel:
         return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels, asked.formats)
 
     def spec(self) -> ModelSpec:
-        """Return what is said of the model. Read all files, for their hash."""
+        """Describe the model. Reads all files for their hash."""
         config, formats = self.source.config, self.options.formats
         narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         return ModelSpec(
@@ -140,7 +134,7 @@ class OpenedModel:
             vocab_size=config.vocab_size,
             max_context=self.context,
             dtype=self.options.dtype,
-            weights_hash=self.source.content_hash() + narrow,  # they are others then
+            weights_hash=self.source.content_hash() + narrow,
             eos_ids=config.eos_ids,
             adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
             kv_dtype=formats.kv,
@@ -149,11 +143,11 @@ class OpenedModel:
 
 
 def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel | EncoderFolder | None:
-    """`name`: smollm2, a .gguf file, a Hugging Face folder, or hashlm, for which this is None. ConfigError."""
+    """Open smollm2, a .gguf file or a Hugging Face folder; return None for hashlm and scripted. Raises ConfigError."""
     path = resolve_model(name).path
     if path is None:
         if options.formats != AS_DTYPE:
-            raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
+            raise ConfigError(f"--kv-dtype and --weight-dtype are for models with weights, not {name}")
         return None
     if options.dtype != AUTO and options.dtype not in DTYPES:
         raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join((AUTO, *DTYPES))}")
@@ -169,8 +163,10 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 
 
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
-    """Replace the dtype "auto". It depends on the file and the kind of device alone, so that unequal machines agree:
-    bfloat16, and on a CPU the blocks of a GGUF file as they are, unless a format of weights is asked for."""
+    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, unless a weight format is given.
+
+    This depends only on the file and the kind of device, so that unequal machines agree.
+    """
     if options.dtype != AUTO:
         return options
     formats = options.formats
@@ -184,7 +180,6 @@ def in_blocks(source: TensorSource | None) -> bool:
 
 
 def open_model(path: Path) -> TensorSource:
-    """Open a folder or file. Read its headers only."""
     return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
 
 

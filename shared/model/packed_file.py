@@ -1,12 +1,11 @@
-"""A file of tensors that many processes map: how it is written, and how it is checked before anything in it is used.
+"""Write and check a file of tensors that many processes map.
 
     tensors     one after another, each at a multiple of 64 bytes
-    directory   JSON: what the file is about, and each tensor's name, dtype, shape and offset
+    directory   JSON: `about`, and each tensor's name, dtype, shape and offset
     trailer     magic, place and length of the directory, xxh3_128 of all before it
 
-The directory stands at the end, so a tensor is written as soon as it is made. A file that was cut off has no trailer.
-The digest is of the mapped bytes themselves, and of all of them: it finds what a disk or a crash has changed, not what
-an enemy has, who can't write to the folder. Knows neither torch nor what the tensors mean.
+The directory comes last, so tensors are written as soon as they are made, and a truncated file has no trailer. The
+digest finds damage by disks and crashes, not by attackers.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ About = Mapping[str, str]
 
 
 class BrokenFile(BatonError):
-    """A packed file that is not what it should be."""
+    """A packed file is damaged; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor lies. `note`: what its owner keeps with it."""
+    """A tensor's place in the file. The caller of `add` decides what `note` says."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,8 +46,6 @@ class Entry:
 
 
 class PackedWriter:
-    """Writes one file from its start to its end."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest = xxhash.xxh3_128()
@@ -56,7 +53,7 @@ class PackedWriter:
         self._entries: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, data: memoryview, dtype: str, shape: tuple[int, ...], note: str = "") -> None:
-        """`data`: contiguous. OSError where the disk is full."""
+        """Write one tensor of contiguous `data`. Raises OSError if the disk is full."""
         self._write(bytes(-self._at % ALIGNMENT))
         self._entries[name] = {
             "dtype": dtype, "shape": shape, "offset": self._at, "num_bytes": data.nbytes, "note": note
@@ -78,10 +75,10 @@ class PackedWriter:
 
 
 class MappedFile:
-    """A file that was checked. Its memory is other processes' too, and stays when the file is removed."""
+    """A checked file. Processes share the mapped memory, which stays valid after the file is removed."""
 
     def __init__(self, fd: int) -> None:
-        """Map the file that is open at `fd`, which may be closed then. BrokenFile."""
+        """Map the open file `fd`, which may then be closed. Raises BrokenFile."""
         self.num_bytes = os.fstat(fd).st_size
         if self.num_bytes < TRAILER.size:
             raise BrokenFile(f"it has {self.num_bytes} bytes")
@@ -91,7 +88,7 @@ class MappedFile:
     def _read_directory(self) -> tuple[About, Mapping[str, Entry]]:
         magic, start, length, digest = TRAILER.unpack_from(self.data, self.num_bytes - TRAILER.size)
         if magic != MAGIC:
-            raise BrokenFile("it does not end as such a file does")
+            raise BrokenFile("its end is not that of a packed file")
         with memoryview(self.data) as whole:
             found = xxhash.xxh3_128()
             for at in range(0, self.num_bytes - 16, READ_AT_ONCE):
@@ -108,13 +105,13 @@ def _entry(shape: list[int], **fields: Any) -> Entry:
 
 
 def read_about(fd: int) -> About:
-    """Return what a file says it is about, unchecked: for people to read. BrokenFile."""
+    """Return a file's `about` for people, without checking the file's digest. Raises BrokenFile."""
     try:
         num_bytes = os.fstat(fd).st_size
         magic, start, length, _ = TRAILER.unpack(os.pread(fd, TRAILER.size, num_bytes - TRAILER.size))
         about: About = json.loads(os.pread(fd, min(length, num_bytes), start))["about"]
     except (OSError, ValueError, LookupError, TypeError, OverflowError, struct.error) as error:
-        raise BrokenFile("what it is about can't be read") from error
+        raise BrokenFile("its description can't be read") from error
     if magic != MAGIC:
         raise BrokenFile("it is of another version")
     return about

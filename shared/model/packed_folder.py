@@ -1,15 +1,12 @@
-"""The folder of packed weights: one file per model and layout, made by one process and mapped by all.
+"""Keep packed weights in a folder: one file per model and layout, made by one process and mapped by all.
 
-    .lock                     held (flock) while a file is made, so that two nodes which start together pack once
-    SLOT-CODE.packed          SLOT: a digest of what is packed and for which processor; CODE: of the code that packs it
-    SLOT-CODE.packed.PID.draft    a file that is being made; of a process that was killed, the next one removes it
+    .lock                     held (flock) while a file is made, so two nodes that start together pack once
+    SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: of the code that packs
+    SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next one removes it
 
-A stranger can't have written what is mapped: the folder is this user's and of mode 0700, a file his and of mode 0600,
-and both are looked at through the descriptor that is read. Who maps a file holds a shared lock on it, by which the
-others know not to remove it to make room. Locks are the kernel's: those of a process that was killed are void.
-
-Whatever fails here (no room, a disk that can't be written, a folder that can't be trusted) costs memory only: the
-caller packs its own.
+Other users can't write these files: folder (mode 0700) and files (0600) must be this user's, as checked on open
+descriptors. While a file is mapped, a shared lock keeps other processes from removing it. The kernel drops a killed
+process's locks. After any failure (such as a full disk) the caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -32,22 +29,22 @@ from shared.core.errors import BatonError
 from shared.model.packed_file import BrokenFile, MappedFile, PackedWriter, read_about
 
 LOCK, ENDING, DRAFT = ".lock", ".packed", ".draft"
-OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hold us up
+OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block us
 WAIT_S, LOOK_S = 300.0, 0.05
 GIB = 1 << 30
 _log = logging.getLogger(__name__)
 
 
 class PackedRefused(BatonError):
-    """Why packed weights are not kept in a file."""
+    """Packed weights are not kept in a file; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedKey:
-    """All that the bits of a file depend on, in words."""
+    """Everything that a file's bits depend on."""
 
     about: Mapping[str, str]
-    code: str  # of the program that packs
+    code: str  # digest of the code that packs
 
     @property
     def whole(self) -> dict[str, str]:
@@ -64,25 +61,27 @@ class PackedKey:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file, as people are told of it."""
+    """A packed file, described for people."""
 
     name: str
     num_bytes: int
     used: float  # seconds since 1970
     in_use: bool
-    about: Mapping[str, str]  # empty where it can't be read
+    about: Mapping[str, str]  # empty if unreadable
 
 
 class PackedFolder:
-    """`max_bytes`: of all files together."""
+    """A user's packed files. `max_bytes` limits their total size."""
 
     def __init__(self, path: Path, max_bytes: int, wait_s: float = WAIT_S) -> None:
         self.path, self._max_bytes, self._wait_s = path, max_bytes, wait_s
-        self.mapped_bytes = 0  # by this process: memory that the system takes for free
+        self.mapped_bytes = 0  # how many bytes this process has mapped; the system counts these bytes as free memory
 
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
-        """Return the key's file, mapped and checked; `write` makes it, of about `need` bytes, where it is not there.
-        None, and one log line, where it can't be had."""
+        """Return the key's file, mapped and checked, or None after one log line.
+
+        `write` makes a missing file of about `need` bytes.
+        """
         try:
             file = self._take(key, need, write)
         except (OSError, PackedRefused, BrokenFile) as error:
@@ -92,14 +91,14 @@ class PackedFolder:
         return file
 
     def listed(self) -> list[Listed]:
-        """All files, the one first that was used last. PackedRefused, OSError."""
+        """Return all files, most recently used first. Raises PackedRefused, OSError."""
         if not self.path.is_dir():
             return []
         with _opened(self.path) as folder:
             return [_describe(folder, name) for name in reversed(_names(folder))]
 
     def clear(self) -> list[Listed]:
-        """Remove all files; return them. Who has mapped one goes on, and its space is free when the last of them ends.
+        """Remove and return all files. Their space becomes free when no process maps them any longer. Raises
         PackedRefused, OSError."""
         found = self.listed()
         if self.path.is_dir():
@@ -122,9 +121,8 @@ class PackedFolder:
                 raise PackedRefused(f"another process has packed for {self._wait_s:g} s") from None
 
     def _make(self, folder: int, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
-        """With the lock, so nobody else makes one."""
         try:
-            return _map(folder, key)  # made while this process waited
+            return _map(folder, key)  # another process made the file while this one waited
         except FileNotFoundError:
             pass
         except BrokenFile as error:
@@ -135,7 +133,7 @@ class PackedFolder:
         started = time.monotonic()
         _write(folder, key, write)
         for name in _names(folder):
-            if name.startswith(key.slot) and name != key.name:  # what other code has packed of the same
+            if name.startswith(key.slot) and name != key.name:  # a file that other code packed
                 _remove_unused(folder, name)
         _log.info("packed the weights in %.1f s into %s", time.monotonic() - started, self.path / key.name)
         return _map(folder, key)
@@ -155,7 +153,7 @@ class PackedFolder:
 
 
 def packed_of(max_bytes: int) -> PackedFolder | None:
-    """Return this user's folder; None where nothing may be kept."""
+    """Return this user's folder, or None if `max_bytes` is 0 or the user has no home."""
     if not max_bytes:
         return None
     try:
@@ -166,7 +164,10 @@ def packed_of(max_bytes: int) -> PackedFolder | None:
 
 
 def _map(folder: int, key: PackedKey) -> MappedFile:
-    """FileNotFoundError; BrokenFile for one that is not this user's alone, has changed, or is about something else."""
+    """Map the key's file. Raises FileNotFoundError or BrokenFile.
+
+    A file is broken if other users could have written it, if it has changed, or if it has another key.
+    """
     try:
         fd = os.open(key.name, OPEN, dir_fd=folder)
     except OSError as error:
@@ -177,12 +178,12 @@ def _map(folder: int, key: PackedKey) -> MappedFile:
         found = os.fstat(fd)
         if not (stat.S_ISREG(found.st_mode) and _is_private(found)):
             raise BrokenFile("others could have written it")
-        fcntl.flock(fd, fcntl.LOCK_SH)  # the map keeps a copy of the descriptor, and so the lock, to its end
+        fcntl.flock(fd, fcntl.LOCK_SH)  # the map copies the descriptor, and so keeps the lock
         file = MappedFile(fd)
         if file.about != key.whole:
-            raise BrokenFile("it is about something else")
+            raise BrokenFile("its description is another model's")
         with contextlib.suppress(OSError):
-            os.utime(fd)  # used last
+            os.utime(fd)  # records the time of last use
     finally:
         os.close(fd)
     return file
@@ -206,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of the folder. PackedRefused where others could have written into it."""
+    """Open the folder. Raises PackedRefused if other users could have written to the folder."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):
@@ -218,7 +219,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: int, wait_s: float) -> Iterator[None]:
-    """Hold the folder's lock. BlockingIOError if another process still has it after `wait_s`."""
+    """Hold the folder's lock. Raises BlockingIOError after waiting `wait_s`."""
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     give_up, has_told = time.monotonic() + wait_s, False
     try:
@@ -239,7 +240,7 @@ def _locked(folder: int, wait_s: float) -> Iterator[None]:
 
 
 def _names(folder: int) -> list[str]:
-    """Of all files, the one first that was used longest ago."""
+    """Return all files, least recently used first."""
     with os.scandir(folder) as found:
         used = {one.name: one.stat(follow_symlinks=False).st_mtime for one in found if one.name.endswith(ENDING)}
     return sorted(used, key=lambda name: used[name])
@@ -252,7 +253,7 @@ def _remove_drafts(folder: int) -> None:
 
 
 def _remove_unused(folder: int, name: str) -> bool:
-    """Whether it is gone: nobody has mapped it."""
+    """Remove a file unless it is mapped. Return whether it was removed."""
     if _in_use(folder, name):
         return False
     _unlink(folder, name)

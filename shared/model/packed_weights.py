@@ -1,8 +1,10 @@
-"""A model's weights in a packed file: what the file's bits depend on, how it is made, and products out of it.
+"""Keep a model's weights in a packed file: make its key, write it, read its products.
 
-Everything that could change a bit is in the key: the content of the model's files, the dtype, the format, the
-processor, and all code of this package and of the kernels, with the versions of the libraries that read and convert.
-So a changed file, another layout and another release each pack anew, and nobody has to count versions up.
+The key has everything that could change a bit, so any change leads to new packing:
+
+- model files, dtype, format and processor
+- code of this package and the kernels
+- versions of libraries that read and convert
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ from shared.model.packed_folder import PackedKey, PackedRefused
 from shared.model.weights import products_of, read_product
 
 EMBED = "embed"
-IN_BLOCKS = ("file", "int8")  # formats of weights that every processor has a product for
+IN_BLOCKS = ("file", "int8")  # our kernels compute products of these weight formats on every processor
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
 
 
 class MappedWeights:
-    """Implements PackedWeights. Tensors are views of the file, and writing to one ends the process."""
+    """A PackedWeights whose tensors are views of the file. Writing to such a tensor kills the process."""
 
     def __init__(self, file: MappedFile, packing: Packing) -> None:
         self._file, self._packing = file, packing
@@ -58,7 +60,7 @@ class MappedWeights:
         entry = self._file.entries[name]
         dtype: torch.dtype = getattr(torch, entry.dtype)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given buffer is not writable")  # it is meant to be so
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # intended
             flat = torch.frombuffer(
                 self._file.data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=entry.offset
             )
@@ -66,8 +68,11 @@ class MappedWeights:
 
 
 def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
-    """Return the model's packed weights, which are made if need be; None where they are not kept in a file, or no
-    kernel here takes them. `weights_hash`: the model's own, as ModelSpec has it."""
+    """Map the model's packed weights. If they are missing, make them first. Return None if they can't be packed or
+    kept.
+
+    `weights_hash`: as in ModelSpec.
+    """
     folder, packing = opened.options.packed, kernels.packing
     if folder is None or packing is None:
         return None
@@ -100,12 +105,12 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-code_digest()  # as this module is imported: sources that change later are not the ones that run
+code_digest()  # computed at import, because source files that change later are not the code that runs
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
-    """One product after another: memory holds one at a time. PackedRefused if the model's files change meanwhile, as
-    the key would not be of what was read."""
+    """Write the products one by one, so that only one is in memory at a time. Raises PackedRefused if the model's files
+    change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in products_of(source.config):
         weight, bias = read_product(source, product, dtype, CPU, form)

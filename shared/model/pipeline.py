@@ -1,11 +1,11 @@
-"""A model in pipeline stages: neighbouring layers each, with kernels, scratch and threads of their own.
+"""Run a model in pipeline stages: neighbouring layers with their own kernels, scratch and threads.
 
-    stage 0     ids -> embed, layers [0, a)      -> residual (T, H) float32, what was captured for a draft head
+    stage 0     ids -> embed, layers [0, a)      -> residual (T, H) float32, aux captured for a draft head
     stage 1     residual -> layers [a, b)        -> residual ...
     last        residual -> layers [b, n), norm, head on the wanted rows  -> logits
 
-The residual is carried in float32 with all that the layers so far add, as one model's next layer would find it: so any
-cut gives the bits of one model. A page belongs to the node and has all layers; each stage works on its own of them.
+The residual is float32 between stages, just like within one model, so any cut gives the same bits. A page holds all
+layers; each stage uses only its own layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.model.span import cut
 
 
 class Pipeline:
-    """Implements Model: its stages one after the other. The engine runs `stages` itself, each on its own stream."""
+    """A Model that runs its stages in turn. The engine runs `stages` itself, each on its own stream."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
         self._parts = tuple(parts)
@@ -41,7 +41,6 @@ class Pipeline:
         return tuple(part.run for part in self._parts)
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         for part in self._parts:
             part.capture_aux(layers)
 
@@ -49,7 +48,7 @@ class Pipeline:
         return self._parts[0].kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """All on the caller's stream; the returned tensors are fresh and belong to the caller."""
+        """Run all stages on the caller's stream."""
         passed: Carried | ModelOutput | None = None
         for part in self._parts:
             assert not isinstance(passed, ModelOutput)
@@ -61,8 +60,9 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """load_model(name, options) and its stages. `heads_every_row`: see `cut`. ConfigError where the model has fewer
-    layers than stages are asked for."""
+    """Return load_model(name, options) and its stages. `heads_every_row`: see `cut`. Raises ConfigError for too many
+    stages.
+    """
     opened = open_named(name, options)
     if opened is None:
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)

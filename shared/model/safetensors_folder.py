@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face folder (config.json and *.safetensors) under our own names."""
+"""Read tensors of a Hugging Face folder (config.json and *.safetensors) under our own names."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LAYER_NAMES = {
     "down": "mlp.down_proj.weight",
     "router": "mlp.gate.weight",
 }
-# Gemma 3 norms what a half of a layer adds too, and calls the norm before the second half otherwise.
+# Gemma 3 also normalizes the output of each half of a layer, and has another name for the second half's norm.
 GEMMA_NAMES = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
 FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
-NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table that older files carry along
+NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table that older files contain
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -50,8 +50,10 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """All *.safetensors of a folder under the names in them, found by their own headers: no index file is needed, nor
-    believed. Headers are read once, and checked by the library: every tensor lies within its file and in no other."""
+    """The tensors of a folder's *.safetensors files, by name.
+
+    Headers are read once. The library checks that tensors lie in their files and don't overlap.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -69,7 +71,7 @@ class TensorFiles:
 
     def _read_header(self, path: Path) -> None:
         with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118, it is no dictionary
+            for name in shard.keys():  # noqa: SIM118, not a dictionary
                 if name in self._where:
                     raise ConfigError(f"{self.path}: tensor {name} is in {self._where[name].name} and in {path.name}")
                 header = shard.get_slice(name)
@@ -80,17 +82,16 @@ class TensorFiles:
         return frozenset(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that is there, from the file's header."""
         return self._shapes[name]
 
     def check_floats(self, names: Iterable[str]) -> None:
-        """ConfigError names a tensor whose numbers mean something only together with scales that nobody here reads."""
+        """Raise ConfigError for a tensor that does not hold floats, because scales are not read."""
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
-                raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, supported are float formats")
+                raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")
 
     def tensor(self, name: str) -> torch.Tensor:
-        """In the dtype of the file, rows first (out, in)."""
+        """Return a tensor in the file's dtype, rows first (out, in). Raises ConfigError."""
         if name not in self._where:
             raise ConfigError(f"{self.path} has no tensor {name}")
         with safe_open(self._where[name], framework="pt") as shard:
@@ -98,14 +99,14 @@ class TensorFiles:
         return tensor
 
     def content_hash(self) -> str:
-        """Of config.json too, and of generation_config.json, which may say which tokens end an answer."""
+        """Hash the tensors, config.json, and generation_config.json, which may set stop ids."""
         described = (self.path / name for name in ("config.json", "generation_config.json"))
         return hash_files((*filter(Path.is_file, described), *self._files))
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder. Every tensor in the files is one that the network reads, or the folder is
-    refused: what is left over (a bias, a norm, more layers) would change the answers."""
+    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, without which the answers would be
+    wrong."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
@@ -116,11 +117,9 @@ class SafetensorsFolder:
         return hf_name(name, self.config.family) in self._files.names()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """In the dtype of the file, rows first (out, in)."""
         return self._files.tensor(hf_name(name, self.config.family))
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """None: such files have plain numbers."""
         return None
 
     def content_hash(self) -> str:
@@ -137,7 +136,7 @@ class SafetensorsFolder:
         self._files.check_floats(there)
 
     def _check_tied(self) -> None:
-        """Some files carry the head though it is the embedding; one of its own is another network."""
+        """Allow a head that equals the embedding. Raise ConfigError for any other head."""
         if MODEL_NAMES["head"] not in self._files.names():
             return
         head, embed = (self._files.tensor(MODEL_NAMES[name]) for name in ("head", "embed"))
@@ -146,8 +145,12 @@ class SafetensorsFolder:
 
 
 def hf_name(name: str, family: str = "llama") -> str:
-    """ "embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight,
-    "layers.3.experts.5.up" -> model.layers.3.mlp.experts.5.up_proj.weight."""
+    """Return a tensor's name in the folder.
+
+    embed                 model.embed_tokens.weight
+    layers.3.q            model.layers.3.self_attn.q_proj.weight
+    layers.3.experts.5.up model.layers.3.mlp.experts.5.up_proj.weight
+    """
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, *rest = name.split(".")

@@ -1,13 +1,13 @@
-"""A model that says what it is told to, for tests of clients and agents: nothing of its answer is left to chance.
+"""Run a model that says what it is told to, for tests of clients and agents.
 
-    the last message has `say:`        all that follows it
+    the last message has `say:`        all text after it
     it is the result of a tool         `The tool said: ` and the result
     else                               `Nothing to say.`
 
-It reads its prompt out of the KV cache like any model, a token in each slot, so an answer is right only if all pages
-are. A prompt is a chat as the plain template writes it, `role: content` turn after turn, up to `assistant: `; other
-prompts get an empty answer. Under a grammar that does not allow its next token, it says something short that fits, a
-JSON object before a call. CPU only; not for trees of drafts.
+The model reads its prompt from the KV cache, one token per slot, so only correct pages give a correct answer. A prompt
+is a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
+grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a call.
+CPU only, without draft trees.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ DEFAULT_CONTEXT = 4096
 ANSWER = b"assistant: "
 TURN = re.compile(rb"(?:^| )(system|user|assistant|tool): ")
 SAY = b"say:"
-# logits: of the next token, the end, what closes a JSON text, and what begins one
+# Logits: of the text's next token, of the end, of tokens that close a JSON text, of the token that begins a JSON text.
 CHOSEN, ENDING, CLOSING, OPENING = 100.0, 50.0, 20.0, 10.0
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
-BELOW = 2.0**-12  # from one id's logit to the next, so that no two are equal
+BELOW = 2.0**-12  # difference between the logits of neighbouring ids, so that no logits are equal
 
 
 class ScriptedLM:
-    """The Model of section 9 of the design."""
-
     def __init__(self, max_context: int = 0) -> None:
-        """`max_context`: 0 for DEFAULT_CONTEXT."""
+        """`max_context`: 0 stands for DEFAULT_CONTEXT."""
         self._pieces = make_pieces()
         size = len(self._pieces.vocabulary.tokens)
         self.spec = ModelSpec(
@@ -57,7 +55,7 @@ class ScriptedLM:
         return (PlaneSpec("kv", (page_size,), torch.int64, slot_dim=-1),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Runs on the forward stream. hidden: (E, 1) int64, the chosen ids."""
+        """Run on the forward stream. hidden: (E, 1) int64, the chosen ids."""
         slots, tables = kv.plane("kv").numpy(), inputs.page_table.numpy()
         bounds, positions, ids = inputs.cu_q_lens.numpy(), inputs.positions.numpy(), inputs.input_ids.numpy()
         for row in range(len(bounds) - 1):
@@ -73,7 +71,6 @@ class ScriptedLM:
         return ModelOutput(logits=torch.from_numpy(logits), hidden=torch.from_numpy(chosen[:, None]))
 
     def next_id(self, ids: list[int]) -> int:
-        """Return what comes after these ids, of a prompt and of what has been said of the answer."""
         text = self._pieces.decode(ids)
         prompt, mark, said = text.rpartition(ANSWER)
         script = script_of(prompt) if mark else b""
@@ -82,14 +79,13 @@ class ScriptedLM:
 
 
 def read(slots: npt.NDArray[np.int64], pages: npt.NDArray[np.int32], length: int) -> list[int]:
-    """Return the tokens of positions [0, length) of a row with these pages."""
+    """Return the tokens at positions [0, length) of a row with these pages."""
     num_pages = -(-length // slots.shape[1])
     tokens: list[int] = slots[pages[:num_pages]].reshape(-1)[:length].tolist()
     return tokens
 
 
 def script_of(prompt: bytes) -> bytes:
-    """Return the answer to a prompt, which ends before `assistant: `."""
     turns = list(TURN.finditer(prompt))
     if not turns:
         return b""

@@ -1,4 +1,4 @@
-"""A Llama-family model on several ranks of one node: each has a share of every product and of the heads.
+"""Run a Llama-family model on several ranks of one node. Each rank has a share of every product and of the heads.
 
     normed (T, H)  -> q k v of own heads -> attend: own heads of the pages  -> own columns of (T, heads * D)
     collect        -> out: own columns of (T, H)                            -> collect -> residual
@@ -6,15 +6,13 @@
     collect        -> down: own columns of (T, H)                           -> collect -> residual
     normed (E, H)  -> head: own columns of (E, vocab)                       -> collect -> logits
 
-Products are cut by their outputs, never by what they sum over: ranks collect, and nothing is added up across them. So
-each number is summed as one rank alone sums it, and where a product's sums do not depend on how many columns it has
-(our compiled ones promise that), all of it has the same bits for any number of ranks. Megatron-LM (Shoeybi et al.
-2019) cuts `out` and `down` the other way and adds: half as many meetings, and other bits for each number of ranks; a
-request that goes from a node of two ranks to one of four would show it. An adapter's A is whole on every rank, its B is
-cut as the product that it adds to, so a step with adapters has no more meetings than one without.
+Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
+any number of columns, so the bits are the same for any number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out`
+and `down` by inputs, and its ranks add partial sums. That halves the number of collectives, but makes the bits depend
+on the number of ranks. An adapter's A is whole on every rank; B is cut like its product.
 
-A page belongs to the node and has all KV heads: a rank works on a slice of it. So nodes of any two numbers of ranks
-hand over the same pages, and where there are more ranks than KV heads neighbours share one, and write the same to it.
+A page has all KV heads; each rank works on a slice. So nodes with any numbers of ranks hand over the same pages. With
+more ranks than KV heads, neighbouring ranks share a head and write the same KV to it.
 """
 
 from __future__ import annotations
@@ -51,8 +49,10 @@ CUT_BY = {
 
 
 def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
-    """This rank's part of load_model(name, options), all ranks together. Every rank's forward takes all of the inputs
-    and gives all of the output. ConfigError where the model can't be shared out among so many."""
+    """Load this rank's part of load_model(name, options). All ranks call it together.
+
+    Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if the ranks can't share the model.
+    """
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal(["--tp"], of=name)
@@ -92,7 +92,7 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
 
 
 class OwnColumns:
-    """A Head: x (M, in) -> all logits (M, vocab), by a product that gives own columns of them."""
+    """A Head: x (M, in) -> all logits (M, vocab), collected from all ranks."""
 
     def __init__(self, head: Head, group: RankGroup) -> None:
         self._head, self._group = head, group
@@ -102,7 +102,7 @@ class OwnColumns:
 
 
 class OwnHeads:
-    """An AttentionBackend on some neighbouring KV heads of every page."""
+    """An AttentionBackend on this rank's KV heads of every page."""
 
     def __init__(self, attention: AttentionBackend, first: int, count: int) -> None:
         self._attention = attention
@@ -120,8 +120,10 @@ class OwnHeads:
 
 
 class ShardSource:
-    """A TensorSource: one rank's part of another. `config` has this rank's numbers of heads and inner columns; sizes of
-    what all ranks have (the residual, the vocabulary) are the whole model's."""
+    """A TensorSource of one rank's part.
+
+    `config` has the rank's heads and inner columns; residual and vocabulary are whole.
+    """
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
         check_shares(source.config, size)
@@ -147,7 +149,7 @@ class ShardSource:
         if kind in WHOLE:
             return tensor
         if kind not in CUT_BY:
-            raise ConfigError(f"--tp {self._size}: how to share out {name} among ranks is not known")
+            raise ConfigError(f"--tp {self._size}: it is not known how ranks share {name}")
         return self._own_rows(kind, tensor)
 
     def blocks(self, name: str) -> BlockWeights | None:
@@ -157,7 +159,7 @@ class ShardSource:
         return blocks.take(self._own_rows(kind, torch.arange(blocks.shape[0])))
 
     def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
-        """Of an adapter: A is whole on every rank, B has the rows that this rank has of the product's weight."""
+        """Cut an adapter: A stays whole, B keeps this rank's rows of the product's weight."""
         return [replace(pair, up=self._own_rows(pair.target, pair.up)) for pair in pairs]
 
     def _own_rows(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -167,21 +169,21 @@ class ShardSource:
         return share(tensor, self._rank, self._size)
 
     def content_hash(self) -> str:
-        """The whole model's: what a node says does not depend on its ranks."""
+        """Return the whole model's hash, because nodes must have equal hashes whatever their numbers of ranks."""
         return self._source.content_hash()
 
 
 def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """The rank-th of `size` equal runs of rows, a copy: the rest need not stay in memory."""
+    """Return one of `size` equal runs of rows, copied so that the rest can be freed."""
     return tensor.chunk(size)[rank].clone()
 
 
 def check_shares(config: LlamaConfig, size: int) -> None:
-    """ConfigError names the first number that `size` ranks can't share evenly."""
+    """Raise ConfigError for the first number that `size` ranks can't share evenly."""
     experts = config.experts
     if experts is not None and (experts.count % size or experts.intermediate_size % size):
         sizes = f"{experts.count} experts of {experts.intermediate_size}"
-        raise ConfigError(f"--tp {size}: {config.name} has {sizes}, and it does not divide both numbers")
+        raise ConfigError(f"--tp {size}: {config.name} has {sizes}, and --tp must divide both numbers")
     for name in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
         if getattr(config, name) % size:
             raise ConfigError(

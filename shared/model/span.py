@@ -1,4 +1,4 @@
-"""Which layers of a model a pipeline's stage has. Knows nothing of weights or kernels."""
+"""Name the layers of a pipeline stage, and cut a model into stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Layers [first, end) of num_layers. The first stage has the embedding too, the last one norm and head."""
+    """Layers [first, end) of num_layers. The first stage also has the embedding; the last stage also has norm and
+    head."""
 
     first: int
     end: int
@@ -26,11 +27,12 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """Those that run on all tokens: but the model's last, whose second half needs the wanted ones alone."""
+        """The layers that run on all tokens as a whole. The second half of the model's last layer runs on wanted rows
+        only."""
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of `layers` that are here, counted from its first."""
+        """Return those of `layers` that are in the span. Returned numbers count from the span's first layer."""
         return tuple(layer - self.first for layer in layers if self.first <= layer < self.end)
 
 
@@ -39,8 +41,11 @@ def all_layers(config: LlamaConfig) -> Span:
 
 
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
-    """Neighbouring layers for each stage, at least one. `heads_every_row`: each step's rows all go through the head,
-    as where answers are decoded; it then counts as so many layers as it has weights, and the last stage gets fewer."""
+    """Cut a model into stages of neighbouring layers, at least one each.
+
+    `heads_every_row`: whether all rows of a step go through the head, as they do in decoding. The head then counts as
+    the number of layers with its size, so the last stage gets fewer layers.
+    """
     num_layers = config.num_layers
     if num_stages > num_layers:
         raise ConfigError(f"--pp {num_stages}: {config.name} has {num_layers} layers, and each stage needs one")
@@ -54,7 +59,6 @@ def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Sp
 
 
 def head_layers(config: LlamaConfig) -> float:
-    """The head's weights in those of a layer."""
     head = config.vocab_size * config.hidden_size
     layers = config.num_parameters() - head * (1 if config.tie_embeddings else 2)
     return head * config.num_layers / layers

@@ -1,11 +1,11 @@
-"""T5: an encoder and a decoder over paged KV, in plain torch (Raffel et al. 2020; v1.1's gated feed-forward too).
+"""Run T5, an encoder and a decoder over paged KV, in plain torch (Raffel et al. 2020; v1.1's gated feed-forward too).
 
     page slots of a row     | cross keys and values, one slot per encoder token | the decoder's own |
     decoder layer           norm -> self attention -> add | norm -> cross attention -> add | norm -> feed-forward -> add
 
-The encoder runs once, over all of its tokens in one step, and leaves each decoder layer's cross keys and values in the
-slots of its positions: so they are handed over, and come back after a retraction, as any KV does. Positions are
-relative: a learned bias by distance, in buckets, of the first layer for all. Knows nothing of requests or scheduling.
+The encoder runs once, on all its tokens in one step, and writes all cross keys and values to its positions' slots.
+Hand-off and retraction treat this KV like any other KV. Positions are relative: all layers use the first layer's
+learned bias, which depends on the distance in buckets.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class T5Config:
     norm_eps: float
     is_gated: bool
     is_gelu: bool
-    scales_outputs: bool  # what the head sees, by hidden_size ** -0.5
+    scales_outputs: bool  # whether outputs are multiplied by hidden_size ** -0.5 before the head
     eos_ids: tuple[int, ...]
     max_context: int
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Weights (heads * D, H), `out` (H, heads * D)."""
+    """`q`, `k` and `v` are (heads * D, H), `out` is (H, heads * D)."""
 
     norm: torch.Tensor
     q: torch.Tensor
@@ -58,14 +58,14 @@ class Attention:
 class FeedForward:
     norm: torch.Tensor
     gate: torch.Tensor
-    up: torch.Tensor | None  # of a gated one
+    up: torch.Tensor | None  # None if the feed-forward is not gated
     down: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention: Attention
-    cross: Attention | None  # of a decoder's
+    cross: Attention | None  # None in an encoder
     feed_forward: FeedForward
 
 
@@ -85,8 +85,8 @@ class T5Weights:
 
 
 class T5Model:
-    """Implements Model, in the dtype of its weights; norms, softmax and logits in float32. One row at a time: it is
-    here to be right."""
+    """A Model in its weights' dtype, with norms and softmax in float32. Rows run one by one, which is simple but
+    slow."""
 
     def __init__(self, config: T5Config, weights: T5Weights, weights_hash: str) -> None:
         self.config = config
@@ -108,7 +108,7 @@ class T5Model:
         return (PlaneSpec(KV_PLANE, shape, self._dtype),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Runs on the forward stream. Rows are independent; each leaves the hidden states of its decoder's tokens."""
+        """Run on the forward stream. hidden: decoder states."""
         assert inputs.encoder_lens is not None and inputs.visible is None
         hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size, dtype=self._dtype)
         encoding = {row: (begin, length) for row, begin, length in encoder_rows(inputs)}
@@ -130,7 +130,7 @@ class T5Model:
         return linear(hidden * scale, self._weights.head).float()
 
     def _encode(self, ids: torch.Tensor, slots: RowSlots) -> None:
-        """Cross keys and values of all decoder layers, at the positions of these tokens."""
+        """Write cross keys and values of all decoder layers at these tokens' positions."""
         stack, residual = self._weights.encoder, self._weights.embed[ids]
         places = torch.arange(len(ids))
         bias = self._bias(stack, places, places, both_ways=True)
@@ -145,7 +145,7 @@ class T5Model:
             slots.write(index, 0, *self._keys_values(layer.cross, encoded))
 
     def _decode(self, ids: torch.Tensor, first: int, encoder_len: int, slots: RowSlots) -> torch.Tensor:
-        """ids (n,) at positions first .. -> (n, H)."""
+        """Return (n, H) for ids (n,) from position `first` on."""
         stack, residual, end = self._weights.decoder, self._weights.embed[ids], first + len(ids)
         queries, keys_at = torch.arange(first, end), torch.arange(encoder_len, end)
         bias = self._bias(stack, queries, keys_at, both_ways=False)
@@ -162,7 +162,7 @@ class T5Model:
         return self._norm(residual, stack.norm)
 
     def _keys_values(self, attention: Attention, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, H) -> two of (heads, n, D)."""
+        """Return keys and values, (heads, n, D) each, of `source` (n, H)."""
         return self._heads(linear(source, attention.k)), self._heads(linear(source, attention.v))
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,8 @@ class T5Model:
         values: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """bias (heads, n, m). Scores are not scaled: the weights are made for that."""
+        """Attend with `bias` (heads, n, m). Scores are not scaled, because T5's weights were trained without
+        scaling."""
         scores = (self._heads(linear(normed, attention.q)) @ keys.transpose(1, 2)).float()
         if bias is not None:
             scores = scores + bias
@@ -196,15 +197,18 @@ class T5Model:
         return (hidden * torch.rsqrt(squares + self.config.norm_eps)).to(self._dtype) * weight
 
     def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, both_ways: bool) -> torch.Tensor:
-        """(heads, n, m), of positions (n,) and (m,)."""
+        """Return the learned bias (heads, n, m) for query positions (n,) and key positions (m,)."""
         distance = keys[None] - queries[:, None]
         buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, both_ways)
         return stack.bias[buckets].permute(2, 0, 1).float()
 
 
 def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:
-    """Key position minus query position -> bucket: half of them are of one distance each, the others of ranges that
-    grow with its logarithm up to max_distance. Both ways: keys behind the query have buckets of their own."""
+    """Map key position minus query position to a bucket.
+
+    Half of the buckets have one distance each; the other buckets become logarithmically wider, up to max_distance.
+    `both_ways`: whether keys at later positions have buckets of their own.
+    """
     base = torch.zeros_like(distance)
     if both_ways:
         num_buckets //= 2
@@ -219,7 +223,7 @@ def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_
 
 
 class RowSlots:
-    """One row's slots by position, through its page table (P,) int32."""
+    """Finds one row's slots by position, through its page table (P,) int32."""
 
     def __init__(self, kv: KVPool, pages: torch.Tensor) -> None:
         self._plane = kv.plane(KV_PLANE)  # (num_pages, layers, 2, heads, page_size, D)
@@ -227,13 +231,13 @@ class RowSlots:
         self._page_size = kv.page_size
 
     def write(self, layer: int, first: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Two of (heads, n, D), at positions first .. first + n - 1."""
+        """Write keys and values, (heads, n, D) each, from position `first` on."""
         pages, slots = self._at(first, first + keys.shape[1])
         self._plane[pages, layer, 0, :, slots] = keys.transpose(0, 1)
         self._plane[pages, layer, 1, :, slots] = values.transpose(0, 1)
 
     def read(self, layer: int, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two of (heads, end - first, D)."""
+        """Return keys and values, (heads, end - first, D) each."""
         pages, slots = self._at(first, end)
         keys, values = (self._plane[pages, layer, kind, :, slots] for kind in (0, 1))
         return keys.transpose(0, 1), values.transpose(0, 1)

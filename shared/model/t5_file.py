@@ -1,4 +1,4 @@
-"""T5 from a Hugging Face folder: config.json and *.safetensors, every tensor of it read or the folder refused."""
+"""Read T5 from a Hugging Face folder: config.json and *.safetensors. A folder with unread tensors is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
-# Older files name the embedding three times, and carry a table of distances between texts, which has no meaning.
+# Older files repeat the embedding, and have a meaningless cross-attention table.
 NOT_READ = frozenset(
     {
         "encoder.embed_tokens.weight",
@@ -24,13 +24,14 @@ NOT_READ = frozenset(
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     }
 )
-DEFAULT_CONTEXT = 1024  # relative positions know no end
+DEFAULT_CONTEXT = 1024  # a choice: relative positions have no limit
 
 
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
-    """On the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT."""
+    """Load on the CPU. `max_context`: tokens of input and answer together; 0 stands for DEFAULT_CONTEXT. Raises
+    ConfigError."""
     raw = read_json(folder / "config.json")
-    decoder_start_id(folder, raw)  # the router's; what lacks it is no model to be served
+    decoder_start_id(folder, raw)  # refuses a folder without this id, which the router needs
     config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
     embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
@@ -41,13 +42,12 @@ def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float
 
 
 def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """What load_t5 keeps, from the files' headers."""
     files = TensorFiles(folder)
     return dtype.itemsize * sum(math.prod(files.shape(name)) for name in files.names() - NOT_READ)
 
 
 def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Config:
-    """ConfigError names what is missing or unknown."""
+    """Read the fields. Raises ConfigError for a missing or wrong field."""
     if raw.get("model_type") != "t5":
         raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
     kind = raw.get("feed_forward_proj", "relu")
@@ -69,17 +69,18 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
             is_gated=is_gated,
             is_gelu=is_gelu,
-            # v1.1 said that it ties nothing, and meant that it does not scale; newer files have a field for that
+            # v1.1 does not tie embeddings, so it does not scale outputs; newer files have a field that says whether to
+            # scale
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             max_context=max_context,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: config.json lacks or garbles {error}") from error
+        raise ConfigError(f"{folder}: config.json has a missing or wrong field {error}") from error
 
 
 class _Taken:
-    """Tensors by name, of the shape that is expected; remembers which were asked for."""
+    """Takes tensors by name, checks their shapes, and remembers which names were taken."""
 
     def __init__(self, files: TensorFiles, dtype: torch.dtype) -> None:
         self._files, self._dtype = files, dtype
@@ -95,7 +96,7 @@ class _Taken:
     def require_all_taken(self, known: frozenset[str]) -> None:
         left = sorted(self._files.names() - self._names - known)
         if left:
-            raise ConfigError(f"{self._files.path} has tensors that nobody reads: {', '.join(left[:5])}")
+            raise ConfigError(f"{self._files.path} has tensors that are not read: {', '.join(left[:5])}")
 
     def has(self, name: str) -> bool:
         return name in self._files.names()

@@ -1,6 +1,8 @@
-"""Which tensors a network of the Llama family consists of, and their shapes. What a file holds must be just that: a
-tensor too many would change the answers, and one of another shape would be read past its end by kernels that trust the
-configuration. Knows no file."""
+"""List the names and shapes of a Llama-family network's tensors.
+
+A file must have exactly these tensors. If a tensor were not read, answers would change; if one were too small, kernels
+would read past its end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ EXPERT_PARTS = ("gate", "up", "down")
 
 
 def tensor_shapes(config: LlamaConfig) -> Shapes:
-    """By the names of a TensorSource; rows first (out, in)."""
+    """Return shapes by TensorSource name; rows first (out, in)."""
     shapes: Shapes = {"embed": (config.vocab_size, config.hidden_size), "norm": (config.hidden_size,)}
     if not config.tie_embeddings:
         shapes["head"] = shapes["embed"]
@@ -52,17 +54,17 @@ def _gated(hidden: int, inner: int) -> Shapes:
 
 
 def check_tensors(path: Path, family: str, wanted: Mapping[str, tuple[int, ...]], found: Shapes) -> None:
-    """Both by the names in the file. ConfigError names the first that is missing, too many, or of another shape."""
+    """Compare the shapes by the names that the file uses. Raises ConfigError for a missing or extra tensor, or a wrong
+    shape."""
     if missing := wanted.keys() - found.keys():
         raise ConfigError(f"{path} has no tensor {first_of(missing)}")
     if strange := found.keys() - wanted.keys():
-        raise ConfigError(f"{path}: {family} has no tensor {first_of(strange)}; without it the answers would be others")
+        raise ConfigError(f"{path}: {family} has no tensor {first_of(strange)}; the answers would differ without it")
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ConfigError(f"{path}: tensor {name} is {found[name]}, and the configuration says {shape}")
 
 
 def first_of(names: set[str]) -> str:
-    """The first of them, and how many more there are."""
     first, *more = sorted(names)
     return f"{first} (and {len(more)} more)" if more else first

@@ -1,4 +1,4 @@
-"""A Llama-family network's weights, fused and laid out for the products of one device. Does no arithmetic with them."""
+"""Load a Llama-family network's weights, fused and laid out for one device's products."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from shared.model.config import LlamaConfig, RopeConfig
 
 
 class TensorSource(Protocol):
-    """A model on disk. Names: embed, norm, head, rope_factors, layers.<n>.<q, k, v, o, gate, up, down, ...>,
-    layers.<n>.experts.<e>.<gate, up, down>."""
+    """A model on disk. Tensor names: embed, norm, head, rope_factors, layers.<n>.<q, k, v, o, gate, up, down, ...>,
+    layers.<n>.experts.<e>.<gate, up, down>.
+    """
 
     config: LlamaConfig
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> torch.Tensor: ...
-    def blocks(self, name: str) -> BlockWeights | None: ...  # None: the file has it as plain numbers
+    def blocks(self, name: str) -> BlockWeights | None: ...  # returns None if the tensor has plain numbers
     def content_hash(self) -> str: ...
 
 
 class PackedWeights(Protocol):
-    """Products that are packed already, by their names, and the embedding."""
-
     embed: torch.Tensor
 
-    def product(self, name: str) -> Packed | None: ...  # None: it is made of the source
+    def product(self, name: str) -> Packed | None: ...  # returns None if the product must be made from the source
     def unpack(self, packed: Packed, is_head: bool) -> Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix that activations are multiplied with: tensors of the source, one below another."""
+    """The weight of one product: source tensors, stacked by rows."""
 
     name: str
     tensors: tuple[str, ...]
@@ -52,13 +51,14 @@ class Product:
 
 HEAD = "head"
 FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-ATTENTION = ("qkv", "out")  # with a bias in some models
+ATTENTION = ("qkv", "out")  # the products that may have a bias
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Norm weights are float32. qkv and gate_up are one product each: fewer, larger calls. A layer has either
-    gate_up and down or experts."""
+    """One layer's weights, with norms in float32. qkv and gate_up are fused for fewer, larger calls. A layer has
+    gate_up and down, or experts.
+    """
 
     attn_norm: torch.Tensor  # (H,)
     qkv: Linear  # H -> heads * D + 2 * kv_heads * D
@@ -69,8 +69,8 @@ class LayerWeights:
     gate_up: Linear | None  # H -> 2 * I
     down: Linear | None  # I -> H
     experts: Experts | None = None
-    attn_post_norm: torch.Tensor | None = None  # (H,) of what the attention adds, and of what the rest adds
-    mlp_post_norm: torch.Tensor | None = None
+    attn_post_norm: torch.Tensor | None = None  # (H,), norm of the attention's output
+    mlp_post_norm: torch.Tensor | None = None  # (H,), norm of the second half's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LlamaWeights:
     norm: torch.Tensor  # (H,) float32
     head: Head  # (M, H) in the dtype -> (M, vocab) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
-    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, where it is another
+    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # rope of layers with a window, if it differs
 
 
 def load_weights(
@@ -93,9 +93,11 @@ def load_weights(
     form: str = "auto",
     packed: PackedWeights | None = None,
 ) -> LlamaWeights:
-    """Read every tensor once, that of a tied head twice where it is in blocks, and no matrix that is packed already.
-    `form`: of the products' weights, as Formats has it. Peak memory is the result plus one layer and the head, as each
-    layer's source is dropped at once."""
+    """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
+
+    A layer's source tensors are dropped at once, so peak memory is the result plus the source of one layer and the
+    head.
+    """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
 
@@ -125,7 +127,7 @@ def load_weights(
 
 
 def products_of(config: LlamaConfig) -> Iterator[Product]:
-    """Every matrix that is packed, the head last."""
+    """Yield every product that can be packed; the head comes last."""
     for n in range(config.num_layers):
         names = [*FUSED] if not config.has_experts(n) else [*ATTENTION, *expert_products(config)]
         for name in names:
@@ -143,7 +145,7 @@ def head_of(config: LlamaConfig) -> Product:
 
 
 def product_of(n: int, name: str) -> Product:
-    """`name`: one of FUSED, of a layer or of one of its experts."""
+    """Describe product `name` of layer `n`: a key of FUSED, or experts.<e>.<key>."""
     group, _, kind = name.rpartition(".")
     prefix = f"layers.{n}.{group}." if group else f"layers.{n}."
     tensors = tuple(prefix + part for part in FUSED[kind])
@@ -154,7 +156,6 @@ def product_of(n: int, name: str) -> Product:
 def read_product(
     source: TensorSource, product: Product, dtype: torch.dtype, device: torch.device, form: str
 ) -> tuple[Weight, torch.Tensor | None]:
-    """Return the weight and the bias, if it has any."""
     weight = read_weight(source, product.tensors, dtype, device, form)
     if not product.biases or not source.has(product.biases[0]):
         return weight, None
@@ -164,8 +165,11 @@ def read_product(
 def read_weight(
     source: TensorSource, names: Sequence[str], dtype: torch.dtype, device: torch.device, form: str
 ) -> Weight:
-    """Return the weight of one product, all `names` side by side: in the file's blocks, in blocks that are made of its
-    numbers, or as numbers of the dtype. Rows that blocks don't divide stay numbers."""
+    """Return one product's weight. It is made of the tensors `names`, stacked by rows.
+
+    `form` chooses the file's blocks, INT8 blocks or numbers of the dtype. If blocks don't divide the rows evenly, the
+    weight stays in numbers.
+    """
     if form == "file":
         blocks = [part for part in map(source.blocks, names) if part is not None]
         if len(blocks) == len(names):
@@ -233,23 +237,23 @@ def _load_experts(
 
 
 def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, (max_context, D // 2) float32 each."""
+    """Return cos and sin, (max_context, D // 2) float32 each."""
     config = source.config
     if not source.has("rope_factors"):
         return rope_tables_of(config.head_dim, config.rope, max_context)
-    # A GGUF file of a Llama 3 model: the stretch comes as one divisor per frequency.
+    # A Llama 3 GGUF file stores the stretch as one divisor per frequency.
     return rope_tables(
         frequencies_of(config.head_dim, config.rope) / source.tensor("rope_factors").float(), max_context
     )
 
 
 def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, (num_positions, D // 2) float32, as the configuration alone says."""
+    """Return the same tables as `rope_of`, but compute them from the configuration only."""
     return rope_tables(frequencies_of(head_dim, rope), num_positions, rope.length)
 
 
 def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """(D // 2,) float32"""
+    """Return the rotary frequencies, (D // 2,) float32."""
     if rope.kind == "yarn":
         bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
         return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)
@@ -264,8 +268,10 @@ def weights_bytes(
     layer_item: float | None = None,
     head_item: float = 4,
 ) -> int:
-    """What load_weights keeps at most: parameters, the head's own copy (tied to the embedding or not) as if it were
-    float32, and the rotary tables. `layer_item`, `head_item`: bytes of a weight, where it is not the dtype."""
+    """Return how many bytes load_weights keeps at most: parameters, a float32 head (tied or not), rotary tables.
+
+    `layer_item` (default: the dtype's) and `head_item`: bytes per weight.
+    """
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)
     layers = in_dtype - head

@@ -1,5 +1,4 @@
-"""One node's core, put together: model, memory, relay, worker, engine, scheduler, loop. Called by the nodes' app.py
-and by tests; nothing else builds these."""
+"""Builds one node's core: model, memory, relay, worker, engine, scheduler, loop."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from shared.device.torch_cuda import TorchCuda
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
-from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.future_map import FutureMap
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
@@ -46,36 +45,34 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class CoreSizes:
-    num_pages: int  # page 0, the sink, included
+    num_pages: int  # defined in MemoryPlan, like cold_pages and cold_file_pages
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
-    cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
-    cold_file_pages: int = 0  # of its file
-    cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
+    cold_pages: int = 0
+    cold_file_pages: int = 0
+    cold_dir: str = ""  # folder of the cold tier's file; empty: the system's temporary folder
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
-    """What a page consists of: the target's planes, then the drafter's."""
     return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
 
 
 def runner_of(ranks: Ranks | None, stages: Sequence[Stage]) -> Runner:
-    """What runs the model in a step's forward."""
     if ranks is not None and stages:
-        raise ConfigError("a model is shared out among ranks or among stages, not both")
+        raise ConfigError("a model is split among ranks or among stages, not both")
     return ranks or (FirstStage(stages[0]) if stages else Whole())
 
 
 def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
-    """`window`: of a pool whose layers all have one; 0: some layer reads everything."""
+    """Make the cache of a pool. `window`: the pool's window; 0 unless all layers have a window."""
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
 
 
 def prompts_of(
     spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
 ) -> PromptRules:
-    """How the model's prompts are computed. ConfigError for what one with an encoder can't have."""
+    """Return the rules for the model's prompts. Raises ConfigError for flags that an encoder model can't have."""
     if not spec.has_encoder:
         return InChunks()
     asked = {
@@ -88,7 +85,7 @@ def prompts_of(
 
 
 def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
-    """Between the host and the device of a node's tensors. `gpu`: its runtime, torch.cuda where None."""
+    """Return the boundary between the host and this device. `gpu`: torch.cuda by default."""
     if device == "cpu":
         return SameMemory()
     gpu = gpu or TorchCuda()
@@ -99,17 +96,29 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     if not sizes.cold_pages:
         return None
     if pool_window(pool.planes):
-        raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
+        raise ConfigError("all layers of this model have a sliding window, so its pages can't have a cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Digests, in the model's order. ConfigError where the prefix cache's keys could not keep them apart."""
+    """Return the adapters' digests, in the model's order. Raises ConfigError if the keys of the prefix cache have too
+    few bits for the adapters or the vocabulary.
+    """
     if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
         told = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
         raise ConfigError(f"{told}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
     return tuple(adapter.digest for adapter in spec.adapters)
+
+
+def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
+    """Return the settings with the drafter's values of `key_lookahead`, `reads_history` and `relays_drafts`."""
+    return replace(
+        settings,
+        key_lookahead=drafter.key_lookahead,
+        reads_history=drafter.reads_history,
+        relays_drafts=bool(drafter.relay_specs),
+    )
 
 
 def assemble_core(
@@ -128,11 +137,16 @@ def assemble_core(
     boundary: Boundary | None = None,
     graphs: GraphSpec | None = None,
 ) -> NodeCore:
-    """`widths`: how many tokens decode rows step, and `mixed_chunk`: how many of prompts join them; all that the
-    settings allow, when not given. `ranks`: the others that have a part of the model; the caller gives them the pool,
-    and seals it. `stages`: the model's, where it is a pipeline. `grammars`: of the model's vocabulary; None: requests
-    with a grammar are refused. `boundary`: that of `settings.device`, when not given. `graphs`: of decode steps."""
-    ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
+    """Build a core.
+
+    - widths, mixed_chunk: choose how many tokens each decode row has, and how many prompt tokens run beside decode
+      rows. By default, both choose the largest number that the settings allow.
+    - ranks: the model's other ranks. The caller gives the pool to these ranks, and seals it.
+    - stages: the stages of a pipeline model.
+    - grammars: the grammars of the model's vocabulary. With None, requests with a grammar are refused.
+    - boundary: between host and device; the default is the boundary of `settings.device`.
+    """
+    ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(
         settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter, mixed_chunk)
@@ -140,15 +154,9 @@ def assemble_core(
     planes = pool_planes(model, drafter, settings.page_size)
     exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
     settings = replace(settings, adapters=adapters_of(model.spec), needs_cpu_seq_lens=exact)
-    extras: Sequence[RelaySpec] = ()
+    extras = () if drafter is None else drafter.relay_specs
     if drafter is not None:
-        extras = drafter.relay_specs
-        settings = replace(
-            settings,
-            key_lookahead=drafter.key_lookahead,
-            reads_history=drafter.reads_history,
-            relays_drafts=bool(extras),
-        )
+        settings = with_drafter(settings, drafter)
     pool = KVPool(
         planes,
         sizes.num_pages,

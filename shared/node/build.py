@@ -1,16 +1,17 @@
-"""Builds a node from its configuration: model, memory, streams, links, identity. Called by the two app.py; core plan
-and environment are set already."""
+"""Builds and runs a node from its configuration: model, memory, streams, links, identity.
+
+prefill_node/app.py and decode_node/app.py call `run_node` after they have set the core plan and the environment.
+"""
 
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,6 @@ from shared.config.device_defaults import with_device_defaults
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import BatonError, ConfigError, DeviceLost, RankLost
-from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
 from shared.core.overshoot import loop_depth
 from shared.core.request import Request
@@ -48,12 +48,14 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.deterministic import check_deterministic
-from shared.node.fingerprint import make_fingerprint
+from shared.node.fingerprint import build_name, make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
 from shared.node.graph_spec import GraphSpec, graphs_of
 from shared.node.load_options import load_options
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
+from shared.node.router_sources import sources_of
+from shared.node.router_watch import RouterWatch
 from shared.node.routers import Routers
 from shared.node.side import Side
 from shared.node.tombstones import Tombstones
@@ -76,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-INBOX_MESSAGES = 8  # of each peer, with up to 3 MiB of pages: what comes beyond them stays with TCP
+MOST_TO_PREFILL_BYTES = 1 << 20  # limit on a part from a caller; callers send little: they only ask for pages (Pull)
 SideOf = Callable[[NodeContext], Side]
 
 
@@ -84,24 +86,27 @@ SideOf = Callable[[NodeContext], Side]
 class Loaded:
     model: Model
     drafter: Drafter | None
-    stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
-    packed: PackedFolder | None = None  # whose files its weights may be in
+    stages: tuple[Stage, ...] = ()
+    packed: PackedFolder | None = None
 
     @property
     def mapped_bytes(self) -> int:
-        """Return the memory that holds mapped weights, which the system takes for free."""
+        """Return the bytes of mapped weights, which the system counts as free memory."""
         return 0 if self.packed is None else self.packed.mapped_bytes
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
-    """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
+    """Run a node; return its exit code. Raises ConfigError for errors that the user can correct."""
     parts = config.parts
+    asked = parts.node
+    routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
     ring = ring_of_node(parts.security.keys, parts.node.node_id)
     node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
     log = Logger(node_id, sys.stderr, level=parts.log.log_level, color=parts.log.log_color)
     capture_libraries(log)
     keep_freed_memory()
     links = open_links(parts, node_id, time.time_ns() // 1000, ring)
+    watch = RouterWatch(routers, sources, links.wakeup.set)
     core: NodeCore | None = None
     cores = NodeCores(config.cores, parts.parallel, node_id)
     others = RankProcesses(config, node_id)
@@ -113,19 +118,20 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         core = build_core(config, log, links.wakeup.set, others, cores)
         warm_up(core, log)
         cores.settle(core.model, log)
-        node = build_node(parts, core, links, log, make_side, cores)
-        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores)
+        node = build_node(parts, core, links, log, make_side, cores, routers)
+        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores, watch=watch)
+        watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
-        check_at_exit(core, log)
-    except Exception as error:  # nobody is told anything: its links close, and routers go on elsewhere
+        check_at_exit(node, log)
+    except Exception as error:  # routers get no message: the links close, and routers use other nodes
         if not (isinstance(error, RankLost | DeviceLost) or blames_device(error)):
             raise
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        with ExitStack() as ends:  # last one first, and each whatever the others raise
+        with ExitStack() as ends:  # the ends run in reverse order, even if others raise
             ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)
@@ -133,6 +139,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(others.close)
             ends.callback(node.side.close if node is not None else do_nothing)
             ends.callback(forget_kernels)
+            ends.callback(watch.close)
     log.info("stopped")
     return code
 
@@ -141,7 +148,9 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
     node = parts.node
     raise_limit()
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
-    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, inbox_messages=INBOX_MESSAGES)
+    caller_bytes = MOST_TO_PREFILL_BYTES if node.role == "prefill" else 0
+    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, caller_bytes=caller_bytes)
+    options = replace(options, after_burst=give_freed_memory_back)
     host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 
@@ -155,7 +164,7 @@ def build_core(
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     check_deterministic(parts, on_gpu=gpu is not None)
     if num_stages > core_plan.num_threads(config.cores):
-        log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
+        log.warning("this node has fewer threads than stages, so its stages take turns", stages=num_stages)
     started = time.monotonic()
     cores.take(device, log)
     loaded = load(parts, device, cores, others.model_group, gpu)
@@ -204,8 +213,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """Plan the node's memory by what is free. `make_least`: a core with a pool of two pages, to measure
-    steps on a GPU."""
+    """Return the memory plan. `make_least` makes a core with two pages, to measure steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -218,12 +226,11 @@ def measured_plan(
 
 
 def gpu_of(streams: str) -> Gpu | None:
-    """What the runtime of these streams is, where it is a GPU's."""
     return TorchCuda() if streams == "cuda" else None
 
 
 def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known."""
+    """Return the node's grammars; None for an encoder model, a pipeline, or a vocabulary that can't be used."""
     if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
@@ -239,8 +246,11 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
 
 
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
-    """(device, kind of streams). ConfigError for a GPU that is not there. `auto` asks whether there is one and whether
-    the model can use it. Several ranks share their pages as host memory, and so do stages."""
+    """Return the device and the kind of streams. Raises ConfigError for a missing GPU.
+
+    `auto` takes a GPU if the model can use it. Several ranks or stages share pages in host memory, so they run on the
+    CPU.
+    """
     device = parts.sched.device
     if device == "inline":
         return "cpu", "inline"
@@ -258,13 +268,13 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Drafts are rank 0's alone, and the first stage's stream's."""
+    """Load the model, and make its drafter. Only rank 0 drafts, and only on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        from shared.model.shard import load_shard  # not above: it imports the CPU's kernels, as the pipeline does
+        from shared.model.shard import load_shard  # imported late, because it imports the CPU's kernels
 
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
@@ -312,13 +322,19 @@ def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
 
 
 def build_node(
-    parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf, cores: NodeCores
+    parts: NodeParts,
+    core: NodeCore,
+    links: NodeLinks,
+    log: Logger,
+    make_side: SideOf,
+    cores: NodeCores,
+    routers: tuple[str, ...],
 ) -> Node:
     facts = node_facts(parts, core, links)
     ctx = NodeContext(
         core=core,
         facts=facts,
-        routers=Routers(parts.node.router),
+        routers=Routers(routers),
         tombstones=Tombstones(facts.lease_s),
         metrics=NodeMetrics(),
         log=LogOnce(log),
@@ -354,15 +370,8 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
     )
 
 
-def build_name() -> str:
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
-
-
 def warm_up(core: NodeCore, log: Logger) -> None:
-    """One short answer, greedy, and one with every sampling feature: kernels compile before anybody waits for them."""
+    """Run a greedy request and one with every sampling feature, so that kernels compile before clients wait."""
     started = time.monotonic()
     kinds = SamplingParams(max_tokens=3, temperature=0.0), EVERY_FEATURE
     for arrival, sampling in enumerate(kinds):
@@ -372,14 +381,14 @@ def warm_up(core: NodeCore, log: Logger) -> None:
         core.step(block=True)
     core.take_events()
     core.kv.flush_cache()
-    gc.freeze()  # what lives from here to the end need not be looked at by every collection
+    gc.freeze()  # later garbage collections skip the objects made so far
     give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 
 
-def check_at_exit(core: NodeCore, log: Logger) -> None:
-    """After a clean drain nothing may be left; say so if something is."""
+def check_at_exit(node: Node, log: Logger) -> None:
+    """Log an error if KV memory is still in use after a clean drain."""
     try:
-        core.kv.check_integrity(idle=core.idle)
+        node.ctx.core.kv.check_integrity(idle=node.idle)
     except BatonError as error:
         log.error("KV memory does not add up", error=error)

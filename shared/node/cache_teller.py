@@ -1,9 +1,9 @@
 """Tells routers which pages are cached here, in numbered CacheEvents. Sans-IO.
 
-    a router asks (CacheReplay 0) -> one with `cleared`, all pages there are -> changes, as they come
-    it asks again behind a gap    -> the same messages once more, or from the beginning where they are gone
+    a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
+    it asks again after a gap     -> the same messages again; if they are gone, from the beginning
 
-What is not sent yet is kept by page, and what was sent in a ring: neither grows with what a router misses.
+Memory is bounded: unsent changes are kept by page, sent messages in a ring buffer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RING_BATCHES = 32
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """To one router. `changes`: pages whose state it does not know yet, and that state: cached or not."""
+    """The CacheEvents to one router. `changes`: page -> whether it is cached, for changes that are not sent yet."""
 
     changes: dict[bytes, bool]
-    begins: bool = True  # the next message says that what it knew is over
+    begins: bool = True  # whether the next message has `cleared`
     seq: int = 0
     ring: deque[CacheEvents] = field(default_factory=lambda: deque(maxlen=RING_BATCHES))
     again: list[CacheEvents] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Stream:
 
 
 class CacheTeller:
-    """Owned by the node's loop thread. The cache is listened to while a router wants to know."""
+    """Owned by the node's loop. It follows the cache's changes after the first CacheReplay of any router."""
 
     def __init__(self, kv: KVManager, node_id: str, epoch: int) -> None:
         self._cache = kv.cache
@@ -52,7 +52,7 @@ class CacheTeller:
         self._streams: dict[str, Stream] = {}
 
     def asked(self, peer: str, after: int) -> None:
-        """A router has everything up to message number `after`."""
+        """Prepare the messages after number `after` for a router. The next `tell` yields them."""
         stream = self._streams.get(peer)
         if stream is None:
             self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True))
@@ -74,7 +74,7 @@ class CacheTeller:
             stream.changes[identity] = is_cached
 
     def tell(self, peers: Collection[str]) -> Iterator[tuple[str, CacheEvents]]:
-        """The next message to each router that is still served, and those it asked for again."""
+        """Yield, for each served router, the messages to repeat and then its next message."""
         for peer in [peer for peer in self._streams if peer not in peers]:
             del self._streams[peer]
         if not self._streams:
@@ -86,7 +86,6 @@ class CacheTeller:
                 yield peer, stream.next(*self._name)
 
     def seq(self, peer: str) -> int:
-        """The number of the last message that this router was sent; 0: none."""
         stream = self._streams.get(peer)
         return 0 if stream is None else stream.seq
 

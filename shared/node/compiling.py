@@ -1,4 +1,4 @@
-"""What a node says of its kernels: that it lives while they are compiled, and when a request had to wait for one."""
+"""Logs the compilation of kernels: at the start its progress, later each kernel for which a request waited."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shared.device.cpu import do_nothing
 from shared.observe.log import Logger
 
 SAID_EVERY_S = 3.0
-WORTH_SAYING_S = 1.0  # of compiling, before the first line: code that is on disk is read in less
+WORTH_SAYING_S = 1.0  # time until the first line is logged; reading compiled code from disk takes less
 
 
 class KernelLog:
-    """CompileNews as log lines. Called on any thread."""
+    """Implements CompileNews by logging. Any thread may call its methods."""
 
     def __init__(self, log: Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -22,11 +22,11 @@ class KernelLog:
         self._said_at = clock() + WORTH_SAYING_S - SAID_EVERY_S
         self._is_serving = False
         self.num_ready = 0
-        self.seconds = 0.0  # spent on all of them
+        self.seconds = 0.0  # total compile time
         self._lock = threading.Lock()
 
     def serving(self) -> None:
-        """From here on somebody may wait."""
+        """Record that from now on requests may wait for a kernel."""
         self._is_serving = True
         if self.num_ready:
             self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))
@@ -46,8 +46,10 @@ class KernelLog:
 
 
 def tell_of_kernels(news: KernelLog, device: str) -> Callable[[], None]:
-    """Begin to tell `news`; returns what ends it. `device`: the one asked for. Without numba nothing is compiled, and a
-    GPU's node leaves it out."""
+    """Report compilations to `news`; return a function that ends the reports.
+
+    Do nothing without numba, or if the configured `device` is a GPU, because a GPU node doesn't import numba.
+    """
     if device == "cuda":
         return do_nothing
     try:

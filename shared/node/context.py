@@ -1,4 +1,4 @@
-"""What both halves of a node share: its core, its identity, its books, and the few things they all do with them."""
+"""Holds the state and the operations that a node and its side share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shared.wire.messages import Fingerprint
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Who this node is and what it allows; never changes after start."""
+    """The node's identity and limits, constant after the start."""
 
     role: str
     node_id: str
     epoch: int
-    endpoint: str  # where peers dial it
+    endpoint: str  # the address at which peers dial this node
     host_id: str
     transports: tuple[str, ...]
     fingerprint: Fingerprint
@@ -38,12 +38,12 @@ class NodeFacts:
     max_waiting: int = 1024
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
-    silence_s: float = 5.0  # a peer that can't be reached for so long is given up
-    about_transports: str = ""  # why these, where there is something to say
+    silence_s: float = 5.0  # After this time an unreachable peer counts as gone.
+    about_transports: str = ""  # Why these transports were chosen; may be empty.
 
 
 def no_group(transport: str, rank: int) -> Group:
-    raise ConfigError(f"this node makes no process groups, for {transport} neither")
+    raise ConfigError(f"this node makes no process groups, so it can't use {transport}")
 
 
 @dataclass(slots=True)
@@ -57,15 +57,15 @@ class NodeContext:
     metrics: NodeMetrics
     log: LogOnce
     clock: Callable[[], float]
-    wake: Callable[[], None] = do_nothing  # any thread: there is something for the loop to do
-    make_group: Callable[[str, int], Group] = no_group  # by transport and rank
-    wire_counts: Counter[str] = field(default_factory=Counter)  # the links' own count of what they dropped
-    cores: Callable[[], str] = str  # what it computes on, for people
+    wake: Callable[[], None] = do_nothing  # Tells the loop that it has work; any thread may call this.
+    make_group: Callable[[str, int], Group] = no_group  # Makes a process group; the arguments are transport and rank.
+    wire_counts: Counter[str] = field(default_factory=Counter)  # The links' counts of dropped messages.
+    cores: Callable[[], str] = str  # Describes the CPU cores in use.
     outbox: Outbox = field(default_factory=Outbox)
-    ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know
+    ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # draining: what follows once the node is idle, as in the Drain message
-    move_at: float | None = None  # draining: when routers move what is left here; None: nobody has set a limit
+    then: str = ""  # While draining: what to do once the node is idle, as in the Drain message.
+    move_at: float | None = None  # While draining: the time at which routers move unfinished requests; None: never.
     arrivals: int = 0
 
     def next_arrival(self) -> int:
@@ -73,27 +73,26 @@ class NodeContext:
         return self.arrivals
 
     def drop(self, peer: str, kind: str) -> None:
-        """A message that is late, stale or makes no sense here: counted, and logged once per kind and peer."""
+        """Count a late, stale or meaningless message. Log it once per kind and peer."""
         self.metrics.count("wire_errors")
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
-        """Like `drop`, but messages that crossed with the end of their request are nobody's fault."""
+        """Call `drop`, unless the message crossed with its request's end: such a message is simply ignored."""
         if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 
     def end(self, key: RequestKey, error: BatonError) -> None:
-        """Tell the router about a sequence that never came as far as the scheduler."""
+        """End a sequence that the scheduler doesn't know, and tell its router."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
     def missing_adapter(self, req: Request) -> AdapterMissing | None:
-        """None when it needs none, or one that is here."""
         if self.core.settings.has_adapter(req):
             return None
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
     def unconstrained(self, req: Request) -> InvalidRequest | None:
-        """Why a request's grammar can't be followed here; None where it can, or there is none."""
+        """Attach the request's constraint, or return why its grammar can't be followed."""
         try:
             self.core.scheduler.constrain(req)
         except InvalidRequest as error:
@@ -101,7 +100,6 @@ class NodeContext:
         return None
 
     def bad_ids(self, req: Request) -> InvalidRequest | None:
-        """What is wrong with a request's ids for this model."""
         vocab_size = self.core.spec.vocab_size
         outputs, sampling = req.output_ids, req.sampling
         if len(req.prompt_ids) and int(req.prompt_ids.max()) >= vocab_size or any(i >= vocab_size for i in outputs):

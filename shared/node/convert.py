@@ -1,4 +1,4 @@
-"""Between the wire's messages and the core's objects: requests, tokens, ends, draft state."""
+"""Converts between wire messages and the core's objects: requests, tokens, ends, draft state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from shared.wire.codec import key_of, sampling_of, to_wire
 from shared.wire.messages import Generate, Key, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.ranges import MAX_TEXT
 
-MESSAGE_BYTES = 128 * 1024  # most of one message of tokens or scores: what waits behind it waits for no more
+# limit on the bytes of a message with tokens or scores, so that it delays others only a little
+MESSAGE_BYTES = 128 * 1024
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
-    """One request per sequence that has not ended, with neighbouring seniority. The first one alone scores the
-    prompt."""
+    """Return one request per unfinished sequence, with consecutive arrival numbers. Only sequence 0 reports the
+    prompt's log-probabilities."""
     leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
     unscored = replace(sampling, prompt_logprobs=-1)
     prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
@@ -57,7 +58,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         deadline=now + offer.remaining_ms / 1000,
         adapter=offer.adapter,
         cache_salt=offer.cache_salt,
-        scored=len(offer.prompt_ids),  # who computes the prompt says how likely it was
+        scored=len(offer.prompt_ids),  # the prefill node reports the prompt's log-probabilities
     )
 
 
@@ -66,7 +67,7 @@ def run_of(event: Emitted) -> TokenRun:
 
 
 def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
-    """Messages of a bounded size, in order."""
+    """Return Scores messages of limited size."""
     key, entries = to_wire(event.key), list(event.logprobs)
     most = max(1, MESSAGE_BYTES // max(map(entry_bytes, entries)))
     return [
@@ -76,7 +77,7 @@ def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
 
 
 def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
-    """Messages of a bounded size, in order: all runs come before the ends."""
+    """Return Tokens messages of limited size, all runs before the ends."""
     items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
     items += [(end, end_bytes(end)) for end in ends]
     messages, size = [Tokens(node_id, epoch, [], [])], 0
@@ -92,23 +93,22 @@ def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence
     return messages
 
 
+# Upper bounds of sizes in msgpack: a number takes at most nine bytes, an id at most five.
+
+
 def run_bytes(run: TokenRun) -> int:
-    """At most, in msgpack."""
     return key_bytes(run.key) + 32 + 5 * len(run.ids) + sum(map(entry_bytes, run.logprobs))
 
 
 def end_bytes(end: SequenceEnd) -> int:
-    """At most, in msgpack."""
     return key_bytes(end.key) + 64 + 4 * (len(end.reason) + len(end.error_code) + len(end.error_message))
 
 
 def key_bytes(key: Key) -> int:
-    """At most, in msgpack."""
     return 48 + 4 * (len(key.router_id) + len(key.rid))
 
 
 def entry_bytes(entry: TokenLogprob) -> int:
-    """At most, in msgpack: a number takes nine bytes, an id five."""
     return 16 + 14 * len(entry.top_ids)
 
 
@@ -120,7 +120,7 @@ def end_of(event: Ended) -> SequenceEnd:
         num_output_tokens=event.num_output_tokens,
         cached_tokens=event.cached_tokens,
         error_code="" if error is None else error.code,
-        error_message="" if error is None else error.message[:MAX_TEXT],  # a peer's words may be in it
+        error_message="" if error is None else error.message[:MAX_TEXT],  # the message may quote a peer
     )
 
 
@@ -137,18 +137,20 @@ def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
 
 
 def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
-    """Host tensors of any number format, in the order of their names; empty without a drafter."""
+    """Return the bytes of host tensors of any dtype, joined in the order of their names; b"" without a drafter."""
     return b"".join(state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in sorted(state))
 
 
 def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: bool) -> dict[str, torch.Tensor]:
-    """What this node's relay buffers declare: zeros from a peer without a draft head, who sends nothing. HandoffFailed
-    when the size is another."""
+    """Return the draft state for this node's relay buffers; zeros if the peer has no draft head.
+
+    Raises HandoffFailed if `data` has the wrong size.
+    """
     extras = sorted(future_map.extras.items())
     sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for _, buffer in extras]
     wanted = sum(sizes) if peer_drafts else 0
     if len(data) != wanted:
-        raise HandoffFailed(f"draft state of {len(data)} bytes where {wanted} are needed")
+        raise HandoffFailed(f"draft state of {len(data)} bytes, but {wanted} are needed")
     data = data or bytes(sum(sizes))
     state, begin = {}, 0
     for (name, buffer), size in zip(extras, sizes, strict=True):
@@ -159,6 +161,7 @@ def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: boo
 
 
 def drafts_within(state: Mapping[str, torch.Tensor], vocab_size: int) -> bool:
-    """Drafts become input ids of a step that other requests share: one beyond the vocabulary would fail them all."""
+    """Return whether all drafts are in the vocabulary. A draft beyond it would make the step fail, because drafts
+    become input ids."""
     ids = state.get("topk_index")
     return ids is None or bool(((ids >= 0) & (ids < vocab_size)).all())

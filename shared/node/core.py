@@ -1,4 +1,4 @@
-"""A node's core: everything of it that is not network, and the face that the rest of the node sees."""
+"""Defines a node's core: everything except the network, behind one interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(slots=True)
 class NodeCore:
-    """Owner of model, memory, streams, scheduler and loop. `close` ends streams and memory."""
+    """A node's core, which owns all its parts. `close` ends the streams and frees the memory."""
 
     model: Model
     pool: KVPool
@@ -44,38 +44,38 @@ class NodeCore:
 
     @property
     def requests(self) -> Mapping[RequestKey, Request]:
-        """All requests that the scheduler knows."""
         return self.scheduler.requests
 
     @property
     def idle(self) -> bool:
-        """No request, and no step, admission or copy under way."""
+        """Return whether no request, open step, admission or copy is left."""
         return not self.scheduler.requests and self.loop.idle
 
     def step(self, block: bool = False) -> bool:
-        """Run one round of the loop. Return True when anything happened."""
         return self.loop.step(block)
 
     def submit(self, req: Request) -> None:
         self.scheduler.submit(req)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request without a word. Unknown keys are legal."""
+        """End a request without an error. The key may be unknown."""
         self.scheduler.abort(key)
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
-        """End a request with an error. Unknown keys are legal."""
+        """End a request. The key may be unknown."""
         self.scheduler.fail(key, error)
 
     def take_events(self) -> list[SchedEvent]:
         return self.scheduler.take_events()
 
     def pages_of(self, row: int) -> Int32s:
-        """Return a view of the pool's pages that a row has, in token order. Copy it before the row changes."""
+        """Return a view of a row's pages, in token order. Copy it before the row changes."""
         return self.kv.rows.pages_of(row)
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Pages, rows, locks and leases add up. `idle`: nothing is out."""
+        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: also raise if any of them are in
+        use.
+        """
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
         self.scheduler.queues.offload.check_integrity(idle)

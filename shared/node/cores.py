@@ -1,4 +1,4 @@
-"""A node's cores: those of its plan, and those of other nodes on the machine while these have no work."""
+"""Manages a node's CPU cores: those of its plan, and idle cores borrowed from other nodes on the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.model.interface import Model
 from shared.observe.log import Logger
 
 CLEAR_UP_S = 1.0
-MOST_TOLD = 1000  # characters, for people
+MOST_TOLD = 1000  # limit on a description, in characters
 NO_CPUS = "it was given no --cpus"
 NO_BORROW = "it was given no --borrow"
 NO_NUMBA = "numba is missing"
@@ -24,8 +24,10 @@ NO_PROGRAM = "its model is not one compiled program"
 
 
 class NodeCores:
-    """Owner of the team that computes, and of the node's place in the machine's table of cores. `why_fixed`: why the
-    node keeps to its plan, empty where it borrows and lends."""
+    """Owns the team of compute threads, and the node's entry in the machine's table of cores.
+
+    `why_fixed`: why the node neither borrows nor lends; empty if it may do both.
+    """
 
     def __init__(self, plan: CorePlan, parallel: ParallelConfig, node: str) -> None:
         self.threads = core_plan.num_threads(core_plan.of_node(plan, parallel))
@@ -36,7 +38,7 @@ class NodeCores:
         self.team, self.why_fixed = Team(self.threads), ""
 
     def take(self, device: str, log: Logger) -> None:
-        """Make the team, before the model is loaded; torch's own threads are not its business."""
+        """Make the team, before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:
             return
@@ -55,7 +57,7 @@ class NodeCores:
             self._fix(why, log)
 
     def _why_not(self) -> str:
-        """Why the node's settings leave nothing to share."""
+        """Return why the settings leave no cores to share; "" if they leave some."""
         reasons = (
             (not self._plan.cpus, NO_CPUS),
             (self._in_step, IN_STEP),
@@ -65,30 +67,34 @@ class NodeCores:
         return next((why for is_so, why in reasons if is_so), "")
 
     def settle(self, model: Model, log: Logger) -> None:
-        """Call it after the first step. Only a model that is one program has shares so short that a guest may leave in
-        time, and says with each step that there is work."""
+        """Stop sharing unless the model is one compiled program. Call it after the first step.
+
+        Only a compiled program announces each step's work, in pieces so short that a borrowing node can return a core
+        in time.
+        """
         if not self.why_fixed and self._computes and not getattr(model, "is_program", False):
             self._fix(NO_PROGRAM, log)
 
     def rest(self) -> None:
-        """Nothing is to be computed now. The next program takes the cores back."""
+        """Offer the cores to other nodes while this node has nothing to compute. Its next program takes the cores
+        back."""
         if not self.why_fixed:
             self.team.rest()
 
     def clear_up(self) -> None:
-        """Call it often: now and then it looks for nodes that died with a core."""
+        """Clean up after killed nodes, which may have held a core. Do this at most every CLEAR_UP_S seconds."""
         now = time.monotonic()
         if self._table is not None and now - self._cleared_at >= CLEAR_UP_S:
             self._cleared_at = now
             self._table.clear_up()
 
     def told(self) -> str:
-        """For people: the own cores, whom they are lent to, what is borrowed at this moment, or why nothing ever is."""
+        """Describe the node's own, lent and borrowed cores, or why it never shares."""
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
             return ""
         if self._table is None or self.why_fixed:
-            return f"{own}; it keeps to them: {self.why_fixed}"
+            return f"{own}; it uses only these: {self.why_fixed}"
         lent = [use for use in self._table.uses() if use.core in self._plan.cpus and use.guest is not None]
         told = [own, *(f"{use.core} is lent to {use.guest}" for use in lent)]
         if borrowed := self._table.borrowed():

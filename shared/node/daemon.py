@@ -1,6 +1,6 @@
-"""The shell around a node: one poll over sockets and step completions, signals, the clock. No decisions about requests.
+"""Runs a node: polls sockets and step completions together, and handles signals and the clock.
 
-poll (sleeps while nothing happens)  ->  both halves of a tick, and after each: carry out its actions
+poll (sleeps while nothing happens)  ->  each half of a tick, and its actions
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
+from shared.node.router_watch import RouterWatch
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed
 
-LAST_WORDS_S = 0.1  # sockets are closed without lingering: what was said last needs a moment to leave
+LAST_WORDS_S = 0.1  # time for sending the last messages, because sockets don't linger
 SHORTEST_WAIT_S = 0.001
 
 
@@ -31,24 +32,26 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """What the daemon needs of `shared.wire.link.NodeLinks`; a simulated network has it too."""
+    """The connections of a node. `shared.wire.link.NodeLinks` and a simulated network implement this protocol."""
 
     @property
     def wakeup(self) -> Alarm: ...
 
-    def dial(self, peer: str, endpoint: str) -> None: ...
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None: ...
 
     def hang_up(self, peer: str) -> None: ...
 
-    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool: ...
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool: ...
 
     def poll(self, timeout_s: float) -> Sequence[Inbound]: ...
 
 
 class Daemon:
-    """Runs on the main thread until a signal; then drains for at most drain_s. A second signal ends it at once.
+    """Runs the node on the main thread until a signal comes, then drains it for at most drain_s. A second signal ends
+    the node at once.
 
-    A router may drain it too: then it ends when it is idle, with a status that says how to go on.
+    After a router's Drain with a nonempty `then`, the node ends once it is idle, with an exit code for its parent
+    process.
     """
 
     def __init__(
@@ -61,9 +64,12 @@ class Daemon:
         *,
         check: Callable[[], None] = do_nothing,
         cores: NodeCores | None = None,
+        watch: RouterWatch | None = None,
     ) -> None:
-        """`check` is called every round, and raises when the node can't go on. `cores` rest while nothing is to be
-        computed."""
+        """- check: called every round; raises if the node can't continue.
+        - cores: the node's cores, offered to other nodes while there is nothing to compute.
+        - watch: the list of routers; its owner starts and closes it.
+        """
         self._node = node
         self._links = links
         self._log = log
@@ -71,9 +77,10 @@ class Daemon:
         self._clock = clock
         self._check = check
         self._cores = cores
+        self._watch = watch or RouterWatch()
         self._signals = 0
         self._drain_until = float("inf")
-        self._unreachable: list[str] = []
+        self._unreachable: list[PeerClosed] = []
 
     def run(self) -> int:
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -89,11 +96,11 @@ class Daemon:
         return 0 if self._signals else exit_code_after(self._node.ctx.then)
 
     def round(self) -> None:
-        """One poll and what follows from it."""
         inbox = self._wait()
         self._check()
         self._note_signals()
         now = self._clock()
+        self._follow_list(now)
         self._carry_out(self._node.take_in(inbox, now))
         self._carry_out(self._node.go_on(now))
 
@@ -101,17 +108,22 @@ class Daemon:
         for endpoint in self._node.ctx.routers.peers:
             self._links.dial(endpoint, endpoint)
 
+    def _follow_list(self, now: float) -> None:
+        listed = self._watch.take()
+        if listed is not None:
+            self._carry_out(self._node.listed(listed, now))
+
     def _wait(self) -> Sequence[Inbound]:
-        """Sleeps for a message, a completion or the next heartbeat; not at all while there is work to do."""
+        """Sleep until a message, a completion or the next heartbeat, unless work is waiting."""
         busy = self._node.busy or bool(self._unreachable)
         if self._cores is not None:
             self._cores.clear_up()
             if not busy and self._node.ctx.core.loop.idle:
                 self._cores.rest()
-        timeout_s = 0.0 if busy else max(SHORTEST_WAIT_S, self._node.next_heartbeat - self._clock())
+        timeout_s = 0.0 if busy else max(SHORTEST_WAIT_S, self._node.wakes_at - self._clock())
         inbox = self._links.poll(min(timeout_s, self._node.ctx.facts.heartbeat_s))
         closed, self._unreachable = self._unreachable, []
-        return [*inbox, *(PeerClosed(peer) for peer in closed)]
+        return [*inbox, *closed]
 
     def _carry_out(self, actions: Sequence[Dial | Outgoing | HangUp]) -> None:
         for action in actions:
@@ -119,20 +131,20 @@ class Daemon:
                 self._dial(action)
             elif isinstance(action, HangUp):
                 self._links.hang_up(action.peer)
-            elif not self._links.send(action.peer, action.message, action.frames):
-                self._give_up(action.peer, "it takes no messages any more")
+            elif not self._links.send(action.peer, action.message, action.frames, back=action.back):
+                self._give_up(PeerClosed(action.peer, accepted=action.back), "it no longer takes messages")
 
     def _dial(self, action: Dial) -> None:
         try:
-            self._links.dial(action.peer, action.endpoint)
-        except (ConfigError, PeerUnreachable) as error:  # an address that may not be dialled, or no descriptor is left
-            self._give_up(action.peer, error.message)
+            self._links.dial(action.peer, action.endpoint, brings_pages=action.brings_pages)
+        except (ConfigError, PeerUnreachable) as error:  # the address may not be dialled, or no descriptor is left
+            self._give_up(PeerClosed(action.peer), error.message)
 
-    def _give_up(self, peer: str, why: str) -> None:
-        """A peer that can't be told something counts as gone, with the next tick."""
-        if peer not in self._unreachable:
-            self._unreachable.append(peer)
-            self._log.warning("peer given up", peer=peer, why=why)
+    def _give_up(self, closed: PeerClosed, why: str) -> None:
+        """Treat a connection that takes no more messages as closed, from the next tick on."""
+        if closed not in self._unreachable:
+            self._unreachable.append(closed)
+            self._log.warning("peer given up", peer=closed.peer, why=why)
 
     # ---- the end
 
@@ -140,7 +152,7 @@ class Daemon:
         self.stop()
 
     def stop(self) -> None:
-        """Drain; a second call: at once."""
+        """Make the node drain. At the second call, make it end at once."""
         self._signals += 1
         self._links.wakeup.set()
 

@@ -1,4 +1,6 @@
-"""What a node refuses beside --deterministic. What a model lacks, `fixed_kernels` says when it is loaded."""
+"""Refuses flags that --deterministic excludes. `fixed_kernels` refuses the models that --deterministic excludes, when
+they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from shared.core.errors import ConfigError
 
 
 def check_deterministic(parts: NodeParts, *, on_gpu: bool) -> None:
-    """Raise ConfigError where --deterministic can't be kept: a batch would have a say in some product."""
+    """Raise ConfigError for a flag that makes results depend on the batch or on measured times."""
     if not parts.sched.deterministic:
         return
     refused = {
-        "a CPU has no kernels with fixed tiles: take --device cuda": not on_gpu,
+        "a CPU has no kernels with fixed tiles: use --device cuda": not on_gpu,
         "adapters' products are the library's: leave --lora out": bool(parts.model.lora),
-        f"--spec {parts.spec.spec} has a draft head, whose kernels are not fixed: take ngram or none": (
+        f"--spec {parts.spec.spec} has a draft head, whose kernels are not fixed: use ngram or none": (
             parts.spec.spec in ("eagle", "mtp")
         ),
         "draft lengths would follow measured times: add --no-spec-adaptive": (

@@ -1,16 +1,26 @@
-"""What a node says about itself, so that only those pair that give one another's tokens."""
+"""Makes a node's fingerprint: two nodes pair only if they would produce the same tokens."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 
+from shared.core.extras import DISTRIBUTION
 from shared.engine.drafter import Drafter
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NUMERICS_VERSION = 2  # rises when the same weights, seed and prompt may give other tokens than before
+NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may now yield other tokens than before
+
+
+def build_name() -> str:
+    """Return the version of the installed distribution; "source" in a checkout."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
 
 
 def make_fingerprint(
@@ -21,7 +31,9 @@ def make_fingerprint(
     build: str,
     grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """How far a node drafts is its own affair: the width is not in it. `grammar`: of its Grammars, their version."""
+    """Make a fingerprint. `grammar`: the version of the Grammars. The fingerprint has no draft width, because paired
+    nodes may have different widths.
+    """
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -37,7 +49,9 @@ def make_fingerprint(
 
 
 def _window_name(planes: Sequence[PlaneSpec]) -> list[str]:
-    """First, so that nodes which leave pages behind fit none that will ask for them."""
+    """Return the first part of the layout's name. Nodes that drop pages behind a window and nodes that need these pages
+    get different names, so they do not pair.
+    """
     window = pool_window(tuple(planes))
     return [f"window {window}"] if window else []
 
@@ -47,6 +61,6 @@ def _plane_name(plane: PlaneSpec) -> str:
 
 
 def difference(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """What keeps a prefill node's pages (`theirs`) from being of use to us; empty when they are."""
+    """Return why a prefill node's pages (`theirs`) don't fit ours; empty if they do."""
     name = misfit(theirs, ours)
     return f"{name} differs: {getattr(ours, name)} here, {getattr(theirs, name)} there" if name is not None else ""

@@ -1,13 +1,13 @@
-"""Measure what a node needs of a GPU's memory before it has a KV pool: weights are there, the largest step is run.
+"""Measures the GPU memory that a node needs in addition to its KV pool. The node runs its largest steps with loaded
+weights.
 
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
-The memory of captured graphs is not in the plan: they are captured when the pool is there, which they read, and so
-nobody knows their size before. Where it does not fit beside the pool, in the share that Baton leaves free, the capture
-ends and the steps that have no graph run eagerly.
+Captured graphs use the rest, because they are captured after the pool is made, and their size is known only then. If
+memory runs out, the capture ends, and steps without a graph run eagerly.
 
-Never run on a GPU: the tests run it on a virtual one.
+This code never ran on a GPU: the tests use a virtual GPU.
 """
 
 from __future__ import annotations
@@ -27,31 +27,34 @@ from shared.node.core import NodeCore
 from shared.sched.freeze import PlanFreezer
 from shared.sched.largest import LargestSteps
 
-TOO_LARGE = "the weights: take a smaller model, --dtype bfloat16, or --weight-dtype int8 or fp8"
+TOO_LARGE = "the weights: use a smaller model, --dtype bfloat16, or --weight-dtype int8 or fp8"
 LARGEST_STEP = "the largest step: lower --chunk-size, --max-running or --max-context"
-KV_POOL = "the KV pool: end what else uses the GPU, or lower --gpu-mem-fraction or --kv-bytes"
-RESERVED_SHARE = 0.02  # of a GPU's memory: the driver's context, libraries' workspaces, gaps between blocks
+KV_POOL = "the KV pool: end other processes on the GPU, or lower --gpu-mem-fraction or --kv-bytes"
+# share of the GPU's memory for the driver's context, libraries' workspaces and gaps between blocks
+RESERVED_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Bytes of one GPU's memory, when there is no KV pool yet."""
+    """How one GPU's memory is used before there is a KV pool, in bytes."""
 
     total: int
-    free: int  # that no process uses
-    weights: int  # this node's, with adapters and draft head
-    largest_step: int  # what the largest step has beside them, and the relay
+    free: int  # Bytes that no process uses.
+    weights: int  # This node's weights, with the adapters and the draft head.
+    largest_step: int  # The largest step's memory, with the relay.
 
     @property
     def reserve(self) -> int:
         return int(RESERVED_SHARE * self.total)
 
     def left_for_kv(self, fraction: float) -> int:
-        """Bytes; below 0 where even the rest does not fit. `fraction`: the share of the GPU that this node may use."""
+        """Return the bytes that are left for KV; negative if the other parts don't fit. `fraction`: this node's share
+        of the GPU.
+        """
         return min(int(fraction * self.total) - self.weights, self.free) - self.largest_step - self.reserve
 
     def parts(self, pool: int) -> dict[str, str]:
-        """The sum, as the log says it. `pool`: bytes."""
+        """Return the parts of the memory for the log. `pool`: the KV pool's bytes."""
         named = {"weights": self.weights, "largest_step": self.largest_step, "reserve": self.reserve, "kv": pool}
         return {name: gib(num_bytes) for name, num_bytes in {**named, "total": self.total}.items()}
 
@@ -65,8 +68,7 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with a pool of two pages, and let go of it. The model is loaded. Raises
-    ConfigError where memory runs out."""
+    """Run the largest steps on a core with two pages, then drop the core. Raises ConfigError if memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)
@@ -75,7 +77,7 @@ def measure_use(
     with explained(gpu, str(device), LARGEST_STEP):
         _run_largest(make_core(), most)
     step = gpu.memory_use(device).peak_bytes - weights
-    gc.collect()  # a core is a ring of objects
+    gc.collect()  # a core has reference cycles
     gpu.release_cached(device)
     return replace(before, free=gpu.memory_info(device).free_bytes, largest_step=step)
 
@@ -95,7 +97,7 @@ def _run_largest(core: NodeCore, num_tokens: int) -> None:
 
 @contextmanager
 def explained(gpu: Gpu | None, device: str, what: str) -> Iterator[None]:
-    """A GPU's memory that runs out becomes a ConfigError. `what`: has no room, and what to do."""
+    """Turn an out-of-memory error of the GPU into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,5 +1,6 @@
-"""The process groups of this node, one per peer. Entries of a group's store go to the peer, which also hears when the
-group is over. Knows nothing of pages."""
+"""Keeps this node's process groups, one per peer. Sends each peer the store entries of its group, and tells the peer
+when the group has ended.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +15,17 @@ from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
-WINDOW = 6  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
-MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver
+WINDOW = 6  # The largest number of agreed transfers that have not ended: one runs, the others keep the group busy.
+MOST_POSTED = 2 * WINDOW  # The largest number of transfers that a sender has posted and doesn't know to have ended.
 MAX_GROUPS = 64
-END_S = 2.0  # how long the end of the process waits for a thread that was told to end
+END_S = 2.0  # how long to wait for each thread when the node ends
 
 
 @dataclass(slots=True, eq=False)
 class GroupEntry:
-    """`number` is the receiver's for the group; `num_agreed` transfers were agreed upon, `num_over` are over."""
+    """One group. `number`: chosen by the receiver. `num_agreed`: the number of transfers agreed upon. `num_over`: the
+    number of these that have ended.
+    """
 
     peer: str
     number: int
@@ -30,22 +33,20 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # a sender's: agreed upon, not given to the group yet
+    unposted: deque[Transfer] = field(default_factory=deque)  # transfers that a sender has agreed to but not posted
 
     @property
     def has_room(self) -> bool:
-        """The receiver's: staging is bounded by what is under way."""
+        """Return whether the receiver may agree to another transfer. This limits the receiver's staging memory."""
         return self.num_agreed - self.num_over < WINDOW
 
     def post(self) -> None:
-        """The sender's: as much as it may. The rest waits until it has heard of the end of earlier ones."""
+        """Post transfers while fewer than MOST_POSTED are under way. The others wait."""
         while self.unposted and self.num_agreed - len(self.unposted) - self.num_over < MOST_POSTED:
             self.group.post(self.unposted.popleft())
 
 
 class GroupTable:
-    """Owned by the node's loop."""
-
     def __init__(self, ctx: NodeContext, rank: int) -> None:
         self._ctx = ctx
         self._rank = rank
@@ -56,7 +57,7 @@ class GroupTable:
         return iter(list(self._entries.values()))
 
     def get(self, peer: str, number: int | None = None) -> GroupEntry | None:
-        """The group with this peer, unless it is another one by now."""
+        """Return this peer's group; None if the peer has no group, or a group with another number."""
         entry = self._entries.get(peer)
         return entry if entry is None or number in (None, entry.number) else None
 
@@ -65,7 +66,7 @@ class GroupTable:
         return len(self._entries) >= MAX_GROUPS
 
     def open(self, peer: str, transport: str, number: int) -> GroupEntry:
-        """Starts connecting; the peer is doing so, too."""
+        """Start to connect to the peer, which does the same."""
         entry = GroupEntry(peer, number, transport, self._ctx.make_group(transport, self._rank))
         self._entries[peer] = entry
         return entry
@@ -81,14 +82,14 @@ class GroupTable:
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
     def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
-        """Groups that ended by themselves, and why; their peers hear it."""
+        """Return the groups that ended by themselves, and why. Inform the peers of these groups."""
         broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
         for entry, error in broken:
             self.end(entry, error, tell=True)
         return broken
 
     def end(self, entry: GroupEntry, error: HandoffFailed, *, tell: bool) -> None:
-        """Nothing that was posted is waited for: its peer is gone, or will not take part any more."""
+        """End a group without waiting for posted transfers."""
         if self._entries.get(entry.peer) is not entry:
             return
         del self._entries[entry.peer]
@@ -99,7 +100,7 @@ class GroupTable:
             self._ctx.outbox.send(entry.peer, Broken(entry.number, error.message[:MAX_TEXT]))
 
     def close(self) -> None:
-        """At the node's end: threads are given a moment, none is left in a transfer if it can be helped."""
+        """End all groups, because the node ends. Each thread gets END_S to leave a transfer."""
         for entry in self:
             self.end(entry, HandoffFailed("the node ends"), tell=False)
         for group in self._ended:

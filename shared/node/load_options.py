@@ -1,4 +1,4 @@
-"""From a node's settings to how its model is loaded."""
+"""Turns a node's settings into options to load its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.node.cores import NodeCores
 
 
 def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
-    """`memory`: of the GPU that the model goes to."""
+    """Return the options to load the model. `memory`: the memory of the model's GPU."""
     wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     kernels = "fixed" if parts.sched.deterministic else "auto"
@@ -29,6 +29,6 @@ def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: Memor
     )
     if cores is None:
         return options
-    if parts.parallel.pp > 1:  # stages compute at the same time: each gets a team of its own
+    if parts.parallel.pp > 1:  # stages compute at the same time, each with its own team
         return replace(options, threads=cores.threads)
     return replace(options, team=cores.team)

@@ -1,4 +1,4 @@
-"""What leaves a node in one tick. Knows nothing of sockets: the daemon carries it out, tests do it by hand."""
+"""Defines the actions of a node in one tick. The daemon or a test carries them out."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from shared.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Start a connection (again: nothing happens). `peer` is what the link will call it."""
+    """Asks for a call of NodeLinks.dial."""
 
     peer: str
     endpoint: str
+    brings_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """`peer` is a link's name of it: `<node id>@<epoch>`, or a router's endpoint. Frames are page contents."""
+    """Asks for a call of NodeLinks.send. `peer`: `<node id>@<epoch>` or a router's endpoint."""
 
     peer: str
     message: Message
     frames: Sequence[Buffer] = ()
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,15 @@ class HangUp:
 
 @dataclass(slots=True)
 class Outbox:
-    """In the order in which it must be done."""
+    """Keeps a node's actions in the order in which they must be carried out."""
 
     actions: list[Dial | Outgoing | HangUp] = field(default_factory=list)
 
-    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> None:
-        self.actions.append(Outgoing(peer, message, frames))
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> None:
+        self.actions.append(Outgoing(peer, message, frames, back))
 
-    def dial(self, peer: str, endpoint: str) -> None:
-        self.actions.append(Dial(peer, endpoint))
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
+        self.actions.append(Dial(peer, endpoint, brings_pages))
 
     def hang_up(self, peer: str) -> None:
         self.actions.append(HangUp(peer))

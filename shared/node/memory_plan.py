@@ -1,4 +1,4 @@
-"""Plan a node's memory: pages of KV, the longest sequence, the cold tier. Pure: the free memory is an argument."""
+"""Plans a node's memory: KV pages, the longest sequence, the cold tier. Callers pass the size of the free memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shared.device.gpu import gib
 from shared.kv.manager import page_count
 from shared.node.gpu_memory import GpuUse
 
-MIN_CONTEXT = 64  # tokens: a pool with room for fewer serves nobody
+MIN_CONTEXT = 64  # in tokens; a pool for fewer tokens is useless
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    num_pages: int  # page 0, the sink, included
-    max_context: int  # tokens that one sequence may have
-    cold_pages: int  # of the cold tier in host memory; 0: there is none
-    cold_file_pages: int  # of its file
+    num_pages: int  # The number of all pages, including page 0, the sink.
+    max_context: int  # The limit on the tokens of one sequence.
+    cold_pages: int  # The cold tier's pages in host memory; 0: no cold tier.
+    cold_file_pages: int  # The cold tier's pages in its file.
 
 
 def least_plan(max_context: int) -> MemoryPlan:
-    """Of a core that is made to measure what steps need: its steps touch the sink alone."""
+    """Return the plan of a core that only measures steps, which use only the sink page."""
     return MemoryPlan(num_pages=2, max_context=max_context, cold_pages=0, cold_file_pages=0)
 
 
@@ -37,9 +37,12 @@ def plan_memory(
     available: int,
     gpu: GpuUse | None = None,
 ) -> MemoryPlan:
-    """Plan for a model with this `max_context` in tokens and pages of `page_bytes`; `depth` is the loop's, `available`
-    the free bytes of the host. `gpu`: where the pool lies, if it does not lie there. No more pages than all rows at
-    full length can use. Raises ConfigError for what does not fit."""
+    """Plan the node's memory. The pool gets at most the pages that all rows use at full length. Raises ConfigError if
+    something doesn't fit.
+
+    max_context: the model's limit, in tokens. depth: the loop's depth. available: free bytes of the host. gpu: None if
+    the pool is in host memory.
+    """
     memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
     most = memory.max_running * page_count(max_context + past_end, memory.page_size)
     room = pool_bytes(memory, available) if gpu is None else gpu_pool_bytes(memory, gpu)
@@ -52,7 +55,7 @@ def plan_memory(
         raise ConfigError(
             f"KV of one request of {wanted} tokens needs {gib(need)}, and the KV pool has {gib(room)}, for "
             f"{max(0, fits)} tokens: give it more with --kv-bytes (a page of {memory.page_size} tokens takes "
-            f"{page_bytes} bytes) or {share}, or take a shorter --max-context, a narrower --kv-dtype or a smaller model"
+            f"{page_bytes} bytes) or {share}, or use a shorter --max-context, a narrower --kv-dtype or a smaller model"
             + ("" if gpu is None else f"; {gpu.told()}")
         )
     check_offload(memory, page_bytes, device, available)
@@ -65,29 +68,29 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Return the bytes of the KV pool. Raises ConfigError for more than are free."""
+    """Return the bytes of the KV pool. Raises ConfigError if fewer bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
 
 
 def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
-    """Return the bytes of the KV pool on a GPU. Raises ConfigError for more than are left."""
+    """Return the bytes of a KV pool on a GPU. Raises ConfigError if fewer bytes are free."""
     left = gpu.left_for_kv(memory.gpu_mem_fraction)
     if left < max(1, memory.kv_bytes):
         raise ConfigError(
             f"{gib(max(1, memory.kv_bytes) - left)} of the GPU's memory are missing: {gpu.told()}, and this node may "
             f"use {gib(int(memory.gpu_mem_fraction * gpu.total))} (--gpu-mem-fraction {memory.gpu_mem_fraction:g})"
             + (f", and --kv-bytes is {gib(memory.kv_bytes)}" if memory.kv_bytes else "")
-            + "; take a smaller model, --weight-dtype int8 or fp8, a smaller --chunk-size or --max-running"
+            + "; use a smaller model, --weight-dtype int8 or fp8, a smaller --chunk-size or --max-running"
         )
     return memory.kv_bytes or left
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
-    """Raises ConfigError for a cold tier that this device or machine can't have."""
+    """Raise ConfigError for a cold tier that this device or machine can't have."""
     if memory.offload_bytes and device != "cpu":
-        raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
+        raise ConfigError(f"--offload-bytes: pages on {device} can't be offloaded yet; leave it out")
     if 0 < memory.offload_bytes < page_bytes:
         raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {page_bytes} bytes")
     if memory.offload_bytes > available:

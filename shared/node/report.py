@@ -1,4 +1,4 @@
-"""What a node says about itself in its heartbeats: gauges, counters, step times. Reads the core, changes nothing."""
+"""Makes the contents of a node's heartbeats: gauges, counters, step times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.wire.ranges import MAX_NAMES
 def node_load(
     core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
 ) -> NodeLoad:
-    """`offers`: requests that wait for memory outside the scheduler. Takes the samples since the last call."""
+    """Return the load, with the samples since the last call. `offers`: see LoadShares."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
     return NodeLoad(
@@ -37,7 +37,7 @@ def node_load(
 
 
 def _row_states(core: NodeCore) -> dict[RowState, int]:
-    """A partition of the rows. Of the active ones those that decode are running, the others prefill."""
+    """Count the rows by state. Active rows are running if they decode, otherwise prefilling."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags[PageState.ACTIVE])
@@ -52,8 +52,8 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
 
 @dataclass(slots=True, eq=False)
 class WatchedStep:
-    """`ended_at` is noted by the thread that completed it. `before`: the step launched before it, until this one has
-    ended."""
+    """A watched step. `ended_at`: the time of its end, set by the thread that completes it. `before`: the previous
+    step; None once this step's result was taken."""
 
     launched_at: float
     prompt_tokens: int
@@ -63,7 +63,7 @@ class WatchedStep:
 
     @property
     def seconds(self) -> float:
-        """What it took where steps run one after the other."""
+        """Return the step's own time, without its wait for the previous step."""
         assert self.ended_at is not None
         began = self.launched_at
         if self.before is not None and self.before.ended_at is not None:
@@ -72,10 +72,10 @@ class WatchedStep:
 
 
 class StepWatch:
-    """Times steps from outside: the loop calls `look` after each of its own steps.
+    """Times steps from outside: the node calls `look` after each call of `core.step`.
 
-    Idle time of the device is what passes between a step's end, noted by the worker, and the next launch, while
-    requests run. `clock` is called on the worker's thread too.
+    The time from a step's end to the next launch counts as idle if requests were running. The worker's thread calls
+    `clock`, too.
     """
 
     def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
@@ -107,11 +107,10 @@ class StepWatch:
         done.add_callback(lambda _: self._ended(began))
 
     def _ended(self, step: WatchedStep) -> None:
-        """On the thread that completed the step."""
         step.ended_at = self._clock()
 
     def _closed(self, step: WatchedStep, now: float) -> None:
-        """Count a step whose result was taken. One that failed computed no prompt."""
+        """Count a step whose result was taken. A failed step computed no prompt tokens."""
         self._metrics.observe("step_seconds", max(0.0, now - step.launched_at))
         if step.prompt_tokens and step.ended_at is not None and step.done.error is None:
             self._metrics.count("prompt_steps")
@@ -120,7 +119,6 @@ class StepWatch:
         step.before = None
 
     def count(self) -> None:
-        """Bring the totals of scheduler and loop into the node's counters."""
         now = self._core.scheduler.counters.totals() | self._core.engine.runner.totals()
         for name, total in now.items():
             self._metrics.count(name, total - self._counted.get(name, 0.0))

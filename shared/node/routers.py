@@ -1,4 +1,4 @@
-"""The routers a node serves: which one a request belongs to, and whether it still lives. Knows no sockets."""
+"""Records the routers that a node serves: which router owns a request, and in which epoch that router is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from shared.core.keys import RequestKey
 
+DRIFT = 0.001  # relative drift between two clocks that NTP slews by 500 ppm each
+
 
 @dataclass(frozen=True, slots=True)
 class RouterLife:
-    """One life of a router: a restarted one has the same id and another epoch."""
+    """A router in one epoch. After a restart it has the same id and another epoch."""
 
     router_id: str
     epoch: int
@@ -18,53 +20,61 @@ class RouterLife:
 
 @dataclass(frozen=True, slots=True)
 class RoutersWord:
-    """How this life of a router's tickets are known, and its clock."""
+    """The ticket key and the clock that a router's Welcome told, for one epoch of the router."""
 
-    key: bytes  # empty: it gave none, and no ticket is genuine
-    ahead_s: float  # our clock beside its, at most: the Welcome was under way
+    key: bytes  # Empty: the router sent no key, so no ticket is genuine.
+    ahead_s: float  # Upper bound of our clock's lead over the router's; it contains the Welcome's transit time.
     since: float
+
+
+def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
+    """Convert a router's deadline to our clock. The result may be a little late, but never early."""
+    return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)
 
 
 class Refusal(NamedTuple):
     life: RouterLife
-    rival: str  # where the router is that is served under this name
+    rival: str  # endpoint of the router that is served under this name
 
 
 class Routers:
-    """Link names of routers (their endpoints), and who answered there. A router without Welcome is not known.
+    """The routers by endpoint. A router's endpoint is also its name in the link. A router is known once its Welcome has
+    come.
 
-    Of two that are up under one name, at two endpoints, the first is served and the second refused: a router that was
-    started again answers at the former's endpoint, or after the former's connection has closed.
+    If two routers use one name, the first is served and the second refused. A restarted router isn't refused: it
+    answers at its former endpoint, or after its former connection has closed.
 
-        dialled --Welcome--> served --closed--> dialled
-           '-----Welcome under a name that is served elsewhere--> refused --that one closed--> dialled
+        dialled --Welcome--> served --closed--> dialled         (leaving the list: membership.py)
+           '-----Welcome under a name that is served elsewhere--> refused --the served one closed--> dialled
     """
 
     def __init__(self, peers: tuple[str, ...]) -> None:
-        self.peers = peers
-        self._lives: dict[str, RouterLife] = {}  # peer -> its life, of those that are served
+        self.listed = frozenset(peers)
+        self.peers = dict.fromkeys(peers)  # The dialled routers: listed ones, and ones that the node is leaving.
+        self.leaving: set[str] = set()  # Served routers that are no longer on the list.
+        self._lives: dict[str, RouterLife] = {}  # Peer -> the life of the served router.
         self._refused: dict[str, Refusal] = {}
-        self._words: dict[str, RoutersWord] = {}  # of those that are served
+        self._words: dict[str, RoutersWord] = {}  # Peer -> the word of the served router.
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
-        """Return where another router of this name is up; None when the name is free."""
+        """Return the endpoint of another served router with this name, if any."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Return the life that is over now: the one before at the same endpoint."""
+        """Serve a router. This ends the endpoint's former epoch, if any. Return that epoch."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Return the life that is over now, as `welcome` does."""
+        """Refuse a router. This ends the router's served epoch, if any. Return that epoch."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
-        """Return where the router is that keeps this one out; None when it is not refused."""
+        """Return the endpoint of the router that keeps this router out, if any."""
         refusal = self._refused.get(peer)
         return refusal and refusal.rival
 
@@ -77,7 +87,7 @@ class Routers:
         return self._lives.pop(peer, None)
 
     def take_heirs(self, life: RouterLife) -> list[str]:
-        """Return the routers that were refused because of this life, which is over: they may ask again."""
+        """Return the routers that this ended epoch kept out. These routers may ask again."""
         heirs = [peer for peer, refusal in self._refused.items() if refusal.life.router_id == life.router_id]
         for peer in heirs:
             del self._refused[peer]
@@ -86,19 +96,26 @@ class Routers:
     def life(self, peer: str) -> RouterLife | None:
         return self._lives.get(peer)
 
+    def serves(self, life: RouterLife) -> bool:
+        """Return whether a router with this life is served at any endpoint. A router may be listed twice, by name and
+        by address."""
+        return life in self._lives.values()
+
+    def lives(self) -> dict[str, RouterLife]:
+        return dict(self._lives)
+
     def welcomed(self) -> list[str]:
         return list(self._lives)
 
     def peer_of(self, key: RequestKey) -> str | None:
-        """Where this key's router is reached; None when it is unknown or in another life."""
+        """Return the peer of this key's router; None if that router is unknown or in another epoch."""
         wanted = RouterLife(key.router_id, key.router_epoch)
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
-        """Return how tickets of this key's router are known; None when it is unknown or in another life."""
+        """Return the ticket key and clock of this key's router, if known."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 
     def is_over(self, key: RequestKey) -> bool:
-        """A newer life of the key's router is known."""
         return any(life.router_id == key.router_id and life.epoch > key.router_epoch for life in self._lives.values())

@@ -1,4 +1,4 @@
-"""The seam between a node and its side: what a prefill node and a decode node do differently."""
+"""Defines the interface of a node's side. The side is the part in which prefill and decode nodes differ."""
 
 from __future__ import annotations
 
@@ -13,42 +13,58 @@ from shared.wire.peers import Received
 
 
 class Side(Protocol):
-    """What a prefill node and a decode node do differently. All calls come from `Node.tick`."""
+    """The side of a node. All methods are called on the loop's thread."""
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
-        """Take a Generate that names a decode node. Return the requests to prefill here."""
+        """Take a Generate that names a decode node. Return the requests that this node must prefill."""
         ...
 
-    def receive(self, received: Received, now: float) -> None:
-        """A message of another node."""
+    def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
+        """Take a Generate whose prompt another node may have cached. `req`: the first request of this Generate, just
+        submitted.
+        """
         ...
+
+    def receive(self, received: Received, now: float) -> None: ...
 
     def event(self, event: SchedEvent, now: float) -> None:
-        """Every event of the scheduler, tokens and ends included."""
+        """Handle any event of the scheduler, including tokens and ends."""
         ...
 
     def poll(self, now: float) -> None:
-        """Finished transfers, new grants, leases that ran out."""
+        """Handle finished transfers, new grants and expired leases."""
         ...
 
     def abort(self, key: RequestKey) -> None:
-        """Forget what waits outside the scheduler under this key."""
+        """Forget a request that waits outside the scheduler."""
         ...
 
-    def peer_up(self, peer: str) -> None:
-        """A node that this one has dialled has answered."""
-        ...
+    def peer_up(self, peer: str) -> None: ...
 
-    def peer_closed(self, peer: str) -> None: ...
+    def peer_closed(self, peer: str, *, accepted: bool) -> None:
+        """Handle the end of a connection. `accepted`: the peer had dialled the connection."""
+        ...
 
     def outside(self) -> list[Request]:
-        """Requests that the scheduler does not know (yet)."""
+        """Return the requests that the scheduler doesn't know (yet)."""
+        ...
+
+    @property
+    def holds_rows(self) -> bool:
+        """Return whether copies under way still write rows whose requests are over. These copies are sure to end."""
+        ...
+
+    def leave(self) -> None:
+        """Release the pages that other nodes read here, because this node ends."""
         ...
 
     def hands_over(self) -> dict[str, str]:
-        """By the name of a decode node: how its pages go there, and why so."""
+        """Return the transport to each decode node, and why it was chosen."""
         ...
 
-    def close(self) -> None:
-        """The node ends: let go of what transports hold open."""
+    @property
+    def wakes_at(self) -> float:
+        """Return when `poll` has work without an event; infinity if never."""
         ...
+
+    def close(self) -> None: ...

@@ -1,4 +1,5 @@
-"""Aborts that may overtake the message they abort. Bounded in number and in time; knows nothing of requests."""
+"""Remembers aborts, because an abort may arrive before the message that it aborts. Limits how many aborts it remembers,
+and for how long."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections import OrderedDict
 
 from shared.core.keys import RequestKey
 
-ALL = -1  # seq_index that stands for every sequence of an attempt
+ALL = -1  # a seq_index that stands for every sequence of an attempt
 
 
 class Tombstones:
-    """Keys that must not begin (again), until their deadline. The oldest go first when there are too many."""
+    """Requests that must not begin (again) before a deadline. Beyond `capacity` the oldest keys are dropped."""
 
     def __init__(self, ttl_s: float, capacity: int = 8192) -> None:
         self._ttl_s = ttl_s
@@ -31,6 +32,6 @@ class Tombstones:
         return key in self._deadlines or key.sibling(ALL) in self._deadlines
 
     def expire(self, now: float) -> None:
-        """All live equally long, so the oldest are at the front."""
+        """Drop expired keys. All keys live equally long, so the oldest come first."""
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

@@ -1,1 +1,1 @@
-"""Log lines and metrics. Objects are made by each process's app and passed on; nothing here is global."""
+"""Log lines and metrics. Each app makes the objects and passes them on, so that none is global."""

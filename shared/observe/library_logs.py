@@ -1,4 +1,4 @@
-"""Records of libraries that use the standard logging (uvicorn, transformers), as our lines."""
+"""Write log records of libraries (uvicorn, transformers) as lines of our own log."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from shared.observe.log_once import LogOnce
 
 
 class StdlibHandler(logging.Handler):
-    """An error is written each time. A warning that a client can provoke is not: one line for each text and interval,
-    with the count of the others. `handle` holds the handler's lock, so any thread may log."""
+    """Writes every error. Clients can provoke warnings, so each warning's text is written only once per interval, with
+    a count.
+
+    `handle` holds the handler's lock, so any thread may log.
+    """
 
     def __init__(self, log: Logger) -> None:
         super().__init__(level=logging.WARNING)
@@ -24,12 +27,12 @@ class StdlibHandler(logging.Handler):
             self._log.write("error", record.getMessage(), fields)
         else:
             text = record.getMessage()
-            kind = text if record.msg == "%s" else str(record.msg)  # Python's own warnings are all of one form
+            kind = text if record.msg == "%s" else str(record.msg)  # all of Python's own warnings have the message "%s"
             self._once.warning((record.name, kind), text, **fields)
 
 
 def capture_libraries(log: Logger) -> None:
-    """Called once by an app: warnings and errors of libraries come as our lines, Python's own warnings too."""
+    """Route warnings and errors of libraries and Python to our log. Each app calls it once."""
     root = logging.getLogger()
     root.handlers[:] = [StdlibHandler(log)]
     logging.captureWarnings(True)

@@ -1,5 +1,6 @@
-"""One line per record: time, level, node name, message, key=value. Knows nothing of what is logged, and shows little
-of it: only plain values are written out, so token ids, prompts held in lists and tensors can't get in by accident.
+"""Write log records as lines: time, level, node name, message, key=value.
+
+Only plain values are written, so lists of token ids and tensors can't slip in.
 
     2026-01-31T12:00:00.123Z INFO  decode-0 peer lost node=prefill-0 silent_s=5.2
 """
@@ -25,10 +26,7 @@ def utc_now() -> datetime:
 
 
 class Logger:
-    """Writes whole lines to one stream, so that lines of several processes on one pipe never mix.
-
-    Made by an app and passed to whoever logs; safe to use from any thread.
-    """
+    """Writes whole lines, so that processes on one pipe never mix their lines. Any thread may use it."""
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class Logger:
         return LEVELS[level] >= self._threshold
 
     def write(self, level: str, message: str, fields: dict[str, object]) -> None:
-        """Never raises for a stream that is gone: a daemon outlives its terminal."""
+        """Write a line if the level is enabled. Ignore a closed stream, because daemons outlive terminals."""
         if not self.enabled(level):
             return
         try:
@@ -84,7 +82,7 @@ def one_line(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Plain values as they are, texts quoted where needed, an exception with its traceback; else type and length."""
+    """Format a plain value, quoted if needed, or an exception's traceback; for other values write type and length."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, BaseException):
@@ -94,7 +92,7 @@ def shown(value: object) -> str:
     if isinstance(value, str) or value is None or isinstance(value, int):
         return quoted(str(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return quoted(str(value))  # a key: a named tuple that says how it is written
+        return quoted(str(value))  # a request's key, which is a named tuple with a text form
     length = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return quoted(f"<{type(value).__name__}{length}>")
 

@@ -1,4 +1,4 @@
-"""Keeps a hostile or broken peer from filling the log: each kind of event is written once per interval."""
+"""Log each kind of event once per interval, so that no peer can fill the log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shared.observe.log import Logger
 
 
 class LogOnce:
-    """First event of a kind: a line. More within the interval: counted, and told with the next line.
+    """Writes a kind's first event, and counts later events of the interval for the next line.
 
-    Remembers at most `max_kinds` kinds, the least recently written are forgotten first. Owned by one thread.
+    Keeps at most `max_kinds` kinds and drops the kind that was written longest ago. Owned by one thread.
     """
 
     def __init__(
@@ -27,7 +27,8 @@ class LogOnce:
         self._interval_s = interval_s
         self._max_kinds = max_kinds
         self._clock = clock
-        self._kinds: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # kind -> (last line, silent since)
+        # kind -> (time of its last line, events since then)
+        self._kinds: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def info(self, kind: Hashable, message: str, /, **fields: object) -> bool:
         return self._write("info", kind, message, fields)
@@ -39,7 +40,6 @@ class LogOnce:
         return self._write("error", kind, message, fields)
 
     def _write(self, level: str, kind: Hashable, message: str, fields: dict[str, object]) -> bool:
-        """Whether a line was written."""
         now = self._clock()
         last, silent = self._kinds.get(kind, (float("-inf"), 0))
         if now - last < self._interval_s:

@@ -1,7 +1,7 @@
-"""The metrics there are, as data: what nodes may report and under which name the router shows it.
+"""The metrics that nodes may report, and the router's names for them.
 
-A node sends `counters` (totals since its epoch began) and `observations` (samples since the last heartbeat) by the
-short names below; anything else is dropped, so a peer can't make up metrics or labels.
+A node sends `counters` (totals since its epoch began) and `observations` (samples since the last heartbeat) by these
+short names. The router drops other names, so a peer can't invent metrics or labels.
 """
 
 from __future__ import annotations
@@ -11,58 +11,95 @@ from shared.core.states import QueueStage
 # short name -> (metric, help)
 NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "steps": ("baton_steps_total", "Steps launched"),
-    "graph_steps": ("baton_graph_steps_total", "Of these, run as CUDA graphs"),
+    "graph_steps": ("baton_graph_steps_total", "Steps that ran as CUDA graphs"),
     "device_idle_seconds": ("baton_device_idle_seconds_total", "Time the device had no step while requests ran"),
     "spec_accepted_tokens": ("baton_spec_accepted_tokens_total", "Accepted drafts, without the bonus token"),
     "spec_rows_without_draft_state": (
         "baton_spec_rows_without_draft_state_total",
-        "Requests from prefill nodes without a draft head: their drafts know nothing of the prompt",
+        "Requests from prefill nodes without a draft head, whose drafts don't know the prompt",
     ),
     "spec_steps": ("baton_spec_steps_total", "Verifies, one per request and step"),
     "spec_draft_seconds": ("baton_spec_draft_seconds_total", "Device time of drafting and of keeping draft state"),
     "spec_verify_seconds": (
         "baton_spec_verify_seconds_total",
-        "Device time of the rest of steps with drafts",
+        "Device time of steps with drafts, except drafting and keeping draft state",
     ),
     "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
-    "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),
+    "retractions": ("baton_retractions_total", "Requests that released their memory and were prefilled again"),
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
     "prompt_tokens": ("baton_prompt_tokens_total", "Prompt tokens computed"),
     "prompt_steps": ("baton_prompt_steps_total", "Steps that computed prompt tokens, when they have ended"),
-    "prompt_step_tokens": ("baton_prompt_step_tokens_total", "Prompt tokens of these steps"),
+    "prompt_step_tokens": ("baton_prompt_step_tokens_total", "Prompt tokens of baton_prompt_steps_total's steps"),
     "prompt_step_seconds": (
         "baton_prompt_step_seconds_total",
-        "Time of these steps, each from its launch or the end of the one before it",
+        "Time of baton_prompt_steps_total's steps, each from its launch or the end of the previous step",
     ),
     "mixed_steps": ("baton_mixed_steps_total", "Steps of running requests that computed prompts too"),
     "mixed_prompt_tokens": (
         "baton_mixed_prompt_tokens_total",
-        "Prompt tokens of those steps; by their number: the chunk that --itl-budget or --mixed-chunk-size gives",
+        "Prompt tokens of baton_mixed_steps_total's steps; divided by the number of these steps, the chunk size that "
+        "--itl-budget or --mixed-chunk-size gives",
     ),
-    "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens the prefix cache gave"),
+    "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache"),
     "offloaded_pages": ("baton_offloaded_pages_total", "KV pages copied from the pool to host memory"),
     "restored_pages": ("baton_restored_pages_total", "KV pages copied back from host memory or its file"),
     "readmissions": (
         "baton_readmissions_total",
-        "Retracted requests that went on without prefilling again, with their KV copied back",
+        "Retracted requests that continued with their KV copied back, without prefilling again",
     ),
     "offload_failures": (
         "baton_offload_failures_total",
-        "Requests whose KV came back otherwise than it was stored, and was computed instead",
+        "Requests whose KV differed from the stored KV when copied back, and was computed instead",
     ),
     "output_tokens": ("baton_output_tokens_total", "Tokens sampled and kept"),
     "handoffs": ("baton_handoffs_total", "Requests installed from another node"),
     "unreachable": (
         "baton_unreachable_total",
-        "Hand-offs given up because the other node could not be reached, or not any more",
+        "Hand-offs ended because the other node could not be reached, or was no longer reachable",
     ),
+    "router_list_changes": ("baton_router_list_changes_total", "Routers added to the node's list, or removed from it"),
     "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),
+    "pulled_pages": ("baton_pulled_prefix_pages_total", "Cached KV pages copied from other prefill nodes"),
+    "pulled_tokens": ("baton_pulled_prefix_tokens_total", "Prompt tokens of pages copied from other prefill nodes"),
+    "pull_seconds": (
+        "baton_prefix_pull_seconds_total",
+        "Time that prompts waited for other prefill nodes' pages, in vain or not; without ended requests "
+        "and lost sources",
+    ),
+    "loans": ("baton_prefix_loans_total", "Times that cached pages were pinned for another prefill node"),
+    "loans_refused": ("baton_prefix_loans_refused_total", "Times that another prefill node asked for pages in vain"),
+    "loans_gave_way": (
+        "baton_prefix_loans_gave_way_total",
+        "Loans that ended because this node's requests needed the memory",
+    ),
+    "loans_expired": ("baton_prefix_loans_expired_total", "Loans that the other node did not end in time"),
 }
 
-# Who was not let in, or not listened to. As counters: refused.<reason>
+# Ways in which pulls of prefixes end. Counters: pull.<outcome>
+PULL_OUTCOMES = {
+    "pulled": "copied",
+    "refused": "the other node refused",
+    "late": "computing was faster by then",
+    "failed": "the pages or their description were wrong",
+    "lost": "the other node was lost",
+    "no_memory": "there was no room for the pages",
+    "gave_way": "others needed the memory",
+    "ended": "the request ended first",
+    "cached_here": "the node had the pages already",
+    "not_asked": "the other node was late or lost a moment ago, or too many pulls were open",
+}
+PULL_METRIC = (
+    "baton_prefix_pulls_total",
+    "Prompts whose cached pages the router knew at another prefill node: "
+    + "; ".join(f"{why} ({name})" for name, why in PULL_OUTCOMES.items()),
+)
+PULL_PREFIX = "pull."
+PULL_COUNTERS = tuple(f"{PULL_PREFIX}{outcome}" for outcome in PULL_OUTCOMES)
+
+# Reasons to refuse or ignore peers. Counters: refused.<reason>
 REFUSED_METRIC = (
     "baton_refused_total",
-    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch), "
+    "Connections with no or a foreign key (key), names bound to another key (identity), older epochs (epoch), "
     "offers without a router's ticket (ticket), connections with too much unread (flood), silent or too many (idle)",
 )
 REFUSED_PREFIX = "refused."
@@ -75,7 +112,7 @@ SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their d
 SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>
 SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 16))
 
-# Steps of a node with graphs that none could run. As counters: eager.<reason>
+# Reasons why no graph could run a step. Counters: eager.<reason>
 EAGER_REASONS = {
     "prompts": "with prompts in them",
     "grammars": "with a grammar",
@@ -101,11 +138,11 @@ NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
     "handoff_seconds": ("baton_handoff_seconds", "From the last chunk of a prompt to its installation"),
     "handoff_cost_seconds": (
         "baton_handoff_cost_seconds",
-        "From the last chunk of a prompt, or its grant where that came later, to word of its installation",
+        "From the last chunk of a prompt, or its grant if that came later, to the news of its installation",
     ),
     "handoff_tail_seconds": (
         "baton_handoff_tail_seconds",
-        "From the arrival of a prompt's record to its installation: what computing has not hidden of the transfer",
+        "From the arrival of a prompt's record to its installation: the part of the transfer after computing",
     ),
     "time_to_free_seconds": ("baton_time_to_free_seconds", "From the end of a request to its pages being free"),
 }
@@ -113,6 +150,7 @@ NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
 QUEUE_METRIC = ("baton_queue_seconds", "Time a request spent in one queue")
 QUEUE_PREFIX = "queue_seconds."  # queue_seconds.<stage>
 QUEUE_STAGES = tuple(QueueStage)
+ROUTER_STAGE = "router"  # the router's own stage, which no node may report
 
 LATENCY_BUCKETS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75,

@@ -1,7 +1,6 @@
-"""What the router shows on /metrics. Every object takes the process's own CollectorRegistry; there is no global one.
+"""The router's metrics on /metrics.
 
-RequestMetrics counts what clients see; ClusterMetrics shows what nodes report with their heartbeats. Neither knows
-messages: callers hand over plain numbers and names.
+RequestMetrics counts clients' requests. ClusterMetrics shows nodes' heartbeats.
 """
 
 from __future__ import annotations
@@ -20,24 +19,27 @@ from shared.observe.metric_names import (
     LATENCY_BUCKETS,
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
+    PULL_COUNTERS,
+    PULL_METRIC,
+    PULL_PREFIX,
     QUEUE_METRIC,
     QUEUE_PREFIX,
     QUEUE_STAGES,
     REFUSED_COUNTERS,
     REFUSED_METRIC,
     REFUSED_PREFIX,
+    ROUTER_STAGE,
     SPEC_DEPTH_COUNTERS,
     SPEC_DEPTH_METRIC,
     SPEC_DEPTH_PREFIX,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-KEPT_S = 3600.0  # what a node counted is shown so long after it was last here
-MAX_REMEMBERED = 1024  # nodes whose counts are kept, though not shown, in case they come back
+KEPT_S = 3600.0  # Seconds for which an absent node's counters are shown.
+MAX_REMEMBERED = 1024  # Largest number of absent nodes whose counters are kept but not shown.
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The body of /metrics, to be sent with CONTENT_TYPE."""
     return generate_latest(registry)
 
 
@@ -46,18 +48,16 @@ def latency(registry: CollectorRegistry, name: str, help: str, labels: Sequence[
 
 
 class RequestMetrics:
-    """Requests as clients see them; measured by the router."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter("baton_requests_total", "Requests by how they ended", ["outcome"], registry=registry)
         self._ignored = Counter(
             "baton_ignored_fields_total", "Fields of requests that had no effect", ["field"], registry=registry
         )
         self._continued = Counter(
-            "baton_continued_streams_total", "Streams that went on where their reader had lost them", registry=registry
+            "baton_continued_streams_total", "Streams resumed after their reader's position", registry=registry
         )
         self._recomputed = Counter(
-            "baton_recomputed_tokens_total", "Tokens computed again for streams that went on", registry=registry
+            "baton_recomputed_tokens_total", "Tokens computed again for resumed streams", registry=registry
         )
         self._replayed = Counter(
             "baton_replayed_answers_total", "Answers sent again for an Idempotency-Key", registry=registry
@@ -68,11 +68,10 @@ class RequestMetrics:
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
 
     def ignored_field(self, field: str) -> None:
-        """`field`: from our own closed set, or "other"; never a client's text."""
+        """Count a field by its name if our fixed set has it, else as "other"; never by a client's text."""
         self._ignored.labels(field).inc()
 
     def continued(self, num_recomputed: int) -> None:
-        """A stream has reached the place where its reader had lost it."""
         self._continued.inc()
         self._recomputed.inc(num_recomputed)
 
@@ -89,19 +88,18 @@ class RequestMetrics:
         self._itl.observe(seconds)
 
     def ended(self, outcome: str, seconds: float) -> None:
-        """outcome: a finish reason or an error code, from our own closed sets; never a client's text."""
+        """Count an end. `outcome`: one of our finish reasons or error codes, never a client's text."""
         self._open.dec()
         self._requests.labels(outcome).inc()
         self._e2e.observe(seconds)
 
     def refused(self, outcome: str) -> None:
-        """A request that was answered with an error before it was admitted."""
         self._requests.labels(outcome).inc()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One heartbeat in plain values. Page states partition pages_total, row states the node's rows."""
+    """One heartbeat as plain values. Page counts add up to pages_total, row counts to the node's rows."""
 
     node: str
     role: str
@@ -113,41 +111,45 @@ class NodeReport:
     spec_width: int
     counters: Mapping[str, float]
     observations: Mapping[str, Sequence[float]]
+    missing_routers: int = 0
+    slowness: float = 1.0
 
 
 def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
-    """Short name -> (counter, its labels after the node)."""
+    """Return each short name's counter, and the values of its labels after `node`."""
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }
     accepted_at = Counter(*SPEC_DEPTH_METRIC, ["node", "position"], registry=registry)
     refused = Counter(*REFUSED_METRIC, ["node", "reason"], registry=registry)
+    pulls = Counter(*PULL_METRIC, ["node", "outcome"], registry=registry)
     eager = Counter(*EAGER_METRIC, ["node", "reason"], registry=registry)
     return (
         counters
         | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
         | {short: (refused, (short.removeprefix(REFUSED_PREFIX),)) for short in REFUSED_COUNTERS}
         | {short: (eager, (short.removeprefix(EAGER_PREFIX),)) for short in EAGER_COUNTERS}
+        | {short: (pulls, (short.removeprefix(PULL_PREFIX),)) for short in PULL_COUNTERS}
     )
 
 
 @dataclass(slots=True)
 class Series:
-    """What is shown of one node beside its gauges. `shown`: its counters as they stand on the page."""
+    """One node's counters. `shown`: the counters' values on the page."""
 
     epoch: int
-    seen_at: float | None = None  # None: since the last sweep
-    totals: dict[str, float] = field(default_factory=dict)  # of its last report
+    seen_at: float | None = None  # When a sweep last found the node present; None: a report came after the last sweep.
+    totals: dict[str, float] = field(default_factory=dict)  # The counters in the node's last report.
     shown: dict[str, float] = field(default_factory=dict)
 
 
 class ClusterMetrics:
-    """Gauges, counters and histograms of all nodes. Counters go up by the difference to the last report of the same
-    epoch, so a restarted node starts again at zero and its totals here never fall.
+    """Gauges, counters and histograms of all nodes.
 
-    Names of nodes come and go, one for each process where nobody gives them: what is shown of a node goes an hour after
-    it was last here. Should it come back, its counters go on where they stood: they are remembered, the latest names
-    first. Its histograms begin at zero, as after a restart of this router.
+    A counter rises by the difference from the last report of the same epoch, so totals never fall when a node restarts
+    at zero. Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence.
+    If the node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. The node's
+    histograms restart at zero, as after a restart of this router.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -157,7 +159,16 @@ class ClusterMetrics:
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
         self._width = Gauge(
-            "baton_spec_width", "Tokens that a running row steps now, drafts and one", place, registry=registry
+            "baton_spec_width", "Tokens per step of a running row now: drafts + 1", place, registry=registry
+        )
+        self._missing = Gauge(
+            "baton_missing_routers", "Routers on the node's list that don't serve it", place, registry=registry
+        )
+        self._slowness = Gauge(
+            "baton_node_slowness",
+            "Time of the node's steps over that of its peers for as much work; 1 if not known",
+            place,
+            registry=registry,
         )
         self._counters = make_counters(registry)
         self._histograms = {
@@ -166,7 +177,7 @@ class ClusterMetrics:
         self._queues = latency(registry, *QUEUE_METRIC, ["stage"])
         self._resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
         self._moved = Counter(
-            "baton_moved_total", "Requests that went from a decode node without memory to another", registry=registry
+            "baton_moved_total", "Requests moved from a decode node without memory to another", registry=registry
         )
         self._by_cost = Counter(
             "baton_started_by_cost_total",
@@ -174,31 +185,59 @@ class ClusterMetrics:
             registry=registry,
         )
         self._picks = Counter(
-            "baton_picks_total", "Nodes that the policy picked, by why", ["role", "reason"], registry=registry
+            "baton_picks_total", "Nodes that the policy picked, by reason", ["role", "reason"], registry=registry
         )
-        self._series: dict[str, Series] = {}  # by node
-        self._swept: OrderedDict[str, Series] = OrderedDict()  # not shown any more, the oldest first
-        self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
+        self._sought = Counter(
+            "baton_prefix_sources_total",
+            "Prompts with more tokens cached at another prefill node, by the reason to name it as a source or not",
+            ["outcome"],
+            registry=registry,
+        )
+        self._queued = (
+            Gauge("baton_queued_requests", "Requests that wait in the router", ["tenant"], registry=registry),
+            Gauge(
+                "baton_queued_tokens",
+                "Tokens of requests that wait in the router: prompts and longest answers",
+                ["tenant"],
+                registry=registry,
+            ),
+        )
+        self._tenants: set[str] = set()  # Tenants whose gauges are shown.
+        self._series: dict[str, Series] = {}  # Counters of shown nodes, by node.
+        # Counters of nodes that are no longer shown, oldest first.
+        self._swept: OrderedDict[str, Series] = OrderedDict()
+        self._shown: dict[str, str] = {}  # Node -> the role in its gauges' labels.
 
     def count(self, node: str, name: str, amount: float) -> None:
-        """One of the nodes' counters, for what the router itself counts."""
+        """Add to a counter that the router itself counts."""
         self._counter(node, name).inc(amount)
 
     def resumed(self, count: int) -> None:
-        """So many requests went on elsewhere."""
         self._resumed.inc(count)
 
     def moved(self, count: int) -> None:
-        """So many requests waited for memory of one decode node and went to another."""
         self._moved.inc(count)
 
     def started_by_cost(self, count: int) -> None:
-        """So many requests began on their decode node for what a hand-off would have cost."""
         self._by_cost.inc(count)
 
     def picked(self, role: str, reason: str) -> None:
-        """The policy picked a node, for that reason."""
         self._picks.labels(role, reason).inc()
+
+    def sought(self, outcome: str) -> None:
+        self._sought.labels(outcome).inc()
+
+    def waited(self, seconds: float) -> None:
+        self._queues.labels(ROUTER_STAGE).observe(seconds)
+
+    def queued(self, amounts: Mapping[str, tuple[int, int]]) -> None:
+        for tenant in self._tenants - amounts.keys():
+            for gauge in self._queued:
+                gauge.remove(tenant)
+        for tenant, both in amounts.items():
+            for gauge, amount in zip(self._queued, both, strict=True):
+                gauge.labels(tenant).set(amount)
+        self._tenants = set(amounts)
 
     def update(self, report: NodeReport) -> None:
         if self._shown.get(report.node, report.role) != report.role:
@@ -209,7 +248,7 @@ class ClusterMetrics:
             self._observe(report.node, name, samples)
 
     def forget(self, node: str) -> None:
-        """A node that is gone has no gauges. Its totals stay: rates over time, and a silent node may come back."""
+        """Drop a lost node's gauges. The node's counters stay, for rates and in case the node returns."""
         role = self._shown.pop(node, None)
         if role is None:
             return
@@ -220,9 +259,10 @@ class ClusterMetrics:
         self._pages_total.remove(node, role)
         self._waiting.remove(node, role)
         self._width.remove(node, role)
+        self._missing.remove(node, role)
+        self._slowness.remove(node, role)
 
     def sweep(self, present: Container[str], now: float) -> None:
-        """Take away what is shown of nodes that were not among those present for a long time."""
         for node, series in list(self._series.items()):
             if series.seen_at is None or node in present:
                 series.seen_at = now
@@ -260,6 +300,8 @@ class ClusterMetrics:
         self._pages_total.labels(*place).set(report.pages_total)
         self._waiting.labels(*place).set(report.waiting)
         self._width.labels(*place).set(report.spec_width)
+        self._missing.labels(*place).set(report.missing_routers)
+        self._slowness.labels(*place).set(report.slowness)
 
     def _add_counters(self, report: NodeReport) -> None:
         series = self._series.get(report.node) or self._bring_back(report.node) or Series(report.epoch)
@@ -268,7 +310,7 @@ class ClusterMetrics:
         known = {name: value for name, value in report.counters.items() if name in self._counters}
         for name, total in known.items():
             more = max(0.0, total - before.get(name, 0.0))
-            if more or name not in series.shown:  # finding a counter costs more than all else here
+            if more or name not in series.shown:  # finding a counter is the costliest part of an update
                 self._counter(report.node, name).inc(more)
                 series.shown[name] = series.shown.get(name, 0.0) + more
         series.epoch, series.totals, series.seen_at = report.epoch, known, None

@@ -1,4 +1,4 @@
-"""A node's own counts between two heartbeats. No registry and no sockets: the router shows them for all nodes."""
+"""Count a node's events between heartbeats, without registry or sockets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from shared.observe.metric_names import (
     EAGER_COUNTERS,
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
+    PULL_COUNTERS,
     QUEUE_PREFIX,
     QUEUE_STAGES,
     REFUSED_COUNTERS,
     SPEC_DEPTH_COUNTERS,
 )
 
-MAX_SAMPLES = 512  # per name and heartbeat; beyond it samples are lost, counters never
+MAX_SAMPLES = 512  # limit on samples per name and heartbeat; further samples are lost, but counters lose nothing
 
 
 class NodeMetrics:
-    """Counters since the epoch began, samples since the last take. Owned by the node's loop thread."""
+    """Counters since the epoch began, and samples since the last heartbeat took them. Owned by the node's loop
+    thread."""
 
     def __init__(self) -> None:
-        known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS)
+        known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS, *PULL_COUNTERS)
         self._counters: dict[str, float] = dict.fromkeys(known, 0.0)
         self._samples: dict[str, list[float]] = {}
 
@@ -43,6 +45,5 @@ class NodeMetrics:
         return dict(self._counters)
 
     def take_observations(self) -> dict[str, list[float]]:
-        """Hands the samples over; the next ones start a new collection."""
         taken, self._samples = self._samples, {}
         return taken

@@ -1,4 +1,4 @@
-"""Several processes that run one node's model. Rank 0 orders and the others follow.
+"""Run one node's model in several processes. Rank 0 gives orders; the other ranks follow.
 
-tp: each has a part of the model. dp: each has the whole model and some of the rows.
+With tp, each rank has a part of the model. With dp, each rank has the whole model and some of the rows.
 """

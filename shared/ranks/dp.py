@@ -1,12 +1,12 @@
-"""Data parallelism inside a node: each rank has the whole model and runs it on some of a step's rows.
+"""Run data parallelism inside a node: each rank runs the whole model on some of a step's rows.
 
     step   | row 0 | row 1 | row 2 | row 3 |      one scheduler, one batch, one sampler: rank 0's
     rank 0 | row 0 | row 1 |
-    rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in the order of rows
+    rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in row order.
 
-Lock-step is a matter of course: every step is an order to every rank, and ends for all of them together. A rank without
-rows gets an empty order, writes nothing, and comes to the end all the same. Rows are dealt out anew in each step; that
-is free, for the pages of all rows lie in memory that all ranks share, and no rank keeps anything else.
+Each step is one order to every rank, and ends at the same time for all ranks. A rank without rows gets an empty order
+and still meets the other ranks at the end. A row may move to another rank at each step, at no cost: pages are in shared
+memory, and ranks keep no other state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from shared.ranks.tp import inputs_of, order_of, out_of_step
 
 
 class DPRanks:
-    """Ranks: rank 0's side."""
-
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
         self._group = group
         self._followers = followers
@@ -47,7 +45,6 @@ class DPRanks:
         return joined([first, *rest])
 
     def _receive(self, rank: int, part: ModelInputs, like: ModelOutput) -> ModelOutput:
-        """What another rank's forward gave; rank 0's own says in which shapes and dtypes."""
         num_outputs, num_tokens = len(part.logits_idx), len(part.input_ids)
         output = ModelOutput(
             logits=like.logits.new_empty(num_outputs, *like.logits.shape[1:]),
@@ -60,7 +57,7 @@ class DPRanks:
 
 
 def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
-    """A follower's life beside DPRanks. Returns when rank 0 is through, or gone between two steps."""
+    """Obey DPRanks until rank 0 closes the socket between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:
             inputs = inputs_of(order)
@@ -71,8 +68,10 @@ def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
-    """One part per rank, of neighbouring rows with about as many tokens as the others'. The first row is rank 0's;
-    others may have none. Outputs are in the order of rows, as the engine makes them."""
+    """Return a part for each rank: neighbouring rows, with about equally many tokens.
+
+    Rank 0 has the first row; others may have none. Outputs are in row order, as the engine needs.
+    """
     bounds = inputs.cu_q_lens.tolist()
     owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]
     wanted = inputs.logits_idx.tolist()
@@ -111,6 +110,6 @@ def joined(parts: Sequence[ModelOutput]) -> ModelOutput:
 
 
 def tensors_of(output: ModelOutput) -> list[torch.Tensor]:
-    """Those that have anything in them, in the order in which they travel."""
+    """Return the nonempty tensors in the order in which they are sent."""
     tensors = (output.logits, output.hidden, output.aux)
     return [tensor for tensor in tensors if tensor is not None and tensor.numel()]

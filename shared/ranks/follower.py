@@ -1,4 +1,4 @@
-"""What a follower does from Start on: joins, loads, maps the node's pages, runs the forwards it is told."""
+"""Run a follower after Start: join the group, load the model, map the node's pages, run forwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.ranks.tp import follow_tp
 
 
 def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None:
-    """Returns when rank 0 has parted. RankLost, ConfigError."""
+    """Run until rank 0 closes the socket. Raises RankLost, ConfigError."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     tell(orders, Done())
@@ -50,10 +50,10 @@ def load(start: Start, group: RankGroup, threads: int) -> Model:
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:
-    """The node's pool. What a page holds behind the model's planes (a draft head's) is rank 0's."""
+    """Map the node's pool. Bytes after the model's planes belong to rank 0's draft head."""
     _, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
     if not descriptors:
-        raise RankLost("the pages' descriptor did not come")
+        raise RankLost("the file descriptor of the pages did not come")
     own = model.kv_planes(pages.page_size)
     rest = pages.page_bytes - page_bytes(own)
     planes = (*own, PlaneSpec("of rank 0", (rest,), torch.uint8)) if rest else own

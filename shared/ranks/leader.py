@@ -1,10 +1,9 @@
-"""The other ranks of this node, as rank 0 sees them: starts them, gives them the pages, watches them, outlives them.
+"""Start the node's other ranks for rank 0, share pages with them, watch them and end them.
 
-    start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close
+    start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close.
 
-A node that loses a rank has no whole model any more and ends; none of its ranks may stay behind. That holds in both
-directions: a follower ends when its socket closes, when a meeting fails, and by the kernel's hand when rank 0 was
-killed (shared/core/orphan_guard.py).
+If a rank is lost, the node ends with every rank. A follower ends when its socket closes or when it fails to meet the
+other ranks. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from shared.ranks.dp import DPRanks
 from shared.ranks.orders import Done, Pages, Start, hear, tell
 from shared.ranks.tp import Ranks, TPRanks
 
-LOAD_S = 300.0  # ranks load at their own speeds
+LOAD_S = 300.0  # seconds that ranks wait for each other while loading, because they load at different speeds
 FAREWELL_S = 2.0
 
 
@@ -45,19 +44,20 @@ class Follower:
 
 
 class RankProcesses:
-    """Ranks 1 .. size - 1; none where a node has one rank. Owned by the node's loop thread."""
+    """The processes of ranks 1 to size - 1. Owned by the node's loop thread."""
 
     def __init__(self, config: NodeProcessConfig, node_id: str) -> None:
         self._config = config
         self._node_id = node_id
         self._folder = ""
         self._followers: list[Follower] = []
-        self._group: RankGroup | None = None  # until all have loaded; then only the forward stream meets the others
-        self.model_group: RankGroup | None = None  # the same, where the ranks have a part of the model each
+        # Until all ranks have loaded, this object uses the group; after that, only the forward stream uses it.
+        self._group: RankGroup | None = None
+        self.model_group: RankGroup | None = None  # The same group if each rank has a part of the model, else None.
         self.ranks: Ranks | None = None
 
     def start(self) -> None:
-        """Returns when all ranks are in the group: they load next, together."""
+        """Start the ranks. Return when all ranks have joined the group; the ranks then load the model."""
         size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
@@ -104,7 +104,8 @@ class RankProcesses:
         return follower
 
     def share(self, pool: KVPool) -> None:
-        """All ranks have loaded: give them the pages. From here on a rank that is silent for long is lost."""
+        """Share the pages with the ranks, which have loaded the model. From then on, a rank that stays silent for
+        `silence_s` counts as lost."""
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             socket.send_fds(follower.orders, [b"."], [pool.fd])
@@ -116,14 +117,14 @@ class RankProcesses:
             pool.seal()
 
     def check(self) -> None:
-        """RankLost when one has ended; costs a system call each."""
+        """Raise RankLost if a rank has ended. The check costs one system call per rank."""
         for follower in self._followers:
             status = follower.process.poll()
             if status is not None:
                 raise RankLost(f"rank {follower.rank} ended with status {status}")
 
     def close(self) -> None:
-        """They end when they are told to, or at once. Idempotent."""
+        """End the ranks, by force if needed. Idempotent."""
         for follower in self._followers:
             follower.orders.close()
         for follower in self._followers:
@@ -142,7 +143,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
-    """What must be known before torch loads; all else comes with Start. -P as for all our processes."""
+    """Return the arguments needed before torch loads; the message Start has the other arguments. Python gets -P, as in
+    all our processes."""
     return (
         *(sys.executable, "-P", "-m", "shared.ranks.process"),
         *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),

@@ -1,10 +1,9 @@
-"""What rank 0 of a node says to the other ranks, over a socket pair that it made for each of them: msgpack behind a
-length. Both ends are processes of one node, started by one another. The socket's closing is the one way to part.
+"""Define rank 0's messages to the other ranks: msgpack after a length, over one socket pair per rank.
 
     rank 0   Start                 Pages, and their descriptor    Forward, Forward, ...   (closes)
     rank 1       Done (loading)                          Done
 
-Knows nothing of what is done with it.
+Both ends are processes of one node. Each end leaves by closing the socket.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ Order = TypeVar("Order", bound=msgspec.Struct)
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model to load, and where the ranks find one another."""
+    """The model to load, and where the ranks meet."""
 
     rank: int
     size: int
-    is_dp: bool  # each rank has the whole model, and some rows of each step; else a part of the model
-    store: str  # a file that only this user reads
+    is_dp: bool  # True: each rank has the whole model and some rows; False: each rank has a part of the model.
+    store: str  # A file where the ranks meet, readable only by this user.
     model: str
     dtype: str
     kv_dtype: str
     weight_dtype: str
     max_context: int
-    packed_bytes: int  # most bytes of the folder of packed weights
-    adapters: dict[str, str]  # LoRA folders by name
-    load_s: float  # how long ranks may wait for one another until all are ready
-    silence_s: float  # and from then on
+    packed_bytes: int  # Size limit of the folder of packed weights.
+    adapters: dict[str, str]  # Adapter name -> LoRA folder.
+    load_s: float  # Seconds that ranks wait for each other until all are ready.
+    silence_s: float  # Seconds that ranks wait for each other once all are ready.
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The node's KV memory; its descriptor comes beside the next byte."""
+    """The node's KV memory. The memory's file descriptor comes with the next byte."""
 
     num_pages: int
     page_size: int
@@ -49,16 +48,16 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A follower's answer to Start, when it is about to load, and to Pages."""
+    """A follower's answer to Start, sent before it loads the model, and its answer to Pages."""
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a forward reads: `model.interface.ModelInputs`, tensors as bytes in the dtypes written there."""
+    """The tensors of a `model.interface.ModelInputs`, as bytes in the dtypes that it defines."""
 
     input_ids: bytes
     positions: bytes
     cu_q_lens: bytes
-    page_table: bytes  # row by row, each of
+    page_table: bytes  # row by row, `num_pages` entries per row
     num_pages: int
     logits_idx: bytes
     max_q_len: int
@@ -70,7 +69,7 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tell(peer: socket.socket, message: msgspec.Struct) -> None:
-    """Waits until the peer has read what went before, at most the socket's timeout. RankLost when it is gone."""
+    """Send a message, blocking up to the socket's timeout. Raises RankLost if the peer is gone."""
     data = msgspec.msgpack.encode(message)
     try:
         peer.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
@@ -79,7 +78,8 @@ def tell(peer: socket.socket, message: msgspec.Struct) -> None:
 
 
 def hear(peer: socket.socket, kind: type[Order]) -> Order | None:
-    """The next message, waited for as long as the socket's timeout says; None when the peer has parted, or is late."""
+    """Return the next message. Return None if the peer has closed the socket, or sends nothing until the socket's
+    timeout."""
     with contextlib.suppress(OSError):
         head = read_exactly(peer, LENGTH_BYTES)
         data = read_exactly(peer, int.from_bytes(head, "little")) if head else None
@@ -88,7 +88,6 @@ def hear(peer: socket.socket, kind: type[Order]) -> Order | None:
 
 
 def read_exactly(peer: socket.socket, count: int) -> bytes | None:
-    """None when the peer parts before that."""
     parts: list[bytes] = []
     while count:
         part = peer.recv(min(count, READ_BYTES))

@@ -1,6 +1,7 @@
-"""One of a node's other ranks, as a process: `python -m shared.ranks.process`, started by rank 0 and nobody else.
+"""Run a node's rank other than 0: `python -m shared.ranks.process`, started by rank 0 only.
 
-Nothing heavy is loaded before the core plan is applied. It takes no signals: rank 0 does, and closes the socket.
+The process applies the core plan before heavy imports. It ignores signals, because rank 0 handles them and closes the
+socket.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.ranks.orders import Start, hear
 
 
 def main() -> int:
-    """0: rank 0 has parted; 1: the ranks lost one another."""
+    """Return 0 after rank 0 has closed the socket, 1 after RankLost or ConfigError."""
     args = make_parser().parse_args()
     die_with_parent(args.parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,7 +42,7 @@ def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
     except RankLost as error:
         log.warning("out of step", error=error)
         return 1
-    except ConfigError:  # rank 0 says the same, to the person who can mend it
+    except ConfigError:  # rank 0 reports the same error to the user
         return 1
     return 0
 

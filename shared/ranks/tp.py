@@ -1,10 +1,10 @@
-"""Rank 0 decides, the others follow: what it tells them, and what they do. A node of one rank has none of this.
+"""Run tensor parallelism inside a node: rank 0 decides, the others follow.
 
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
-    rank 1    nothing but its part of the model                        `-->|  forward  | barrier |  next inputs ...
+    rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-What is sent is what a forward reads (ModelInputs), values only: a follower needs neither plan nor relay nor a sampler
-that might decide otherwise. The pages lie in memory that all ranks share; with the barrier they are final on all.
+Rank 0 sends only a forward's inputs (ModelInputs), as values. A follower that planned, relayed tokens or sampled by
+itself might decide differently. All ranks share the pages' memory; after the barrier every rank has written its part.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from shared.ranks.orders import Forward, hear, tell
 
 
 class Ranks(Protocol):
-    """Rank 0's side of a step. Used on the forward stream only."""
+    """Rank 0's side of a step, on the forward stream only."""
 
     def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """model.forward(inputs, kv), with the others. RankLost, whatever goes wrong: ranks that are not in step can't
-        go on."""
+        """Run model.forward(inputs, kv) together with the other ranks.
+
+        Raises RankLost on any failure, because ranks out of step can't go on.
+        """
         ...
 
 
 class TPRanks:
-    """Each rank has a part of the model (shared/model/shard.py) and runs it on all of the inputs."""
+    """Each rank has a part of the model (shared/model/shard.py) and runs it on all inputs."""
 
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
         self._group = group
@@ -51,14 +53,14 @@ class TPRanks:
 
 
 def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
-    """A follower's life beside TPRanks. Returns when rank 0 is through, or gone between two steps."""
+    """Obey TPRanks until rank 0 closes the socket between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:
             together(group, model, inputs_of(order), kv)
 
 
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-    """The same call on every rank. A step without outputs ends without a meeting: hence the barrier."""
+    """Run the same forward on every rank. In a step without outputs, the ranks meet only at the barrier."""
     output = model.forward(inputs, kv)
     group.barrier()
     return output
@@ -107,5 +109,5 @@ def to_bytes(values: torch.Tensor) -> bytes:
 
 
 def from_bytes(data: bytes, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Fresh and writable."""
+    """Return a fresh, writable tensor."""
     return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The sampler's inputs and outputs. One function for plain steps, prefill's first token and verify windows."""
+"""The sampler's inputs and outputs, for plain steps, a prefill's first token and verify windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Per-row parameters as arrays of values: frozen into a StepPlan, so it never changes once launched. B rows."""
+    """Parameters of B rows, as immutable values in a StepPlan."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -25,12 +25,12 @@ class SamplingBatch:
     presence_penalty: npt.NDArray[np.float32]
     frequency_penalty: npt.NDArray[np.float32]
     seeds: npt.NDArray[np.uint64]
-    prompt_lens: npt.NDArray[np.int32]  # the original prompt: output tokens are those at positions >= it
+    prompt_lens: npt.NDArray[np.int32]  # length of the original prompt; the answer begins there
     min_tokens: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
     logit_bias: tuple[tuple[tuple[int, float], ...], ...]
-    allowed_ids: tuple[tuple[int, ...], ...]  # (): all of them
+    allowed_ids: tuple[tuple[int, ...], ...]  # a row's () allows all ids
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
 
     @classmethod
@@ -62,30 +62,32 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class History:
-    """What penalties and bad words read, on the device: the tokens before an output, prompt, emitted and in flight, by
-    (request row, position), and of a verify window the output's own draft ancestors. Siblings share a position, so
-    drafts have no place in `tokens`.
+    """The tokens before each output, on the device. Penalties and bad words read them. They include the prompt, emitted
+    tokens and tokens in flight.
 
-    common and drafted are both there or both None: an output at input position p then counts its row's tokens 0..p.
+    In a verify window an output's draft ancestors count too, but are not in `tokens`, because siblings share a
+    position. common and drafted are both set or both None. If both are None, an output at input position p counts its
+    row's tokens 0..p.
     """
 
     tokens: torch.Tensor  # (rows, max_context) int32
-    rows: torch.Tensor  # (B,) int64, which row of `tokens` each batch row reads
-    common: torch.Tensor | None = None  # (E,) int64, how many of them each output counts
-    drafted: torch.Tensor | None = None  # (E, N) int32, the oldest first, all of them output; -1: none
+    rows: torch.Tensor  # (B,) int64, each batch row's row of `tokens`
+    common: torch.Tensor | None = None  # (E,) int64, how many tokens of its row each output counts
+    # (E, N) int32, draft ancestors, all after the prompt, oldest first; -1: no token
+    drafted: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which ids each of E outputs may be, on the host: of outputs whose request has a grammar."""
+    """Allowed ids of E outputs, on the host, for rows with a grammar."""
 
-    rows: npt.NDArray[np.int64]  # (E,) into `bits`; -1: all ids are allowed
-    bits: npt.NDArray[np.uint32]  # (M, words) a bit for each id, the lowest first; words >= vocab / 32
+    rows: npt.NDArray[np.int64]  # (E,) each output's row of `bits`; -1 if all ids are allowed
+    bits: npt.NDArray[np.uint32]  # (M, words) one bit per id, lowest first; words >= vocab / 32
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMasks:
-    """The same on a device, with at least one mask."""
+    """The same as TokenMasks, but on a device and with at least one mask."""
 
     rows: torch.Tensor  # (E,) int64
     bits: torch.Tensor  # (M, words) int32
@@ -93,7 +95,7 @@ class DeviceMasks:
 
 @dataclass(slots=True)
 class SampleOutput:
-    """E outputs; K = max(num_logprobs) of the batch, 0 columns when none. logprob is 0 where not asked for."""
+    """The ids drawn for E outputs. K = max(num_logprobs), at least 0. A logprob is 0 unless it was requested."""
 
     ids: torch.Tensor  # (E,) int64
     logprobs: torch.Tensor  # (E,) float32

@@ -1,7 +1,6 @@
-"""Sampling parameters of a batch as arrays that a device can take: one row each, and lists of different lengths laid
-one after another. Made on the host, uploaded with the step, read by the torch sampler. Pure.
+"""Turn a batch's sampling parameters into arrays for a device, with concatenated lists.
 
-The numba kernels of a CPU read the SamplingBatch itself.
+The arrays are uploaded with the step for the torch and Triton samplers. CPU kernels read the SamplingBatch instead.
 """
 
 from __future__ import annotations
@@ -18,39 +17,40 @@ from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
-GREEDY, FILTERED, PLAIN = 0, 1, 2  # how a row draws: its largest logit; among some ids; among all
-# On the host only, of all rows: the device alone knows how a row draws, which is GREEDY or PLAIN, or any of the three.
+GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
+# If only the device knows the rows' ways, the host has one of these values for all rows. UNFILTERED means GREEDY or
+# PLAIN; ANY means any of the three.
 UNFILTERED, ANY = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs(Generic[A]):
-    """B rows. `*_ends` (B + 1,) int64: row b's entries are [ends[b], ends[b + 1])."""
+    """The parameters of B rows. `*_ends` (B + 1,) int64: row b's entries are [ends[b], ends[b + 1])."""
 
-    way: A  # (B,) int64 GREEDY, FILTERED or PLAIN
+    way: A  # (B,) int64: GREEDY, FILTERED or PLAIN
     temperature: A  # (B,) float32
-    scale: A  # (B,) float32, 1 / temperature; 0 where greedy
-    top_k: A  # (B,) int64, the vocabulary's size where all ids may be drawn
+    scale: A  # (B,) float32, 1 / temperature; 0 for greedy rows
+    top_k: A  # (B,) int64, the vocabulary size if all ids stay
     top_p: A  # (B,) float32
     log_min_p: A  # (B,) float32
     is_penalised: A  # (B,) int64 0 or 1
     repetition: A  # (B,) float32
     presence: A  # (B,) float32
     frequency: A  # (B,) float32
-    seeds: A  # (B,) int64, the bits of the unsigned seed
+    seeds: A  # (B,) int64, bits of the unsigned seed
     prompt_lens: A  # (B,) int64
-    first_stop: A  # (B,) int64, the first position that may hold a stop token
-    num_logprobs: A  # (B,) int64, -1: none
-    stop_ids: A  # int64, of rows that may not stop yet
+    first_stop: A  # (B,) int64, first position at which a stop token is allowed
+    num_logprobs: A  # (B,) int64, -1 if none are requested
+    stop_ids: A  # int64, stop ids, but only of rows that have min_tokens
     stop_ends: A
     bias_ids: A  # int64
     bias_values: A  # float32
     bias_ends: A
-    is_limited: A  # (B,) int64 0 or 1: only its allowed ids may be drawn
+    is_limited: A  # (B,) int64 0 or 1: only allowed ids are drawn
     allowed_ids: A  # int64
     allowed_ends: A
-    bad_ids: A  # int64, the last id of each bad word
-    bad_before: A  # (words, longest - 1) int64, the ids before it; -1 on the left of shorter ones
+    bad_ids: A  # int64, last id of each bad word
+    bad_before: A  # (words, longest - 1) int64, the word's other ids, padded with -1 on the left
     bad_ends: A
 
     def named(self) -> dict[str, A]:
@@ -58,7 +58,7 @@ class Knobs(Generic[A]):
 
 
 def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
-    """Ids that the vocabulary does not have are left out."""
+    """Convert a batch. Ids outside the vocabulary are left out."""
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)

@@ -1,10 +1,10 @@
-"""The sampler: one function of (logits, parameters, seed, position, history), with no state between calls.
+"""Sample tokens: one function of (logits, parameters, seed, position, history), without state.
 
     penalties -> bias -> masks -> temperature -> top-k -> top-p -> min-p -> Gumbel-max; ties go to the lowest id
 
-The token at position p + 1 is drawn from the logits of the token at p with noise hash(seed, p + 1, id), so batch mates,
-chunks, speculation and the node that runs it can't show. Three implementations give equal ids: numba on a CPU, Triton
-on a CUDA device, torch wherever one of these is missing. Knows nothing of requests, streams or scheduling.
+The token at position p + 1 is drawn from the logits at p with noise hash(seed, p + 1, id). So other rows, chunks,
+speculation and the choice of the node do not change the token. Three implementations return equal ids: numba on a CPU,
+Triton on CUDA, and torch where Triton is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.latest import Latest
-from shared.kernel.libraries import has_triton
+from shared.kernel import libraries
 from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
@@ -30,32 +30,29 @@ def sample(
     history: History | None = None,
     masks: TokenMasks | DeviceMasks | None = None,
 ) -> SampleOutput:
-    """Draw one token for each of E outputs; runs on the stream that made the logits and leaves them as they are.
+    """Draw one token for each of E outputs, on the stream that made the logits. The logits stay unchanged.
 
-    logits (E, vocab) float32; row_of (E,) batch row of each output: on the host for a CPU's kernels, else OutputRows;
-    positions (E,) int64 of the input tokens, on the logits' device. `history` may be None when no row has penalties or
-    bad words of several tokens, `masks` when no row has a grammar; they are where the rows are.
+    - logits (E, vocab) float32
+    - row_of (E,) each output's batch row: on the host for CPU kernels, else OutputRows
+    - positions (E,) int64 of the input tokens, on the logits' device
+    - history, on host or device like `row_of`: may be None without penalties and bad words of several tokens
+    - masks, on host or device like `row_of`: None without grammars
     """
     if logits.dtype != torch.float32:
-        raise TypeError(f"logits are {logits.dtype}: sampling is float32 from the lm_head on")
+        raise TypeError(f"logits are {logits.dtype}: sampling needs float32 logits")
     if history is None and needs_history(batch):
         raise ValueError("a row has penalties or bad words, but there is no history of its tokens")
     if isinstance(row_of, OutputRows):
         assert not isinstance(masks, TokenMasks)
-        if runs_triton(logits.device):
+        if libraries.runs_triton(logits.device):
             from shared.sample.sampler_triton import sample_triton
 
             return sample_triton(logits, row_of, positions, history, masks)
         return sample_torch(logits, row_of, positions, history, masks)
-    from shared.sample.sampler_numba import sample_cpu  # a node of another device does without numba
+    from shared.sample.sampler_numba import sample_cpu  # only CPU nodes need numba
 
     assert not isinstance(masks, DeviceMasks)
     return sample_cpu(logits, batch, row_of, positions, history, masks)
-
-
-def runs_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels sample there. Tests say so of a CPU, for the interpreter."""
-    return device.type == "cuda" and has_triton()
 
 
 def _needs_history(batch: SamplingBatch) -> bool:
@@ -67,23 +64,23 @@ def _needs_history(batch: SamplingBatch) -> bool:
     )
 
 
-needs_history = Latest(_needs_history)  # whether a row has penalties, or bad words of several tokens
+needs_history = Latest(_needs_history)
 
 
 def takes_largest(batch: SamplingBatch) -> bool:
-    """Whether every row's draw is its largest logit, whichever ids the logits are of."""
+    """Return whether every row draws its largest logit, without edits."""
     lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
     edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())
 
 
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
-    """How likely each of E given tokens is, and the `num_top` likeliest beside it.
+    """Return the log-probabilities of E given tokens, and for each of them the `num_top` likeliest tokens.
 
-    logits (E, vocab) float32, ids (E,) int64 on their device. The same numbers as `sample` gives for a token that it
-    has drawn: of the raw distribution, before penalties, bias, temperature and filters.
+    logits (E, vocab) float32, ids (E,) int64 on their device. As in `sample`, log-probabilities are those of the raw
+    logits, before penalties, bias, temperature and filters.
     """
-    if runs_triton(logits.device):
+    if libraries.runs_triton(logits.device):
         from shared.sample.sampler_triton import score_triton
 
         return score_triton(logits, num_top, ids)

@@ -1,4 +1,4 @@
-"""The sampler of a CPU: arrays checked and laid out for the numba kernels. Knows nothing of requests and streams."""
+"""Sample on a CPU: check and lay out arrays for numba kernels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
-PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
-NO_TOKEN = -1  # in top_ids, where a row asked for fewer than the widest
+PARALLEL_FROM = 1 << 18  # a team's threads are woken from this number of logits on; for fewer, this does not pay
+NO_TOKEN = -1  # fills the rest of top_ids in rows that requested fewer tokens than others
 
 
 def sample_cpu(
@@ -37,7 +37,7 @@ def sample_cpu(
 
 
 def team_for(num_logits: int) -> Team:
-    """As many threads as torch uses on this one, where that is worth waking them."""
+    """Return a team of torch's threads if waking them pays, else of one thread."""
     return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 
@@ -54,7 +54,6 @@ def kernel_inputs(
     history: History | None,
     masks: TokenMasks | None = None,
 ) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
-    """What the numba kernels take, checked."""
     history = history or History(torch.zeros((1, 1), dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
     outputs = outputs_of(row_of, positions, history, masks)
     _check_range(outputs, len(batch), needs_history(batch))
@@ -65,7 +64,6 @@ def kernel_inputs(
 def outputs_of(
     row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History, masks: TokenMasks | None = None
 ) -> Outputs:
-    """In the layout of the numba kernels."""
     where = positions.contiguous().numpy()
     rows, tokens = history.rows.contiguous().numpy(), history.tokens.contiguous().numpy()
     common, drafted = where + 1, np.zeros((len(where), 0), np.int32)
@@ -78,7 +76,7 @@ def outputs_of(
 
 
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
-    """The kernels check no index: a wrong one must not read foreign memory."""
+    """Raise IndexError for wrong indices, which the kernels do not check."""
     if outputs.rows.size == 0:
         return
     if outputs.rows.min() < 0 or outputs.rows.max() >= num_rows:
@@ -96,7 +94,7 @@ def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
 
 
 def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_outputs: int, vocab_size: int) -> None:
-    """Raise IndexError unless each output has its mask, and each mask a bit for each id."""
+    """Raise IndexError unless each output's mask exists, with a bit for each id."""
     if len(rows) != num_outputs:
         raise IndexError(f"{num_outputs} outputs, but masks of {len(rows)}")
     if rows.max(initial=-1) >= len(bits) or (len(bits) and 32 * bits.shape[1] < vocab_size):
@@ -104,7 +102,6 @@ def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_o
 
 
 def _row_params(batch: SamplingBatch) -> RowParams:
-    """The batch's values in the layout of the numba kernels."""
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p).astype(np.float32)
     knobs = (batch.temperature, batch.top_p, log_min_p)
@@ -135,7 +132,7 @@ row_params = Latest(_row_params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows of different lengths -> values one after another, and where each row begins (one entry more)."""
+    """Return the concatenated values, and the rows' offsets with one more entry for the end."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return np.array([i for row in rows for i in row], dtype=np.int64), offsets
@@ -144,7 +141,7 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.N
 def with_logprobs(
     values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
 ) -> SampleOutput:
-    """`num_best`: (E,) likeliest tokens to name beside each; below 0 nothing is said of it."""
+    """`num_best` (E,): how many likeliest tokens to return beside each output; below 0: no logprobs."""
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)
@@ -163,7 +160,6 @@ def rank_candidates_cpu(
     history: History | None,
     num: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `candidates.rank_candidates`."""
     values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history)
     ids, log_probs = np.zeros((len(values), num), np.int64), np.zeros((len(values), num), np.float32)
     kernels.rank_candidates(values, params, outputs, ids, log_probs)

@@ -1,9 +1,8 @@
-"""The sampler on torch tensors of any device: sorts, cumulative sums and masks. Gives the ids of the numba kernels.
+"""Sample on torch tensors of any device, with sorts, cumulative sums and masks. The ids are those of the numba kernels.
 
-It never waits for the device, and copies nothing there: parameters are there already (Knobs), what depends on device
-values (positions, history) stays there as masks, and the host knows how many outputs take each way. Sums are of integer
-weights and every float operation is elementwise, so the same bits come out on every device.
-Knows nothing of requests, streams or scheduling.
+The code never waits for the device or copies to it. Every tensor, parameters (Knobs) included, is on the device of
+`logits`, and the host knows how many outputs are drawn in each way. Integer sums and elementwise floats have the
+same bits on every device.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from shared.sample.interface import DeviceMasks, History, SampleOutput
 from shared.sample.knobs import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Knobs
 
 Ints = npt.NDArray[np.int64]
-SCORED_AT_ONCE = 256  # tokens of a prompt
+SCORED_AT_ONCE = 256  # how many prompt tokens are scored at a time
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """E outputs of a batch on a device: which row each belongs to, on the host and there, and the rows' parameters."""
+    """E outputs of a batch, with their rows' parameters on the host and on the device."""
 
     host_rows: Ints  # (E,)
     host: Knobs[np.ndarray]
@@ -44,34 +43,34 @@ class OutputRows:
         return len(self.host_rows)
 
     def of(self, column: torch.Tensor) -> torch.Tensor:
-        """(E, 1) of a (B,) parameter."""
+        """Return a (B,) parameter as (E, 1)."""
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Indices of the outputs that are `wanted` (E,), in order; `column` (B,) says the same on the device."""
+        """Return the indices of the wanted outputs, on the device. `wanted` (E,) says on the host which ones, and
+        `column` (B,) says the same on the device, by row."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property
     def is_blind(self) -> bool:
-        """The host does not know which output takes which way: all take all, and the device chooses."""
+        """Whether only the device knows in which way each output is drawn. If so, every output is drawn in all ways."""
         return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
-        """Some of the outputs, as `pick` gave them."""
         return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.knobs)
 
     def entries(self, host_ends: np.ndarray, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The outputs' entries of a parameter that is a list: (output, entry) index pairs, in the outputs' order."""
+        """Return the index pairs (output, entry) of a list parameter, in the order of the outputs."""
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
-        before = counts.cumsum(0) - counts  # entries of the outputs before each
+        before = counts.cumsum(0) - counts  # of earlier outputs
         places = torch.arange(total, device=ends.device) - before[outputs]
         return outputs, ends[self.rows[outputs]] + places
 
 
 def true_first(flags: torch.Tensor, num: int) -> torch.Tensor:
-    """(num,) int64: where `flags` (E,) is true, in order. Its caller knows how often, so nobody waits."""
+    """Return the indices, (num,) int64, where `flags` (E,) are true. The caller knows `num`, so nothing waits."""
     return flags.logical_not().to(torch.int8).argsort(stable=True)[:num]
 
 
@@ -82,7 +81,6 @@ def sample_torch(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> SampleOutput:
-    """As `sampler.sample`; every tensor on the device of `logits`."""
     edited = _edit(logits, rows, positions, history, masks)
     way = rows.host.way[rows.host_rows]
     ids = _draw_blindly(edited, rows, positions) if rows.is_blind else torch.zeros_like(rows.rows)
@@ -94,7 +92,7 @@ def sample_torch(
     return with_logprobs_torch(logits, rows.host.num_logprobs[rows.host_rows], rows.knobs.num_logprobs[rows.rows], ids)
 
 
-# --- penalties, bias, masks ------------------------------------------------------------------------------------------
+# penalties, bias, masks
 def _edit(
     logits: torch.Tensor,
     rows: OutputRows,
@@ -102,7 +100,7 @@ def _edit(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> torch.Tensor:
-    """A copy where any output is edited: the raw logits are needed for logprobs."""
+    """Edit a copy, if any output is edited. Logprobs need the raw logits."""
     host, own = rows.host, logits.clone
     penalised = host.is_penalised[rows.host_rows] != 0
     limited = host.is_limited[rows.host_rows] != 0
@@ -130,14 +128,15 @@ def _has_entries(ends: np.ndarray, rows: OutputRows) -> bool:
 
 
 class _Past(NamedTuple):
-    """What E outputs count or have behind them, as in History."""
+    """The tokens that E outputs count, as in History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)
     drafted: torch.Tensor | None  # (E, N) int32
 
     def uses(self, prompt_lens: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(E, vocab) int32: how often each id came before, and how often in the output; prompt_lens (E, 1)."""
+        """Count each id's uses in all earlier tokens, and in the answer's tokens. Both results are (E, vocab) int32.
+        prompt_lens (E, 1)."""
         steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         past = steps < self.common.unsqueeze(1)
         seen = _uses(self.tokens, past, vocab_size)
@@ -149,8 +148,10 @@ class _Past(NamedTuple):
 
 
 def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, num: int) -> torch.Tensor:
-    """(E, num) int32, the last tokens of each answer, drafts included; -1 before its first. Takes no more of the
-    history than that."""
+    """Return each answer's last tokens, (E, num) int32, drafts included; -1 before the answer's first token.
+
+    Only these tokens of the history are read.
+    """
     common = positions + 1 if history.common is None else history.common
     at = common.unsqueeze(1) - torch.arange(num, 0, -1, device=positions.device)
     is_prompt = at < rows.of(rows.knobs.prompt_lens)
@@ -158,12 +159,11 @@ def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, nu
     if history.drafted is None:
         return emitted
     answer = torch.cat((emitted, history.drafted), dim=1)
-    order = torch.sort(answer >= 0, dim=1, stable=True).indices  # tokens go to the end, in their order
+    order = torch.sort(answer >= 0, dim=1, stable=True).indices  # moves the answer's tokens to the end, in their order
     return answer.gather(1, order)[:, -num:]
 
 
 def _past(history: History, some: OutputRows, positions: torch.Tensor, where: torch.Tensor) -> _Past:
-    """Of the outputs at `where`, which `some` are."""
     common = positions + 1 if history.common is None else history.common
     drafted = None if history.drafted is None else history.drafted[where]
     return _Past(history.tokens[history.rows[some.rows]], common[where], drafted)
@@ -205,7 +205,6 @@ def _mask_stops(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor)
 
 
 def _allow(logits: torch.Tensor, rows: OutputRows) -> None:
-    """Outputs with allowed ids are left with these."""
     outputs, entries = rows.entries(rows.host.allowed_ends, rows.knobs.allowed_ends)
     is_free = rows.of(rows.knobs.is_limited) == 0
     keep = is_free.expand(logits.shape).clone()
@@ -214,7 +213,6 @@ def _allow(logits: torch.Tensor, rows: OutputRows) -> None:
 
 
 def _keep(logits: torch.Tensor, masks: DeviceMasks) -> None:
-    """Outputs with a mask are left with the ids whose bit is set."""
     ids = torch.arange(logits.shape[1], device=logits.device)
     bits = masks.bits[masks.rows.clamp(min=0)]
     is_barred = ((bits[:, ids >> 5] >> (ids & 31).to(torch.int32)) & 1) == 0
@@ -222,7 +220,7 @@ def _keep(logits: torch.Tensor, masks: DeviceMasks) -> None:
 
 
 def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None) -> None:
-    """No bad word is completed."""
+    """Bar the last id of each bad word wherever it would complete the word."""
     knobs = rows.knobs
     outputs, entries = rows.entries(rows.host.bad_ends, knobs.bad_ends)
     if not len(entries):
@@ -235,18 +233,18 @@ def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, histor
         answers = _last_tokens(history, rows, positions, length)
         is_next = ((wanted == answers[outputs]) | (wanted < 0)).all(dim=1)
     barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    # two words may end alike
+    # two words may have the same last id
     barred.index_put_((outputs, knobs.bad_ids[entries]), is_next.to(torch.int32), accumulate=True)
     logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))
 
 
-# --- drawing --------------------------------------------------------------------------------------------------------
+# drawing
 def _argmax_of(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
     return _argmax(logits)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Of equal ones the lowest id, which torch.argmax does not promise."""
+    """Return the lowest id of the largest logit, which torch.argmax does not promise."""
     ids = torch.arange(logits.shape[1], device=logits.device)
     best = logits.amax(dim=1, keepdim=True)
     return torch.where(logits == best, ids, logits.shape[1]).amin(dim=1).clamp(max=logits.shape[1] - 1)
@@ -264,7 +262,6 @@ def _noise(rows: OutputRows, positions: torch.Tensor, ids: torch.Tensor) -> torc
 def rank_candidates_torch(
     logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None, num: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `candidates.rank_candidates`; every tensor on the device of `logits`."""
     first = sample_torch(logits, rows, positions, history).ids.unsqueeze(1)
     scores = _edit(logits, rows, positions, history)
     is_warm = rows.host.way[rows.host_rows] != GREEDY
@@ -291,7 +288,7 @@ def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> to
 
 
 def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    """Every output in every way that there may be, and then the one that is its own."""
+    """Draw every output in every possible way, then choose on the device."""
     way = rows.knobs.way[rows.rows]
     ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
     if not (rows.host.way == ANY).any():
@@ -300,7 +297,6 @@ def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tenso
 
 
 def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    """Everything in the order of the ranking: by logit, equal ones by id."""
     device, vocab_size, knobs = logits.device, logits.shape[1], rows.knobs
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     scaled = _scaled(logits, rows).gather(1, order)
@@ -316,11 +312,11 @@ def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tens
     return torch.where(keep & (scores == best), order, vocab_size).amin(dim=1).clamp(max=vocab_size - 1)
 
 
-# --- logprobs -------------------------------------------------------------------------------------------------------
+# logprobs
 def with_logprobs_torch(
     logits: torch.Tensor, host_best: Ints, num_best: torch.Tensor, ids: torch.Tensor
 ) -> SampleOutput:
-    """As `sampler.with_logprobs`; `num_best` is `host_best` on the device of `logits`."""
+    """See `sampler_numba.with_logprobs`. `num_best` has the values of `host_best`, on the device."""
     device, width = logits.device, max(0, int(host_best.max(initial=-1)))
     chosen = torch.zeros(len(ids), dtype=torch.float32, device=device)
     best_ids = torch.full((len(ids), width), -1, dtype=torch.int64, device=device)
@@ -342,7 +338,7 @@ def with_logprobs_torch(
 
 
 def score_torch(logits: torch.Tensor, num_top: int, ids: torch.Tensor) -> SampleOutput:
-    """As `sampler.score`, some tokens at a time: sorting their logits takes several copies of them."""
+    """Work in parts, because sorting takes several copies of the logits."""
     num_best = min(num_top, logits.shape[1])
     parts = []
     for begin in range(0, len(ids), SCORED_AT_ONCE):

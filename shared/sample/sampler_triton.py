@@ -1,7 +1,8 @@
-"""The sampler in Triton's kernels, for a GPU: no sort, no copy, no wait. Gives the ids of sampler_torch, bit for bit.
+"""Sample with Triton kernels, without sorts, copies or waits. The ids are those of sampler_torch.
 
-The host's parameters say which kernels run; what an output does in them, the device's say. A row that has no finite
-logit gets the id that a CPU's kernels give it: the first of the largest, NaN behind everything.
+The host's copy of the parameters decides which kernels run. The device's copy decides how a kernel treats each output.
+A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last. Every tensor is on
+the device of `logits`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ def sample_triton(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> SampleOutput:
-    """As `sampler.sample`; every tensor on the device of `logits`."""
     edited = _edited(logits, rows, positions.contiguous(), history, masks)
     heads, ids = _drawn(edited, rows, positions.contiguous())
     raw_heads, host_best = heads if edited is logits else None, rows.host.num_logprobs[rows.host_rows]
@@ -35,7 +35,6 @@ def sample_triton(
 def rank_candidates_triton(
     logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None, num: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `candidates.rank_candidates`; every tensor on the device of `logits`."""
     knobs, positions = rows.knobs, positions.contiguous()
     scores = _edited(logits, rows, positions, history, None)
     first = _drawn(scores, rows, positions)[1].unsqueeze(1)
@@ -44,13 +43,12 @@ def rank_candidates_triton(
         scores = score_candidates(scores, positions, *columns)
     wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
     _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
-    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn one goes to the end
+    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn id is last: cut off
     ids = torch.cat((first, best.gather(1, others)), dim=1)
     return ids, torch.cat((log_probs[:, :1], log_probs.gather(1, others)), dim=1)
 
 
 def score_triton(logits: torch.Tensor, num_top: int, ids: torch.Tensor) -> SampleOutput:
-    """As `sampler.score`."""
     num_best = min(num_top, logits.shape[1])
     column = torch.full((len(ids),), num_best, dtype=torch.int64, device=logits.device)
     return _with_logprobs(logits, None, np.full(len(ids), num_best, np.int64), column, None, ids)
@@ -64,7 +62,7 @@ def _with_logprobs(
     rows: torch.Tensor | None,
     ids: torch.Tensor,
 ) -> SampleOutput:
-    """`num_best`: a column of the batch, of which `rows` are the outputs', or theirs as it is."""
+    """`num_best`: one entry per batch row if `rows` is given, else one per output."""
     width = max(0, int(host_best.max(initial=-1)))
     if not (host_best >= 0).any():
         none = torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
@@ -81,7 +79,7 @@ def _edited(
     history: History | None,
     masks: DeviceMasks | None,
 ) -> torch.Tensor:
-    """The logits themselves where no output asks for anything."""
+    """Return an edited copy, or the same logits if no edit is needed."""
     if masks is None and not _is_edited(rows):
         return logits
     bits = None if masks is None else (masks.rows, masks.bits)
@@ -89,11 +87,10 @@ def _edited(
 
 
 def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads of the logits, ids)."""
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    # In a graph the device alone knows.
+    # ANY: during a graph's capture, only the device knows the way
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids

@@ -1,5 +1,6 @@
-"""ScheduleBatch: the rows that decode. Host arrays only; `input_ids` does not exist, since every path hands tokens
-over through the FutureMap (S11)."""
+"""Defines ScheduleBatch, the decoding rows in host arrays. It has no `input_ids`: tokens go through the FutureMap
+(S11).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from shared.sched.lengths import Lengths
 
 
 class ScheduleBatch:
-    """Owned by the scheduler. All arrays have one entry per row, in the order of `reqs`.
+    """The decoding rows. All arrays have the order of `reqs`.
 
-    seq_lens: committed length before the next step. expect_step: the step that wrote the row's relay.
-    in_flight: launched steps of this row whose results are not processed yet; pending_tokens: what they
-    may commit together, with speculation.
+    - seq_lens: committed length before the next step
+    - expect_step: the step that wrote the row's relay
+    - in_flight: number of launched steps whose result is not processed yet
+    - pending_tokens: with speculation, the largest number of tokens that the steps in flight can commit
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class ScheduleBatch:
 
     def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: Lengths) -> None:
         self.reqs = reqs
-        self._index = {id(req): i for i, req in enumerate(reqs)}  # results come row by row: no search for each
+        self._index = {id(req): i for i, req in enumerate(reqs)}  # a request's row, to find the row of a result
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step
         self.seq_lens = seq_lens
@@ -35,7 +37,9 @@ class ScheduleBatch:
 
     @classmethod
     def of(cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int) -> ScheduleBatch:
-        """Rows that just got their KV. `step` wrote their relay: their last chunk (in_flight 1) or an admission (0)."""
+        """Make a batch. `step`: the step that wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, 0 for
+        an admission.
+        """
         batch = cls()
         lengths = Lengths(np.asarray(committed, dtype=np.int64))
         batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
@@ -49,15 +53,19 @@ class ScheduleBatch:
         return self._index.get(id(req))
 
     def prepare_for_decode(self, speculative: bool) -> None:
-        """Move rows past the plain step that was planned last. With speculation only results move lengths."""
+        """Advance the lengths by the last planned step, if steps are plain. With speculation, only results advance the
+        lengths."""
         if speculative:
             return
         self.seq_lens.advance(self._pending_advance)
         self._pending_advance = np.zeros(len(self), dtype=np.int64)
 
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
-        """These rows are in the plan of `step`, with `width` tokens each. Plain rows will have moved by one at the next
-        prepare; with speculation only the bound moves, and the exact length comes from publish or the result."""
+        """Record that each of these rows advances by `width` tokens in `step`.
+
+        The lengths of plain rows advance at the next `prepare_for_decode`. With speculation the upper bound advances
+        now.
+        """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step
         self.in_flight[rows] += 1
@@ -68,7 +76,7 @@ class ScheduleBatch:
             self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
-        """A step's result: the row stepped `width` tokens, or 0 in the chunk that ended its prompt."""
+        """Record a result. `width` is 0 for a prompt's last chunk."""
         index = self.index_of(req)
         if index is None:
             return

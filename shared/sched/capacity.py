@@ -1,7 +1,4 @@
-"""Room for rows that step and for prompts that wait: the liveness rules of `shared/sched/page_budget.py`, carried out.
-
-Decides who reserves, who is admitted and who gives way for it. Knows nothing of steps, plans or results.
-"""
+"""Reserves memory for running rows and waiting prompts, by the rules of `shared/sched/page_budget.py`."""
 
 from __future__ import annotations
 
@@ -18,8 +15,6 @@ S = RequestState
 
 
 class Capacity:
-    """Asked in each round of planning: first for the running rows, then for those who wait."""
-
     def __init__(self, kv: KVManager, settings: SchedSettings, queues: Queues) -> None:
         self.settings = settings
         self._kv = kv
@@ -27,7 +22,9 @@ class Capacity:
         self._budget = queues.budget
 
     def reserve_running(self, width: int) -> set[Request]:
-        """Rows that step: not surely at their end, and with pages for what they may commit (rule a)."""
+        """Return the rows that run next. Each of these rows may need another step, and has pages for all tokens that
+        this step may commit (rule a).
+        """
         stepping: set[Request] = set()
         batch = self._queues.running
         order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
@@ -45,16 +42,23 @@ class Capacity:
             missing = page_count(num_tokens, self.settings.page_size) - int(self._kv.rows.num_pages[req.row])
             if self._kv.num_available + self._budget.num_held >= missing:
                 return False  # rule d: skip this step
+            if self._queues.end_loan() or self._queues.give_up_pull():
+                continue  # rule f: the loan's or pull's pages are free now, or will be
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False
-            # Alone and still short: its lock pins pages that the cache had under the same keys as its own (two equal
-            # prompts were computed side by side). Beginning again it takes those, and then it fits: `submit` saw to it.
+            # The row runs alone and still lacks pages, because its lock also pins cached pages of an equal prompt,
+            # which ran beside it. If the row begins again, it uses these cached pages and fits.
             victim = victim or req
             self._queues.retract(victim)
             if victim is req:
                 return False
         return True
+
+    def wanted(self) -> int:
+        """Return how many pages running rows and waiting prompts may take next."""
+        waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
+        return self.headroom() + sum(page_count(num_tokens, self.settings.page_size) for num_tokens in waiting)
 
     def headroom(self) -> int:
         queues = self._queues
@@ -62,17 +66,19 @@ class Capacity:
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
     def admit_waiting(self, oldest_offer: int | None) -> None:
-        """Admit by arrival. Nobody is overtaken for memory by his own kind, and a grant goes before those without one.
+        """Admit requests in the order of arrival, but ungranted hand-offs after all others. No request takes memory
+        before an older request of its kind.
 
-        The first without a grant that does not fit holds back all who have none; the first of the others ends the
-        round. So a plan tries one of each kind in vain, however long the queue is."""
+        If an ungranted hand-off finds no room, later ungranted hand-offs wait. If another request finds no room, the
+        round ends. So a plan has at most one failed reservation per kind.
+        """
         queues = self._queues
         pins = UngrantedPins(self._kv, self.settings, queues.ungranted.values())
         for req in list(queues.waiting):
             if oldest_offer is not None and req.arrival > oldest_offer:
-                return  # an Offer is older: it gets memory first
+                return  # an older Offer gets memory first
             if not req.may_begin:
-                continue  # its grammar is being compiled
+                continue  # its grammar is compiling
             if req.constraint is not None and req.constraint.error is not None:
                 queues.fail(req.key, req.constraint.error)
                 continue
@@ -85,16 +91,25 @@ class Capacity:
                 self._admit_ungranted(req, pins)
                 continue
             while not self._admit(req):
+                if self._gives_way():
+                    return  # rule f: the next round uses the memory that this frees
                 victim = pins.pop_youngest()
                 if victim is None:
                     return
                 self._unpin(victim)
 
     def _admit_ungranted(self, req: Request, pins: UngrantedPins) -> None:
-        if pins.have_room(req) and self._admit(req):
+        has_room = pins.have_room(req)
+        if has_room and self._admit(req):
             pins.add(req)
-        else:
-            pins.is_full = True
+            return
+        pins.is_full = True
+        if has_room:
+            self._gives_way()  # rule f
+
+    def _gives_way(self) -> bool:
+        """End a loan or a pull to free its memory. The end of a pull also frees a row."""
+        return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
     def _admit(self, req: Request) -> bool:
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
@@ -110,7 +125,7 @@ class Capacity:
         return True
 
     def _unpin(self, req: Request) -> None:
-        """An ungranted hand-off gives way and is prefilled again later; its first token will be the same."""
+        """Retract an ungranted hand-off. The hand-off's first token is dropped, and will be computed again."""
         if self._queues.handed_off.pop(req.key, None) is not None:
             req.output_ids.pop()
         self._queues.events.append(HandoffUnpinned(req))

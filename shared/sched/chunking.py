@@ -1,4 +1,4 @@
-"""Chunked prefill: which prompts advance in a step, and by how much. Pure arithmetic."""
+"""Chooses which prompts advance in a step of chunked prefill, and how far. All functions are pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shared.core.request import Request, TokenIds
 
 @dataclass(slots=True, eq=False)
 class ChunkedPrompt:
-    """A request in state PREFILLING. All its pages are reserved already; `computed` counts planned tokens."""
+    """A PREFILLING request, which has all its pages. `computed` includes tokens whose step is only planned."""
 
     request: Request
     ids: TokenIds  # prompt + output so far
     computed: int
-    started: bool = False  # a chunk of this incarnation was planned
+    started: bool = False  # whether a chunk of this incarnation was planned
 
     @property
     def remaining(self) -> int:
@@ -22,11 +22,11 @@ class ChunkedPrompt:
 
 
 def share_budget(remaining: list[int], budget: int) -> list[int]:
-    """Tokens each prompt gets this step; `remaining` is in order of seniority.
+    """Return how many tokens of each prompt this step computes. `remaining`: oldest first.
 
-    The oldest is sure of half the budget, so short prompts can't starve a long one; the others get the rest,
-    shortest first, so a long prompt can't starve short ones. What they leave goes back to the oldest. Where nobody has
-    less left than the oldest, it goes first with the whole budget: sharing would only make it end later.
+    The oldest prompt gets half the budget, so short prompts can't starve it. The other prompts share the rest, shortest
+    first, and leave the remainder to the oldest. If no other prompt is shorter, the oldest prompt gets the whole budget
+    first, because sharing would only delay it.
     """
     shares = [0] * len(remaining)
     if not remaining:

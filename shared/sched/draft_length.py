@@ -1,12 +1,10 @@
-"""How many tokens the next step verifies: as many drafts as pay for themselves, and none when none do.
+"""Chooses how many tokens the next step verifies, so that the expected tokens per second are highest.
 
         width = argmax  expected tokens(width) / time(rows, width)            width 1 is plain decoding
 
-Both halves are measured while serving: how often the draft at each depth was right, and what a step of so many rows and
-tokens took on the device. The other mode (plain while drafting, drafting while plain) is tried for a few steps now and
-then, counted in steps. Streams don't depend on what is chosen (the verifier sees to that), only their speed does.
-
-Pure: results in, width out; the same results give the same widths. Knows nothing of requests, pages or draft models.
+Two things are measured while serving: acceptance at each depth, and device time by rows and tokens. Probes try the
+other mode, plain or drafting. The choice affects speed, never the tokens of a stream. It is deterministic: equal
+results lead to equal widths.
 """
 
 from __future__ import annotations
@@ -20,34 +18,32 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # verifies, of any row, that acceptance is averaged over
-GUESSED_RATE = 0.8  # of a depth not tried yet: hopeful, so that it is tried
-GUESS_WEIGHT = 1.0  # verifies that a guess counts for
-GUESSED_COST = 0.1  # of one more draft, relative to a plain step, before anything was measured
-SAMPLES = 15  # newest step times, of which the lower quartile counts: steps that the system held up change nothing
+MEMORY = 32  # the average is over about this many verifies, counting all rows
+GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
+GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
+GUESSED_COST = 0.1  # time assumed for one more draft until it is measured, as a share of a plain step's time
+SAMPLES = 15  # number of newest step times that are kept; their lower quartile is used, which ignores delayed steps
 ENOUGH_SAMPLES = 3
-STALE = 64  # steps after which times say nothing any more: the machine may have changed, or they were held up
-MARGIN = 1.05  # another width must promise so much more before it is taken: no flapping on noise
+STALE = 64  # a measured time expires after this many steps
+MARGIN = 1.05  # change the width only for a gain above this factor, because of noise
 PROBE_STEPS = 4
-FIRST_PROBE = 8  # steps; doubled after each probe that changed nothing
+FIRST_PROBE = 8  # steps until the first probe; the number doubles after each probe that changes nothing
 LONGEST_PROBE = 128
-STALE_PLAIN = 2 * LONGEST_PROBE  # of plain steps, which probes measure
-FADE = 0.25  # what old acceptance counts for when drafting is tried again
+STALE_PLAIN = 2 * LONGEST_PROBE  # the measured time of plain steps expires later, because only probes measure it
+FADE = 0.25  # weight of the acceptance measured earlier, when drafting is probed again
 
 
 class WidthChoice(Protocol):
-    """Asked for each plan, also for one that comes to nothing; told each result, in order."""
+    """Chooses a width for each plan, even if the plan is not launched. Observes each result, in order."""
 
     def choose(self, num_rows: int) -> int:
-        """Tokens that each of `num_rows` decode rows steps, from 1 to the largest width of the settings."""
+        """Return how many tokens each decode row has in this step, from 1 to the settings' width."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
 
 
 class FixedWidth:
-    """The largest width, always."""
-
     def __init__(self, width: int) -> None:
         self._width = width
 
@@ -55,18 +51,19 @@ class FixedWidth:
         return self._width
 
     def observe(self, result: StepResult) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 def make_width_choice(spec: SpecConfig) -> WidthChoice:
-    """Up to its width, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
-    one would be accepted is not what was measured."""
     widths = step_widths(spec)
     return FixedWidth(spec.width) if len(widths) == 1 else DraftLength(widths, spec.depth)
 
 
 def step_widths(spec: SpecConfig) -> list[int]:
-    """What may be chosen, ascending."""
+    """Return the widths to choose from, ascending.
+
+    A tree is verified whole or not at all, because the acceptance in parts of a tree is not measured.
+    """
     if spec.width == 1 or not spec.spec_adaptive:
         return [spec.width]
     smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]
@@ -74,14 +71,16 @@ def step_widths(spec: SpecConfig) -> list[int]:
 
 
 class Acceptance:
-    """How often the draft at a depth is right where all before it were. Newer verifies count more."""
+    """The acceptance rate at each depth, counted only where all earlier drafts were accepted. Newer verifies count
+    more.
+    """
 
     def __init__(self, depth: int) -> None:
         self._trials = [0.0] * depth
         self._hits = [0.0] * depth
 
     def observe(self, accept_lens: Sequence[int], depth: int) -> None:
-        """Of verified rows, each with `depth` drafts one after the other."""
+        """Count the accepted drafts of verified rows, which had `depth` chained drafts each."""
         self._scale((1 - 1 / MEMORY) ** len(accept_lens))
         ended_at = Counter(accept_lens)
         reached = len(accept_lens)
@@ -98,7 +97,9 @@ class Acceptance:
         self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
-        """Of a verify with 0, 1, ... drafts in a chain. A depth seldom reached is taken to be like the one before."""
+        """Return a list of how many tokens a verify with 0, 1, ... chained drafts is expected to yield. A depth with
+        few trials uses the rate of the previous depth.
+        """
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):
             rate = (hits + GUESS_WEIGHT * rate) / (trials + GUESS_WEIGHT)
@@ -108,14 +109,13 @@ class Acceptance:
 
 
 class StepCosts:
-    """Times of steps by (decode rows, width), without those that also computed prompts. What was not measured of late
-    is taken to be like its neighbours."""
+    """The times of steps without prompts, by (decode rows, width). Missing times are estimated from neighbours."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._measured: dict[tuple[int, int], int] = {}  # when last, in steps
-        self._typical: dict[tuple[int, int], float] = {}  # where there are times enough
-        self._slopes: dict[int, float] = {}  # by decode rows, as last measured: of one more draft
+        self._measured: dict[tuple[int, int], int] = {}  # the number of the step that gave the newest time
+        self._typical: dict[tuple[int, int], float] = {}  # the typical time, where enough times were measured
+        self._slopes: dict[int, float] = {}  # time of one more draft as a share of a plain step's, by decode rows
         self._steps = 0
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
@@ -131,8 +131,7 @@ class StepCosts:
             self._typical[cell] = sorted(times)[len(times) // 4]
 
     def relative(self, num_rows: int, widths: Sequence[int]) -> list[float]:
-        """Time of a step of each width against that of a plain one with as many rows; from other numbers of rows until
-        measured."""
+        """Return each width's step time relative to a plain step."""
         self._typical = {cell: seconds for cell, seconds in self._typical.items() if self._is_fresh(cell)}
         self._slopes |= _slopes(self._typical)
         plain, slope = self._typical.get((num_rows, 1)), self._slope(num_rows)
@@ -153,7 +152,6 @@ class StepCosts:
 
 
 def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
-    """By decode rows: what one more draft costs relative to a plain step, where both were measured."""
     found: dict[int, list[float]] = defaultdict(list)
     for (rows, width), seconds in typical.items():
         plain = typical.get((rows, 1))
@@ -163,8 +161,8 @@ def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
 
 
 class DraftLength:
-    """Chooses among `widths`, ascending, the first of which is 1. `depth`: most drafts of a window that can be
-    accepted together; in a chain all of them, in a tree its depth."""
+    """Chooses one of `widths`, which ascend from 1. `depth`: the number of drafts in a chain, or of levels in a
+    tree."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         assert len(widths) > 1 and widths[0] == 1, "nothing to choose from"
@@ -172,7 +170,7 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._width = self._widths[-1]  # settled on, for so many rows
+        self._width = self._widths[-1]  # the width chosen for `_num_rows`
         self._num_rows = 0
         self._probe_width = 1
         self._probes_left = 0
@@ -184,7 +182,7 @@ class DraftLength:
         return self._width if num_rows in (0, self._num_rows) else self._settled(self._rates(num_rows))
 
     def observe(self, result: StepResult) -> None:
-        """Everything that changes does so here: a plan that comes to nothing leaves no trace."""
+        """Learn from a result. Only results change the state of this class; plans don't."""
         width, accept_lens = result.width, result.accept_lens[result.num_prefill :].tolist()
         if not accept_lens:
             return
@@ -210,7 +208,7 @@ class DraftLength:
         return min(width - 1, self._depth)
 
     def _rates(self, num_rows: int) -> dict[int, float]:
-        """Tokens of each row in the time of a plain step."""
+        """Return, for each width, how many tokens a row yields in the time of a plain step."""
         tokens = self._acceptance.expected_tokens()
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}

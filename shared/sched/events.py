@@ -1,4 +1,4 @@
-"""What the scheduler tells the node after a step. Values; the node turns them into wire messages."""
+"""Defines the scheduler's counters, and its events, which the node turns into wire messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Consecutive output tokens; first_pos counts from the request's first output token."""
+    """Carries output tokens. first_pos counts from the request's first output token."""
 
     key: RequestKey
     first_pos: int
@@ -28,7 +28,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How likely consecutive prompt tokens were; first_pos counts from the prompt's first token."""
+    """Carries log-probabilities of prompt tokens. first_pos counts from the prompt's first token."""
 
     key: RequestKey
     first_pos: int
@@ -41,14 +41,14 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error: BatonError | None = None  # set exactly when the reason is ERROR
+    error: BatonError | None = None  # set if and only if the reason is ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
-    """A step was launched after which the first num_tokens tokens of a request to hand over have KV; is_last: that is
-    all of them. `layers` says how far it is. Told in the round that
-    launched it."""
+    """A launched step will complete the KV of a hand-off's first num_tokens tokens; is_last: these are all its tokens.
+    The event comes in the round in which the step is launched. `layers` shows the step's progress.
+    """
 
     key: RequestKey
     num_tokens: int
@@ -58,7 +58,7 @@ class ChunkLaunched:
 
 @dataclass(frozen=True, slots=True)
 class ChunkReady:
-    """KV of the first num_tokens tokens of a request that will be handed over is final."""
+    """The KV of a hand-off's first num_tokens tokens is final."""
 
     request: Request
     num_tokens: int
@@ -66,7 +66,7 @@ class ChunkReady:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The last chunk of a request to hand over was processed: `token` goes into its PREBUILT record."""
+    """A hand-off's last chunk was processed. `token` goes into the PREBUILT record of the decode node."""
 
     request: Request
     token: int
@@ -77,47 +77,75 @@ class PrefillDone:
 
 @dataclass(frozen=True, slots=True)
 class GrantRevoked:
-    """A granted request lost its reservation (retracted or aborted). Its old row is tagged `held` until the decode
-    side knows that no pull writes into its pages, and calls `release_held(row)`."""
+    """A granted request was retracted or aborted.
+
+    Its old row stays `held` until `release_held(row)` is called, which happens when no pull can write the row's pages
+    any more.
+    """
 
     request: Request
     row: int
-    retracted: bool  # True: the request lives on here and is prefilled locally
+    retracted: bool  # whether the request will be prefilled on this node
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffUnpinned:
-    """A prompt without a grant gave its memory to one that has one. What was said of its KV is void: it is prefilled
-    again, and ChunkReady and PrefillDone come again."""
+    """An ungranted hand-off lost its memory. ChunkReady and PrefillDone will come again."""
 
     request: Request
 
 
-SchedEvent = ChunkLaunched | Emitted | Scored | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
+@dataclass(frozen=True, slots=True)
+class PullGaveWay:
+    """Other requests need the memory of a prefix pull. So the pull's prompt will be computed on this node. The pull's
+    row stays held, like a row after a revoked grant.
+    """
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoanGaveWay:
+    """Requests of this node need the memory of cached pages that were lent to another node. These pages are no longer
+    pinned."""
+
+    name: tuple[str, int]
+
+
+SchedEvent = (
+    ChunkLaunched
+    | Emitted
+    | Scored
+    | Ended
+    | ChunkReady
+    | PrefillDone
+    | GrantRevoked
+    | HandoffUnpinned
+    | PullGaveWay
+    | LoanGaveWay
+)
 
 
 @dataclass(slots=True)
 class SchedCounters:
-    """Totals since the scheduler was made, for the node's metrics."""
-
     retractions: int = 0
-    prompt_tokens: int = 0  # computed here
+    prompt_tokens: int = 0  # prompt tokens computed on this node
     cached_prompt_tokens: int = 0
-    mixed_steps: int = 0  # of running rows, with prompts in them
-    mixed_prompt_tokens: int = 0  # of these steps
+    mixed_steps: int = 0  # number of steps with prompts and running rows
+    mixed_prompt_tokens: int = 0  # prompt tokens in mixed steps
     output_tokens: int = 0
-    offloaded_pages: int = 0  # copied into the cold tier
-    restored_pages: int = 0  # copied back
-    readmissions: int = 0  # requests that went on by stash, with all their KV from the cold tier
-    offload_failures: int = 0  # restores that brought other bytes than were stored; the KV was computed instead
-    spec_steps: int = 0  # verifies, one per request and step
-    spec_accepted_tokens: int = 0  # without the bonus token
-    spec_accepted_at: list[int] = field(default_factory=list)  # the same by depth of the draft, from 1 on
-    spec_draft_seconds: float = 0.0  # plain steps of a drafter count too: they keep its state current
-    spec_verify_seconds: float = 0.0  # the rest of the steps that had drafts, chunks of prompts in them included
+    offloaded_pages: int = 0  # pages copied to the cold tier
+    restored_pages: int = 0  # pages copied back from the cold tier
+    readmissions: int = 0  # requests that resumed by stash, because all their KV was restored
+    offload_failures: int = 0  # number of restores that found damaged bytes
+    spec_steps: int = 0  # number of verifies: one per request and step
+    spec_accepted_tokens: int = 0  # accepted drafts, without the bonus token
+    spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth, from 1
+    spec_draft_seconds: float = 0.0  # time spent on drafting, also in plain steps, which keep the drafter current
+    spec_verify_seconds: float = 0.0  # the other time of steps with drafts, prompt chunks included
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
-        """Row `index` emitted; a stop in its run may have cut it."""
+        """Count one row's run, which a stop may have cut to `num_kept` tokens."""
         self.output_tokens += num_kept
         if result.stepped(index) <= 1:
             return
@@ -129,7 +157,6 @@ class SchedCounters:
             self.spec_accepted_at[depth] += 1
 
     def count_mixed(self, result: StepResult) -> None:
-        """Of any step."""
         if 0 < result.num_prefill < len(result.row_ids):
             self.mixed_steps += 1
             self.mixed_prompt_tokens += result.prompt_tokens
@@ -140,6 +167,5 @@ class SchedCounters:
             self.spec_verify_seconds += result.verify_seconds
 
     def totals(self) -> dict[str, float]:
-        """By the short names of metrics."""
         by_depth = {f"{SPEC_DEPTH_PREFIX}{depth}": count for depth, count in enumerate(self.spec_accepted_at, 1)}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spec_accepted_at"} | by_depth

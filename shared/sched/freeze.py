@@ -1,4 +1,4 @@
-"""Freezing a step: chunks and decode rows become one StepPlan of values. Pure."""
+"""Freezes chunks and decode rows into a StepPlan, which refers to no request. All functions here are pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class ChunkShare:
-    """`q_len` tokens of a prompt in this step."""
-
     chunk: ChunkedPrompt
     q_len: int
 
@@ -30,8 +28,9 @@ class ChunkShare:
 
 
 class PlanFreezer:
-    """Keeps the last batch's sampling arrays: a batch's rows seldom change, and building them costs as much as all
-    the rest of a plan."""
+    """Makes plans. Reuses the last batch's sampling arrays if the rows are the same, because building them takes half
+    of a plan's time.
+    """
 
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self._kv = kv
@@ -42,7 +41,7 @@ class PlanFreezer:
     def freeze(
         self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, width: int
     ) -> StepPlan:
-        """`rows` index the decode batch and step `width` tokens."""
+        """Make a plan. `rows`: indices of the decode batch, `width` tokens each."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
         chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
         chunk_q = [share.q_len for share in shares]
@@ -78,7 +77,7 @@ class PlanFreezer:
         )
 
     def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:
-        """Prompt tokens stay on the host until the forward stream takes them (S9)."""
+        """Join the prompt tokens on the host. The forward stream copies the tokens from there (S9)."""
         if not shares:
             return None
         parts = [share.chunk.ids[share.chunk.computed : share.chunk.computed + share.q_len] for share in shares]
@@ -93,7 +92,8 @@ class PlanFreezer:
         return self._sampling
 
     def _history_seeds(self, shares: Sequence[ChunkShare]) -> list[HistorySeed]:
-        """Tokens that the prefix cache spared us: no forward of this row writes them into its history."""
+        """Return the tokens whose KV is reused, for rows that keep a history, because no forward writes these tokens
+        there."""
         seeds = []
         for share in shares:
             chunk = share.chunk
@@ -113,7 +113,6 @@ def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:
 
 
 def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:
-    """What the chunk's logits are to say of the prompt; None: nothing."""
     req, chunk = share.chunk.request, share.chunk
     if req.first_unscored is None:
         return None

@@ -1,10 +1,10 @@
-"""The largest steps that a node's settings allow, of nobody: what they need of a device's memory can be measured before
-there is a KV pool. All their pages are page 0, the sink.
+"""Makes the largest steps that the settings allow. A node runs these steps to measure device memory before it makes the
+KV pool.
 
-    mixed  | a mixed chunk | decode rows, all that may run, with all their drafts            |
+    mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-Log-probabilities of prompts come on top: where memory runs out for them, their request's step fails and no other.
+All pages are page 0, the sink. Memory for prompt log-probabilities is not counted; if it is too little, one step fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVERY_FEATURE = SamplingParams(
 
 
 class LargestSteps:
-    """Makes the work. `num_rows`: most requests that run. `num_tokens`: most that the KV pool may hold."""
+    """`num_rows`: the largest number of running requests. `num_tokens`: the KV pool's largest size."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LargestSteps:
         self._num_tokens = num_tokens
 
     def work(self) -> Iterator[Admission | StepPlan]:
-        """In the order to launch it: rows are admitted before they decode."""
+        """Yield the steps in launch order."""
         settings, num_rows = self._settings, self._num_rows
         length = max(settings.width + 1, min(settings.max_context, self._num_tokens // num_rows))
         num_decoding = max(1, num_rows - 1)
@@ -76,7 +76,9 @@ class LargestSteps:
         )
 
     def _shares(self, num_tokens: int, length: int, num_rows: int) -> list[ChunkShare]:
-        """The ends of prompts of `length` tokens."""
+        """Return shares with at most `num_tokens` tokens together. Each share is the end of a prompt of `length`
+        tokens.
+        """
         shares: list[ChunkShare] = []
         while num_tokens and len(shares) < num_rows:
             q_len = min(num_tokens, length)

@@ -1,11 +1,10 @@
-"""The overlap loop: one round takes a step's result and launches the next step.
+"""Runs the overlap loop: each round processes a step's result and launches the next step.
 
     process results -> bring back from the cold tier -> resolve lengths -> plan N (pure) -> launch N
 
-With overlap, step N is launched while N-1 runs: the host plans with what it knows, and takes N-1's result in a later
-round. The plain loop is the same with depth 0 and gives the same tokens. All that may wait or raise comes before the
-plan, the first change of the scheduler's state. The loop never sleeps in receive while a lease is open, for completions
-wake the node's poll too.
+With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. All waits
+and errors come before the plan, because the plan is the first change of the scheduler's state. When a step ends, it
+wakes the node's poll.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# Failed steps without one that went well between them; then the device is asked, and where it fails too the node ends.
-# One request that fails for itself has two such steps: among others, and alone.
+# The device is probed after this many consecutive failed steps. The number is more than 2, because a single faulty
+# request makes two steps fail: one with other requests, then one alone.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drive one scheduler and one engine. Counts steps; all else belongs to these two."""
+    """Drives one scheduler and one engine."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self.scheduler = scheduler
@@ -43,13 +42,15 @@ class EngineLoop:
         engine.make_masks = self._make_masks
 
     def step(self, block: bool = False) -> bool:
-        """Run one round. Return True when anything happened. With `block`, wait for the oldest step when nothing could
-        be launched."""
+        """Run one round, and return True if anything happened.
+
+        With `block`, wait for the oldest step if nothing was launched.
+        """
         progressed = self._process_results()
         self._make_masks()
         progressed = self._readmissions.take() or progressed
         if self.engine.device_error is not None:
-            if not self.engine.leases:  # the open steps may tell as much
+            if not self.engine.leases:  # the results of open steps may show the error
                 self._ask_device()
         elif self._num_open_steps() <= self.depth and self._launch_next():
             return True
@@ -58,12 +59,12 @@ class EngineLoop:
         return progressed
 
     def _launch_next(self) -> bool:
-        """Resolve lengths, plan a step and launch it. Return False when there is nothing to do."""
+        """Launch the next step. Return False if there is nothing to do."""
         if not self._resolve():
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # rows that could step next wait for what these steps say
+            return self.engine.stages.flush()  # the rows to run next need the tokens that late sampling gives
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
@@ -71,7 +72,7 @@ class EngineLoop:
         return True
 
     def _process_results(self) -> bool:
-        """Process the results of all steps that have ended, oldest first. Return True when there were any."""
+        """Process the steps that have ended, oldest first. Return True if any step had ended."""
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]
@@ -87,8 +88,9 @@ class EngineLoop:
         return progressed
 
     def _make_masks(self, *, block: bool = False) -> None:
-        """Make the grammar masks of the oldest open step: all results before it are processed. With `block`, wait for
-        its drafts: always before anything waits for the step itself."""
+        """Make the oldest open step's masks. All earlier results must be processed. With `block`, first wait for the
+        step's drafts. A caller that then waits for the step must set `block`.
+        """
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
             return
@@ -100,14 +102,14 @@ class EngineLoop:
         lease.masks.put(self.scheduler.masks_of(lease.work, lease.drafts_on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
-        """Install PREBUILT records whose KV is here."""
+        """Admit the requests of PREBUILT records, whose KV has arrived."""
         admission = self.scheduler.process_prebuilt(arrivals)
         if admission is not None:
             self.engine.admit(admission)
 
     @property
     def idle(self) -> bool:
-        """No step, no admission and no copy of the cold tier is under way."""
+        """Return True if no step, admission or cold-tier copy is open."""
         return not self.engine.leases and not self._readmissions.num_copies
 
     def _num_open_steps(self) -> int:
@@ -121,7 +123,7 @@ class EngineLoop:
         return self._readmissions.take() or progressed
 
     def _resolve(self) -> bool:
-        """Exact host lengths, for backends that can't do without. False when the step waited for had failed."""
+        """Read exact lengths if the plan needs them. Return False if the awaited step failed."""
         if not self.scheduler.settings.needs_cpu_seq_lens or not self.engine.publishes:
             return True
         running = self.scheduler.running
@@ -138,7 +140,7 @@ class EngineLoop:
         return True
 
     def _drain(self) -> None:
-        """Close leases up to the failed one, which starts the recovery."""
+        """Close leases up to and including that of the failed step; its result starts the recovery."""
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()
@@ -146,7 +148,7 @@ class EngineLoop:
 
     def _recover(self, lease: StepLease, error: Exception) -> None:
         if isinstance(error, RankLost):
-            raise error  # nothing can run here any more: the requests are not to blame
+            raise error  # no step can run, and no request is to blame
         self.num_failed_steps += 1
         self._failed_in_a_row += 1
         logger.error("step %d failed: %s: %s", lease.step, type(error).__name__, error)
@@ -160,8 +162,10 @@ class EngineLoop:
         self.scheduler.step_failed(failed, drained, cause)
 
     def _ask_device(self) -> None:
-        """Run a step of nobody's before a request is blamed. Raise DeviceLost when it fails too: then the requests are
-        not to blame, and this node would fail all that come."""
+        """Probe the device before a request is blamed.
+
+        Raise DeviceLost if the probe fails too: this node would fail every request.
+        """
         try:
             self.engine.launch(self.scheduler.probe())
             self.engine.wait_oldest()

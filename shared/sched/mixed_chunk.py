@@ -1,14 +1,12 @@
-"""How many prompt tokens join the next step of running rows, so that it takes no longer than --itl-budget.
+"""Chooses how many prompt tokens join the next step of running rows, so that the step stays within --itl-budget.
 
         measured      at most 0.9 of the budget            beyond the budget
-        next chunk    more, in proportion, but no jump     less, in proportion, but no less than half
+        next chunk    more, in proportion, but no jump     less, in proportion, but at least half
 
-What a step costs is not written down as a formula: plain steps, long contexts and many rows are in its measured time,
-and a token may cost nothing until the device is busy and much from there on. A size that was too large is approached by
-halves, and forgotten a little with every step that was in time. So one step that the system held up costs a few small
-chunks, and a size that is too large is tried again now and then.
-
-Pure: results in, tokens out; the same results give the same chunks. Results come a step or more after their plan.
+No cost formula fits, because tokens may cost nothing until the device is busy. After a chunk that was too large, each
+later chunk halves the distance to that chunk's size, and that size is slowly forgotten. So a delayed step causes only a
+few small chunks. The choice is deterministic: equal results lead to equal chunks. A result comes at least one step
+after its plan.
 """
 
 from __future__ import annotations
@@ -18,26 +16,25 @@ from typing import Protocol
 
 from shared.engine.plan import StepResult
 
-LEAST = 16  # tokens: prompts go on however small the budget is
-AIM = 0.9  # of the budget: between this and the whole nothing changes
-GROWTH = 1.5  # of a chunk that was in time
-SHRINK = 0.5  # at most, by one step: the system may have held it up
-FORGET = 1.1  # by so much a size that was too large rises, with each step that was in time
+LEAST = 16  # smallest chunk, in tokens, however small the budget is
+AIM = 0.9  # a step that takes between this share of the budget and the whole budget leaves the chunk as it is
+GROWTH = 1.5  # a step within the budget lets the chunk grow by this factor at most
+SHRINK = 0.5  # no step shrinks the chunk below this share of its size, because the system may have delayed the step
+FORGET = 1.1  # each step within the budget multiplies the size that was too large by this
 
 
 class MixedChunk(Protocol):
-    """Asked for each plan, also for one that comes to nothing; told each result, in order."""
+    """Chooses a chunk for each plan with running rows, even if the plan is not launched. Observes each result, in
+    order."""
 
     def choose(self) -> int:
-        """Return the most prompt tokens of a step that running rows share, at least 1."""
+        """Return how many prompt tokens may join running rows, at least 1."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
 
 
 class FixedChunk:
-    """Always as large."""
-
     def __init__(self, size: int) -> None:
         self._size = size
 
@@ -45,29 +42,29 @@ class FixedChunk:
         return self._size
 
     def observe(self, result: StepResult) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 def make_mixed_chunk(itl_budget_ms: float, most: int) -> MixedChunk:
-    """`itl_budget_ms`: 0 where there is none. `most`: tokens that no chunk exceeds."""
+    """Return what chooses chunks under this budget. `itl_budget_ms` is 0 if there is no budget. `most`: tokens of the
+    largest chunk."""
     return BudgetedChunk(itl_budget_ms / 1000, most) if itl_budget_ms > 0 else FixedChunk(most)
 
 
 class BudgetedChunk:
-    """Chunks begin small. `budget_s`: of a whole step, its running rows included."""
+    """Keeps the time of a whole step, running rows included, within `budget_s`."""
 
     def __init__(self, budget_s: float, most: int) -> None:
         self._budget_s = budget_s
         self._least, self._most = min(LEAST, most), most
         self._size = float(self._least)
-        self._too_large = math.inf  # tokens
+        self._too_large = math.inf  # the size that was too large, in tokens
 
     def choose(self) -> int:
         return int(self._size)
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a step that had both. A chunk smaller than was allowed, as the end of a prompt, lets nothing grow
-        beyond what was measured."""
+        """Learn from a mixed step. A chunk smaller than allowed says nothing about larger chunks."""
         tokens, seconds = result.prompt_tokens, result.seconds
         if not tokens or seconds <= 0 or result.num_prefill == len(result.row_ids):
             return

@@ -1,18 +1,18 @@
-"""Offload: pages leave the pool for the cold tier and come back by copy, not by computing them again.
+"""Copies KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      cached pages that nobody uses, long before eviction       pinned, read, unpinned
+    save      cached pages without users, long before eviction         pinned, read, unpinned
     park      a running request that is retracted                       its row is held until its pages are out
-    restore   at admission, behind what the prefix cache gave           into the row's own pages, digests checked
+    restore   at admission, behind the prefix cache's tokens            into the row's own pages, digests checked
 
-All copies run on the cold stream, in launch order, and their ends are inputs of a later round. Hand-offs run beside
-them on the transfer stream; no page is of both at a time, for rows are held and locks kept until a copy's end was seen.
+Copies run on the cold stream, in launch order. A copy's row stays held, and its lock is kept, until a later round sees
+that the copy has ended. So no page is ever in a copy and in a hand-off at once.
 
     forward    | step | step |    the newest step ...
     cold       | wait . . .  | park | restore |    ... is waited for: its rows' old owners may still write the pages
     transfer   | pull | describe | pull |          waits for steps alone
 
-A restored request whose KV is whole goes on by stash, as a PREBUILT one does; the others compute what is missing.
-Whatever does not come back, or not as it was, is computed. Knows nothing of steps.
+If all its KV is restored, a request resumes by stash, like a PREBUILT record. If pages are missing or damaged, their
+tokens are computed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
-MOST_SAVED_AT_ONCE = 32  # pages: the next copy waits no longer than for so many
+MOST_SAVED_AT_ONCE = 32  # number of pages in one copy; a limit, so that the next copy does not wait long
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Cached pages on their way out. `lock` pins them; `num_pinned` of them would be evictable without it."""
+    """A copy of cached pages to the cold tier. `lock` pins the pages; without this lock, `num_pinned` of them could be
+    evicted."""
 
     lock: Lock
     num_pinned: int
@@ -48,16 +49,17 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """A held row whose pages are on their way out; `keys` are those of the tokens whose KV they are."""
-
     row: int
     keys: TokenIds
 
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """Pages on their way into the row of a request. Then it has the KV of `num_tokens`, or of `num_cached` if they are
-    not what was stored. `revoked`: it was retracted or ended meanwhile, and the row is held until the copy is over."""
+    """A copy of pages into a request's row. After the copy, the row has the KV of `num_tokens` tokens, or of only
+    `num_cached` tokens if pages are damaged.
+
+    `revoked`: whether the request has left; its row is then held until the copy ends.
+    """
 
     request: Request
     row: int
@@ -69,8 +71,6 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class ColdTier:
-    """What the copies need: where from, where to, and the stream that makes them."""
-
     store: ColdStore
     pool: KVPool
     jobs: TransferJobs[Save | Park | Restore, None]
@@ -85,7 +85,9 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """(page of the tier, its place now, page of the pool); a launched step may still write the latter."""
+        """Begin a copy from the tier. Each of `loads` is a tier page, the page's current place in the tier, and the
+        pool page to fill. A launched step may still write the pool pages.
+        """
 
         def run() -> None:
             for cold, place, page in loads:
@@ -95,19 +97,19 @@ class ColdTier:
 
 
 class NoOffload:
-    """What Offload is without a cold tier: nothing leaves, nothing comes back."""
+    """Replaces Offload if there is no cold tier."""
 
     num_jobs = 0
     restoring: Mapping[RequestKey, Restore] = MappingProxyType({})
 
     def wait(self) -> None:
-        """Return at once: there is no copy."""
+        """Do nothing."""
 
     def park(self, req: Request) -> bool:
         return False
 
     def save_cold(self) -> None:
-        """Save nothing."""
+        """Do nothing."""
 
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
         return False
@@ -119,14 +121,14 @@ class NoOffload:
         return []
 
     def check_integrity(self, idle: bool = False) -> None:
-        """There is nothing that could not add up."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 class Offload:
-    """Owner of requests in state RESTORING, and of rows and locks that wait for a copy. The scheduler's thread only."""
+    """Owns RESTORING requests, and rows and locks held for a copy. Scheduler thread only."""
 
     def __init__(
         self, tier: ColdTier, kv: KVManager, settings: SchedSettings, budget: PageBudget, counters: SchedCounters
@@ -136,7 +138,7 @@ class Offload:
         self._settings = settings
         self._budget = budget
         self._counters = counters
-        assert isinstance(kv.cache, PrefixCache)  # pools of windows have no cold tier
+        assert isinstance(kv.cache, PrefixCache)  # window pools have no cold tier
         self._cache = kv.cache
         self._is_saving = False
         self.restoring: dict[RequestKey, Restore] = {}
@@ -146,14 +148,14 @@ class Offload:
         return len(self._tier.jobs)
 
     def wait(self) -> None:
-        """For the oldest copy, if there is one."""
         self._tier.jobs.synchronize()
 
     # ---- out
 
     def park(self, req: Request) -> bool:
-        """At the retraction of a running request: copy its pages out, and hold its row until that is done. False:
-        there is nothing to copy, and the caller goes on as without a cold tier."""
+        """Copy the pages of a retracted running request to the tier, and hold its row until the copy ends. Return False
+        if there is nothing to copy; the caller then frees the row.
+        """
         if req.state is not RequestState.RUNNING or self._settings.relays_drafts or req.lacks_draft_state:
             return False
         store, ids = self._tier.store, req.all_ids()[: req.computed]
@@ -170,8 +172,9 @@ class Offload:
         return True
 
     def save_cold(self) -> None:
-        """Some of the pages that are nobody's, longest unused first, one copy at a time. Many are evicted at once, so
-        it would be too late to begin when memory is short."""
+        """Copy some unused pages to the tier, longest unused first, one copy at a time. Copying starts before memory is
+        short, because an eviction takes many pages at once.
+        """
         while not self._is_saving:
             nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)
             if not nodes:
@@ -194,11 +197,12 @@ class Offload:
     # ---- back
 
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
-        """Row and pages for `ids` are reserved, and the prefix cache gave `num_cached` tokens: bring back what the cold
-        tier has behind them. False: nothing. Of a request that has said something its last token needs no forward but
-        its next step's, so all before it may come back, a page that is not full included."""
+        """Copy the pages that follow the first `num_cached` tokens back from the tier. Return False if the tier has no
+        such pages. The request's row and pages must be reserved. If the request has output, only the last token needs a
+        forward, so partial pages count too, except with relayed drafts.
+        """
         if req.first_unscored is not None:
-            return False  # its prompt is computed for its logits
+            return False  # the prompt must be computed, because its scores need the logits
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
@@ -219,14 +223,14 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """Retracted, or ended, while its pages come: they are free once nobody writes into them."""
+        """Cancel a request's restore. The row's pages are freed once the copy has ended."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 
     # ---- ends
 
     def take_done(self) -> list[Restore]:
-        """Restored requests, no longer in `restoring`: the caller brings each into its next state."""
+        """Return the restores that have ended, for readmission."""
         return [restore for done in self._tier.jobs.take_done() for restore in self._ended(done)]
 
     def _ended(self, done: JobDone[Save | Park | Restore, None]) -> list[Restore]:
@@ -257,12 +261,12 @@ class Offload:
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
-        """The store adds up; idle: no copy is under way and nobody waits for one."""
+        """Raise if the store's page counts don't add up, or, with `idle`, if a copy or restore is open."""
         found = self._tier.store.problems()
         if idle and (self.num_jobs or self.restoring):
-            found.append(f"{self.num_jobs} copies under way, {len(self.restoring)} requests wait for theirs")
+            found.append(f"{self.num_jobs} copies are open, {len(self.restoring)} requests wait for a restore")
         raise_problems("offload", found)
 
     def close(self) -> None:
-        """After the streams have stopped."""
+        """Close the store, after the streams have stopped."""
         self._tier.store.close()

@@ -1,4 +1,4 @@
-"""From a processed step to a request's output: append, cut at a stop, decide the end. Knows nothing of pages."""
+"""Appends a processed step's tokens to a request's output, cuts them at a stop, and decides the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from shared.wire.ranges import MAX_REAL
 def append_tokens(
     req: Request, run: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> tuple[Emitted, FinishReason | None]:
-    """Take an accepted run. A stop inside it cuts the rest: the device published the full length, the host decides
-    what was said, so nothing after a stop reaches the client, the prefix cache or usage. The stop token itself is
-    emitted (it counts in usage; the router does not show it)."""
+    """Append an accepted run. Return the emitted tokens, and why the request ends, if it does. The device published the
+    length of the whole run. The host cuts the run at a stop, so no later token reaches the client, the prefix cache or
+    `usage`. `usage` counts the stop token, but the router does not show it.
+    """
     first_pos = len(req.output_ids)
     reason: FinishReason | None = None
     for token in run:
@@ -38,12 +39,12 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """Broken weights may give infinity or NaN, which the wire does not take: the tokens must arrive all the same."""
+    """Replace infinity and NaN, which the wire rejects, by finite numbers. Tokens must arrive even if broken weights
+    produced them."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 
 def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
-    """What a step says of some prompt tokens, one entry for each."""
     return tuple(
         TokenLogprob(finite(float(own)), tuple(ids.tolist()), tuple(map(finite, best.tolist())))
         for own, ids, best in zip(scores.logprobs, scores.top_ids, scores.top_logprobs, strict=True)
@@ -51,7 +52,7 @@ def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
 
 
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
-    """Of each token of row `index`'s run; empty when the request asked for none."""
+    """Return the log-probabilities of row `index`'s run, one entry per token, if the request wants them."""
     num = req.sampling.num_logprobs
     if num < 0:
         return []

@@ -1,10 +1,14 @@
-"""Who gets pages and who gives them back: the rules that keep a full pool moving. Each of them ended a livelock.
+"""Decides which requests get pages and which return them, so that a full pool never stops all of them. Each rule ended
+a livelock.
 
-a  running rows reserve before anyone is admitted; admission leaves one reservation per decoding row free
-b  a prompt reserves all its pages at once; holders go before the head of the queue
-c  victims are all holders, youngest arrival first, the oldest never; seniority survives retraction
-d  while pages are on their way back (held), a short row skips a step rather than retract one more
-e  pages wait only for something that surely ends: `held` rows wait for their pull or their copy, nothing else waits
+a  running rows reserve before any request is admitted; admission leaves one reservation free per decoding row
+b  a prompt reserves all its pages at once; requests that hold pages go before the head of the queue
+c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
+   arrival
+d  while pages are coming back (held), a row that lacks pages skips a step instead of retracting one more request
+e  pages are held only for an end that surely comes: that of the pull or copy of a `held` row
+f  loans of cached pages end first, then pulls of prefixes, newest first; only after them may a row skip, a prompt
+   wait, or a request be retracted
 """
 
 from __future__ import annotations
@@ -17,41 +21,50 @@ from shared.core.page_identity import prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
+from shared.kv.prefix_cache import Lock
 from shared.sched.settings import SchedSettings
+
+LoanName = tuple[str, int]  # the peer that reads the pages, and the name of its lease
 
 
 class PageBudget:
-    """Arithmetic and reservations over one KVManager; the scheduler decides, this counts."""
+    """Counts and reserves pages; the scheduler decides for which request."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
         self._settings = settings
-        self._held: dict[int, int] = {}  # row -> its private pages
-        self.num_left = 0  # rows that their requests have left, so far
-        self.num_saving = 0  # cached pages that a copy into the cold tier pins for a moment
+        self._held: dict[int, int] = {}  # row -> number of its private pages
+        # row of an open prefix pull -> number of its private pages; the newest pull is last (rule f)
+        self._pulled: dict[int, int] = {}
+        self._lent: dict[LoanName, Lock] = {}  # the newest loan is last (rule f)
+        self.num_left = 0  # how many times a request has left its row
+        self.num_saving = 0  # number of cached pages that a copy pins
 
     def cover(self, row: int, num_tokens: int) -> bool:
-        """Make the row's pages hold positions [0, num_tokens); False when the pool can't now."""
+        """Give the row pages for positions [0, num_tokens). Return False if too few are free."""
         missing = page_count(num_tokens, self._settings.page_size) - int(self.kv.rows.num_pages[row])
         return missing <= 0 or self.kv.grow(row, missing)
 
     def can_ever_hold(self, req: Request) -> bool:
-        """Whether the empty pool has pages for the prompt, the longest answer and what steps in flight reserve."""
+        """Return whether an empty pool has room for the prompt, the longest answer and the overshoot."""
         settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
         pages = page_count(longest + settings.overshoot, settings.page_size)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
         return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
-        """Pages that `num_rows` decoding rows may take in their next step (rule a)."""
+        """Return the largest number of pages that `num_rows` decoding rows can take in a step (rule a)."""
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
     def reserve(
         self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
     ) -> int | None:
-        """Row, cached prefix and all pages for `ids` plus `extra` tokens, or nothing at all. Returns the number of
-        cached tokens; at least one token is left to compute, and all whose logits say how likely the next one of the
-        prompt is, where that is still wanted. Pages before `first_needed` no step will read."""
+        """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens. Return the number of cached
+        tokens; or reserve nothing and return None.
+
+        At least one token is left to compute; for prompt scores, all tokens that the scores need are left. No step
+        reads pages before `first_needed`.
+        """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
             return None
@@ -69,16 +82,54 @@ class PageBudget:
         req.row = row
         return match.num_tokens
 
+    def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
+        """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing. `keys`:
+        the keys of all pages from 0.
+
+        Return None if rows or pages are short, or if the pages before `first_page` are not cached any more. A pull's
+        row is given up before any request must wait (rule f).
+        """
+        kv = self.kv
+        if kv.rows.num_free < 2:
+            return None  # the last free row is kept for a request that computes
+        match = kv.cache.match(keys, first_page * self._settings.page_size, owner)
+        missing = num_pages - len(match.pages)
+        if len(match.pages) < first_page or kv.num_available - missing < keep_free:
+            kv.cache.unlock(match.lock)
+            return None
+        row = kv.alloc_row(owner, PageState.HELD)
+        assert row is not None
+        kv.take_cached(row, match)
+        if not kv.grow(row, missing):
+            raise AssertionError("pages vanished between the count and the reservation")
+        self._pulled[row] = missing
+        return row
+
+    def lend(self, name: LoanName, lock: Lock) -> None:
+        """Keep the lock on cached pages that another node reads, until `take_back`."""
+        self._lent[name] = lock
+
+    def take_back(self, name: LoanName) -> None:
+        lock = self._lent.pop(name, None)
+        if lock is not None:
+            self.kv.cache.unlock(lock)
+
+    @property
+    def newest_loan(self) -> LoanName | None:
+        return next(reversed(self._lent), None)
+
     def remember(self, req: Request, ids: TokenIds) -> None:
-        """Offer the full pages of `ids`, whose KV is computed, to the prefix cache; unless their draft KV is missing,
-        for whoever found them would draft badly and never know."""
+        """Offer the prefix cache the full pages of `ids`. The KV of these pages must be computed.
+
+        Pages without draft KV are not offered, because their next user would unknowingly draft badly.
+        """
         if req.lacks_draft_state:
             return
         keys = self.prefix_keys(req, ids)
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
-        """The keys of these tokens of a request, as `shared.core.page_identity` has them."""
+        """Return the keys of these tokens; see `shared.core.page_identity`."""
         settings = self._settings
         keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)
@@ -89,24 +140,35 @@ class PageBudget:
         req.row = 0
 
     def hold(self, req: Request) -> int:
-        """Take the row away from its request while a pull may still write into its pages."""
+        """Keep the row, because a pull or copy may still use its pages."""
         self.num_left += 1
         row, req.row = req.row, 0
         self.kv.set_tag(row, PageState.HELD)
         self._held[row] = self.kv.num_private(row)
         return row
 
+    def hold_pulled(self, row: int) -> None:
+        """Keep the row of an ended pull until its copies in flight end. Idempotent."""
+        if row in self._pulled:
+            self._held[row] = self._pulled.pop(row)
+
+    @property
+    def youngest_pulled(self) -> int | None:
+        return next(reversed(self._pulled), None)
+
     def release_held(self, row: int) -> None:
+        """Free a held row, or the row of an ended pull without a copy in flight."""
+        self.hold_pulled(row)
         del self._held[row]
         self.kv.release(row)
 
     @property
     def num_held(self) -> int:
-        """Pages on their way back (rule d)."""
+        """Return how many pages will come back: the pages of held rows, and pages that a copy pins (rule d)."""
         return sum(self._held.values()) + self.num_saving
 
 
 def pick_victim(holders: Iterable[Request]) -> Request | None:
-    """Youngest arrival; the oldest holder never (rule c)."""
+    """Return the youngest holder of pages (rule c). Return None if there is only one, because it is also the oldest."""
     by_age = sorted(holders, key=lambda req: req.arrival)
     return by_age[-1] if len(by_age) > 1 else None

@@ -1,4 +1,4 @@
-"""PREBUILT: the record that lets a row go on without a forward, and the admission made of such records."""
+"""Defines PREBUILT records, with which a decode node continues a row without a forward."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A granted request whose KV is here: `token` is its next input, `committed` tokens have KV."""
+    """A granted request, with the KV of `committed` tokens, which has arrived. `token` is its next input token."""
 
     request: Request
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    draft_state: dict[str, torch.Tensor]  # (*shape) host, per relayed extra of the drafter; empty without one
+    draft_state: dict[str, torch.Tensor]  # (*shape) on the host, for each extra that the drafter relays
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:
-    """Values only. History: all tokens with KV; the next input is written by the forward that consumes it."""
+    """Make the admission of arrived rows. The rows' history seeds lack the next input token, because the forward that
+    reads this token writes it."""
     reqs = [arrival.request for arrival in arrivals]
     return Admission(
         step=step,

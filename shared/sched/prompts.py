@@ -1,6 +1,4 @@
-"""How prompts are computed: in chunks, or whole where an encoder reads them. What planning does differently for
-encoders stands here. They are frozen (CONTRIBUTING.md): shared/config/frozen.py refuses new features.
-"""
+"""Defines how prompts are computed: in chunks, or whole for an encoder (frozen, see shared/config/frozen.py)."""
 
 from __future__ import annotations
 
@@ -16,23 +14,24 @@ from shared.sched.chunking import share_budget
 
 
 class PromptRules(Protocol):
-    """`share_prefixes`: whether prompts that begin alike have the same KV there."""
+    """The rules for computing prompts. `share_prefixes`: whether prompts that begin with equal tokens have equal KV for
+    them."""
 
     @property
     def share_prefixes(self) -> bool: ...
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Return the tokens that each prompt gets this step; `remaining` is in order of seniority."""
+        """Return how many tokens of each prompt this step computes. `remaining`: oldest first."""
         ...
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
-        """Return how many positions of each request are the encoder's. None: the model has none."""
+        """Return each request's number of encoder positions, or None if the model has no encoder."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InChunks:
-    """Each token reads those before it, so a prompt may be cut anywhere."""
+    """Each token reads only earlier tokens, so a prompt may be cut anywhere."""
 
     share_prefixes: bool = True
 
@@ -45,13 +44,15 @@ class InChunks:
 
 @dataclass(frozen=True, slots=True)
 class ForEncoder:
-    """A prompt's tokens but the last read one another, so it is computed whole, and what they leave in a page depends
-    on all of them. After a retraction the encoder still reads the prompt alone, not what the decoder said."""
+    """All prompt tokens except the last read one another, so there are no chunks and no shared pages.
+
+    After a retraction the encoder reads only the prompt.
+    """
 
     share_prefixes: bool = False
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Return all of the oldest prompt, and all of others while the budget has room."""
+        """Give the oldest prompt all its tokens, and other prompts all theirs while they fit into the budget."""
         shares: list[int] = []
         for tokens in remaining:
             shares.append(tokens if not shares or sum(shares) + tokens <= budget else 0)

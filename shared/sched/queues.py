@@ -1,6 +1,6 @@
-"""All requests of a node by state, and the moves that several parts of the scheduler make: retract, end, leave.
+"""Keeps all requests of a node by state, and makes the changes of state that other files share: retract, end, leave.
 
-Owns no rule about who may run or who gives way; whoever decides that calls these. No device work.
+Scheduler and Capacity decide which requests run or are retracted. No device work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.engine.plan import RowId
 from shared.kv.manager import KVManager
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
-from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
+from shared.sched.events import Ended, GrantRevoked, LoanGaveWay, PullGaveWay, SchedCounters, SchedEvent
 from shared.sched.offload import ColdTier, NoOffload, Offload
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
@@ -26,18 +26,19 @@ S = RequestState
 
 
 class Queues:
-    """Each is named for the state of the requests in it. Lists are changed in place: others hold them."""
+    """Changes its lists in place, because other objects refer to them."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, tier: ColdTier | None) -> None:
         self._settings = settings
         self.budget = PageBudget(kv, settings)
         self.requests: dict[RequestKey, Request] = {}
-        self.waiting: list[Request] = []  # by arrival
-        self.prefilling: list[ChunkedPrompt] = []  # by arrival; all chunks planned: no longer here
+        self.waiting: list[Request] = []  # in order of arrival
+        # in order of arrival; a prompt leaves when all its chunks are planned
+        self.prefilling: list[ChunkedPrompt] = []
         self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered yet
+        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
@@ -53,8 +54,8 @@ class Queues:
         return [restore.request for restore in self.offload.restoring.values()]
 
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
-        """Row and pages are reserved, and the KV of the first `computed` tokens is there."""
-        if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
+        """Start a prompt whose first `computed` tokens have KV. Its row and pages must be reserved."""
+        if not req.incarnation:  # a retracted request's cached pages are not counted in `usage`
             req.cached_tokens = min(computed, len(req.prompt_ids))
         self.counters.cached_prompt_tokens += computed
         req.to(S.PREFILLING)
@@ -65,8 +66,9 @@ class Queues:
         bisect.insort(self.prefilling, chunk, key=lambda other: other.request.arrival)
 
     def rewind(self, req: Request) -> None:
-        """Compute again what no processed step has computed of a prompt; row and pages stay. For prompts to hand over,
-        whose finished pages a peer may be reading. No step of it may be in flight."""
+        """Compute a prompt again from its last processed step. The request keeps its row and pages. Hand-offs need
+        this, because a peer may be reading their finished pages. No step of the request may be in flight.
+        """
         self.leave_prefilling([req])
         self._await_chunks(ChunkedPrompt(req, req.all_ids(), req.computed))
 
@@ -75,17 +77,17 @@ class Queues:
         self.prefilling[:] = [chunk for chunk in self.prefilling if chunk.request not in left]
 
     def join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
-        """Rows in state RUNNING, whose KV is complete, enter the batch."""
+        """Add rows in state RUNNING, with complete KV."""
         batch = ScheduleBatch.of(reqs, committed, step, in_flight)
         self.running.merge_batch(batch)
 
     def remember(self, req: Request) -> None:
-        """Only what a processed step computed: one that is in flight may fail yet."""
+        """Cache the KV of processed steps only, because a step in flight may fail."""
         self.budget.remember(req, req.all_ids()[: req.computed])
 
     def holders(self) -> Iterable[Request]:
-        """Who can be retracted. Prompts to hand over are not among them: they have all they need, and their pages
-        are promised to a peer."""
+        """Yield the requests that can be retracted. Hand-offs can't be retracted, because their pages were promised to
+        a peer."""
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
         yield from (req for req in self.restoring if req.handoff_to is None)
@@ -96,9 +98,12 @@ class Queues:
         return bool(self.handed_off) or any(req.handoff_to is not None for req in begun)
 
     def retract(self, req: Request) -> None:
-        """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
-        flight is dropped with its incarnation. On-stream order makes the pages reusable at once; with a cold tier they
-        are held until they lie there too."""
+        """Free the request's row and pages. The request keeps its arrival, and waits to be prefilled on this node
+        again.
+
+        A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once because of
+        stream order, or after the cold tier's copy.
+        """
         self.counters.retractions += 1
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=True)
@@ -113,12 +118,30 @@ class Queues:
         req.to(S.WAITING)
         self.await_memory(req)
 
+    def end_loan(self) -> bool:
+        """Unpin the pages of the newest loan to another node, if any (rule f)."""
+        name = self.budget.newest_loan
+        if name is None:
+            return False
+        self.budget.take_back(name)
+        self.events.append(LoanGaveWay(name))
+        return True
+
+    def give_up_pull(self) -> bool:
+        """Give up the newest open prefix pull, if any (rule f). Its memory is free once its copies have ended."""
+        row = self.budget.youngest_pulled
+        if row is None:
+            return False
+        self.budget.hold_pulled(row)
+        self.events.append(PullGaveWay(row))
+        return True
+
     def _revoke_grant(self, req: Request, retracted: bool) -> None:
         del self.granted[req.key]
         self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
     def living(self, row_ids: Sequence[RowId]) -> list[Request]:
-        """Whose life it still is: one that was retracted since has nothing to do with the step."""
+        """Return the requests that are still in the incarnation with which the step was launched."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 
@@ -128,14 +151,14 @@ class Queues:
             self.end(req, FinishReason.ERROR, error)
 
     def end(self, req: Request, reason: FinishReason, error: BatonError | None = None) -> None:
-        """`error`: with reason ERROR, and only then; `fail` is the way to it."""
+        """End a request. `fail` calls this with reason ERROR and an `error`."""
         req.finish_reason = reason
         self.requests.pop(req.key, None)
         self.leave(req)
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
-        """Out of every queue; computed pages stay in the prefix cache, the others are free."""
+        """Leave every queue. The request's computed pages stay cached; its other pages are freed."""
         self.suspects.clear(req)
         if req.constraint is not None:
             req.constraint.cancel()

@@ -1,4 +1,4 @@
-"""Bring requests back whose copies out of the cold tier have ended, and begin the next copies. See offload.py."""
+"""Readmits requests from the cold tier, and begins the next copies of offload.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shared.sched.scheduler import Scheduler
 
 
 class Readmissions:
-    """The loop's way to the cold tier: copies are polled beside the steps and never waited for while a step runs."""
+    """Polls the copies between the pool and the cold tier. It waits for a copy only while no step runs."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self._scheduler = scheduler
@@ -16,11 +16,10 @@ class Readmissions:
 
     @property
     def num_copies(self) -> int:
-        """Return how many copies are under way."""
         return self._offload.num_jobs
 
     def take(self) -> bool:
-        """Admit requests whose KV is whole again. Return True when a copy began or ended."""
+        """Readmit requests. Return True if a copy began or ended."""
         before = self.num_copies
         admission = self._scheduler.take_restored()
         if admission is not None:
@@ -28,5 +27,4 @@ class Readmissions:
         return self.num_copies != before or admission is not None
 
     def wait_oldest(self) -> None:
-        """Wait for the oldest copy, if there is one."""
         self._offload.wait()

@@ -1,6 +1,6 @@
-"""From a processed step to requests: tokens, ends, finished chunks, and what a failed step costs whom.
+"""Applies a processed step to its requests: tokens, ends, finished chunks, and failures.
 
-Rows that ended, or began a new incarnation, since the step was planned are zombies: their results are dropped.
+Results of zombies are dropped: rows whose request ended or was retracted after the step was planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ S = RequestState
 
 
 class Results:
-    """Takes results in the order of their steps."""
+    """Applies results, in the order of their steps."""
 
     def __init__(self, settings: SchedSettings, queues: Queues) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class Results:
                 self._tokens_processed(req, result, index)
 
     def _scored(self, row_id: RowId, scores: PromptScores) -> None:
-        """Say it, and that it has been said: a prompt that begins again is scored from there on."""
+        """Report a prompt's scores. A prompt that begins again is not scored twice."""
         req = self._queues.requests.get(row_id.key)
         if req is None or req.incarnation != row_id.incarnation or req.first_unscored is None:
             return
@@ -58,14 +58,18 @@ class Results:
             self._queues.events.append(ChunkReady(req, committed))
 
     def _computed(self, req: Request, committed: int) -> None:
-        """Steps in flight begin here or later; a decode node asks for what is read behind the whole prompt."""
+        """Free the pages that have left all sliding windows.
+
+        No step reads these pages: steps in flight begin at `committed` or later, and a decode node asks only for KV
+        that is read after the whole prompt.
+        """
         req.computed = committed
         self._queues.budget.kv.leave_behind(req.row, committed)
 
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         queues = self._queues
         if index >= result.num_prefill or req.handoff_to is not None:
-            queues.suspects.clear(req)  # a prompt's end alone says nothing of a decode step, which may be what failed
+            queues.suspects.clear(req)  # not after a local prompt's end, which says nothing about decode steps
         committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
         req.computed = committed
@@ -87,20 +91,24 @@ class Results:
     # ---- a step that failed
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
-        """Return the requests that end with a failed step: one that fails again, alone, and who can't begin again.
+        """Return the requests that must end because a step failed: they ran alone or can't begin again.
 
-        `drained` had a step in flight behind it."""
+        `drained`: rows with a step in flight after the failed one.
+        """
         queues = self._queues
         ending = [req for req in queues.living(failed) if req in queues.suspects or not self._can_begin_again(req)]
         return ending + [req for req in queues.living(drained) if not self._can_begin_again(req)]
 
     def _can_begin_again(self, req: Request) -> bool:
-        """Layers of a hand-off go ahead before their step is over: a peer may have what the failed step wrote."""
+        """Return whether the request can begin again. A hand-off whose layers are sent early can't, because a peer may
+        have the failed step's KV."""
         return req.handoff_to is None or not self._settings.layer_ends
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
-        """A closure raised. All rows of that step begin again, each alone; one that was alone already ends. Those with
-        a step in flight behind it (`drained`), and all that decode, begin again together."""
+        """Let all rows of a failed step begin again, each alone; but end a row that ran alone.
+
+        `drained` rows and all other decode rows begin again too, but together.
+        """
         queues = self._queues
         for req in self.to_blame(failed, drained):
             queues.fail(req.key, error)
@@ -111,8 +119,7 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """Once: who has begun again already is in another state. A hand-off keeps its pages, some of which are promised
-        to a peer."""
+        """Restart a request once. A hand-off keeps its pages, because some of them were promised to a peer."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

@@ -1,14 +1,15 @@
-"""The scheduler: which rows run in the next step. Sans-IO and single-threaded: no clock, no socket, no thread.
+"""Decides which rows run in the next step. It is sans-IO and single-threaded: it has no clock and no socket.
 
         submit -> WAITING -> PREFILLING -> RUNNING -> FINISHED          here from start to end
                                        \\-> HANDED_OFF -> FINISHED       prefill node, KV goes to a decode node
                    WAITING -> RESTORING -> PREFILLING or RUNNING        KV comes back from the cold tier
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
-    queues   who is in which state, and the moves between      room      memory: who reserves, who gives way
-    freeze   a step as values                                  results   what a step brought
+    queues requests by state, and their changes of state      capacity   which requests reserve or are retracted
+    freeze   a step's plan of values                            results    a step's effects on its requests
 
-`plan` touches no device; everything that may wait or raise (exact lengths) is done by the loop before it.
+`plan` touches no device. The loop has done everything that may wait or raise, such as reading exact lengths, before it
+calls `plan`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from shared.sched.settings import SchedSettings
 from shared.wire.fitting import NO_GRAMMAR
 
 S = RequestState
-NO_GRAMMARS = "no grammar is followed here: with --pp, by a model with an encoder or an unknown vocabulary"
+NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an encoder or an unknown vocabulary"
 
 
 class Scheduler:
-    """The face of a node's requests: intake, hand-off, planning, results. `queues` owns them; its queues are named here
-    too, for all who plan and for those who look."""
+    """Handles a node's requests: intake, hand-off, planning and results. Some lists of `queues` are also attributes of
+    this class."""
 
     def __init__(
         self,
@@ -64,8 +65,7 @@ class Scheduler:
         grammars: Grammars | None = None,
         mixed_chunk: MixedChunk | None = None,
     ) -> None:
-        """`choose_rows`: see Stages.choose. `grammars`: None where no request may have one. `mixed_chunk`: as large as
-        the settings allow, when not given."""
+        """`choose_rows`: see Stages.choose. `grammars` is None on a node that accepts no grammars."""
         self.settings = settings
         self.widths = widths
         self.mixed_chunk = mixed_chunk or FixedChunk(settings.mixed_chunk_size)
@@ -87,13 +87,13 @@ class Scheduler:
         self.handed_off = queues.handed_off
         self.ungranted = queues.ungranted
         self.counters = queues.counters
-        self.oldest_offer: int | None = None  # decode node: arrival of the Offer that waits for memory longest
+        self.oldest_offer: int | None = None  # on a decode node, the arrival of the oldest Offer that waits for memory
         self._last_was_prefill = False
 
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """Queue a request. One that can never fit ends at once with an error."""
+        """Queue a request. A request that can never fit ends at once."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -109,7 +109,7 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return what decides which tokens a grammar allows here; "none" where none is followed."""
+        """Return the version of the rules by which grammars allow tokens; "none" if this node has no grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
@@ -119,24 +119,25 @@ class Scheduler:
             self._grammars.close()
 
     def constrain(self, req: Request) -> None:
-        """Begin to compile the request's grammar, if it has one. Raise InvalidRequest where no grammar is followed."""
+        """Start to compile the request's grammar, if it has one. Raise InvalidRequest if this node supports no
+        grammars."""
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
                 raise InvalidRequest(NO_GRAMMARS)
             req.constraint = self._grammars.constraint(req.sampling.grammar)
 
     def can_fit(self, req: Request) -> bool:
-        """Whether an empty node could run it to its end."""
+        """Return whether an empty node could finish the request."""
         return self.budget.can_ever_hold(req)
 
     def abort(self, key: RequestKey) -> None:
-        """Any state; unknown keys are legal (late or duplicate). Pages are free at once, or held by a pull."""
+        """End a request in any state. Unknown keys are allowed, because an abort may come late or twice. The pages may
+        stay held for a pull."""
         req = self.requests.get(key)
         if req is not None:
             self.queues.end(req, FinishReason.ABORT)
 
     def expire(self, now: float) -> None:
-        """End requests past their deadline."""
         for req in [req for req in self.requests.values() if req.deadline < now]:
             self.fail(req.key, DeadlineExceeded("the request's deadline passed"))
 
@@ -144,7 +145,6 @@ class Scheduler:
         self.queues.fail(key, error)
 
     def retract(self, req: Request) -> None:
-        """Give the row and pages back and begin again; see `Queues.retract`."""
         self.queues.retract(req)
 
     def take_events(self) -> list[SchedEvent]:
@@ -154,8 +154,10 @@ class Scheduler:
     # ---- hand-off, decode side
 
     def grant(self, req: Request) -> int | None:
-        """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
-        cached prefix in tokens, page aligned, or None: not now. What no window will reach counts as cached."""
+        """Reserve a row and all pages for the KV of a grant, or reserve nothing (rule a). Return the length of the
+        cached prefix in tokens, page aligned, or None if there is no room now. Pages outside all sliding windows count
+        as cached.
+        """
         ids, headroom = req.all_ids(), self.capacity.headroom()
         first_needed = self.kv.cache.first_needed(len(ids))
         cached = self.budget.reserve(req, ids, self.settings.width, headroom, PageState.GRANTED, first_needed)
@@ -168,8 +170,10 @@ class Scheduler:
         return cached
 
     def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
-        """Rows whose KV and record are here join the running batch: metadata only, no forward. Their first token is
-        repeated to the router; one that ends with it never enters the batch."""
+        """Add arrived rows to the running batch, without a forward.
+
+        Each row's first token is sent to the router again. A row that ends with its first token is not added.
+        """
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:
             return None
@@ -191,17 +195,16 @@ class Scheduler:
         return reason is None
 
     def release_held(self, row: int) -> None:
-        """The pull into a revoked grant's pages is over."""
+        """Free the row of a revoked grant, after the grant's pull has ended."""
         self.budget.release_held(row)
 
     # ---- hand-off, prefill side
 
     def set_granted(self, key: RequestKey) -> None:
-        """The decode node answered: the request no longer counts against the cap of ungranted pages."""
         self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
-        """The decode node has everything: our pages go to the prefix cache."""
+        """End a hand-off: the decode node has all KV. The pages go to the prefix cache."""
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)
@@ -209,8 +212,8 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Copies that have ended: requests whose KV is whole again go on by an admission, as PREBUILT ones do, the
-        others compute what is missing. Begins the next copies."""
+        """Readmit requests whose copies have ended, and begin the next copies. Return an Admission of the requests with
+        all KV, if any."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
@@ -223,11 +226,10 @@ class Scheduler:
         return admission
 
     def _came_back(self, restore: Restore) -> bool:
-        """Whether there is nothing left to compute before its next token."""
         req = restore.request
         req.computed = restore.num_tokens
         self.queues.remember(req)
-        runs_alone = req in self.queues.suspects  # by a chunk of its own, which an admission is not
+        runs_alone = req in self.queues.suspects  # a suspect is computed in a separate chunk
         if runs_alone or req.computed < req.num_tokens - 1 or not req.output_ids or self.settings.relays_drafts:
             self.queues.begin_prefill(req, req.all_ids(), req.computed)
             return False
@@ -237,7 +239,7 @@ class Scheduler:
     # ---- planning
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step. Return None when nothing can run now."""
+        """Return the next step, or None if nothing can run now."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
@@ -258,8 +260,10 @@ class Scheduler:
         return self._launchable(shares, rows, width)
 
     def _without_suspects(self, stepping: set[Request]) -> tuple[set[Request], list[ChunkedPrompt]]:
-        """Rows and chunks of those who may share the next step; of the suspects that is at most one, alone. A row of
-        theirs waits for the result of its step in flight, which may clear it."""
+        """Return the rows and chunks that may share the next step, with at most one suspect.
+
+        While a suspect's step is in flight, its row waits, because the result may clear the suspect.
+        """
         suspects, batch = self.queues.suspects, self.running
         ready = {req for req, open_steps in zip(batch.reqs, batch.in_flight, strict=True) if not open_steps}
         rows = {req for req in stepping if req in ready or req not in suspects}
@@ -297,36 +301,32 @@ class Scheduler:
     # ---- results
 
     def launched(self, plan: StepPlan, layers: LayerMarks | None) -> None:
-        """Announce the chunks of a launched step, where `layers` says how far the step is: pages go ahead by layer."""
+        """Announce a launched step's chunks, if KV pages are sent layer by layer."""
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            if row_id.key in self.requests:  # its grammar may have ended it just now
+            if row_id.key in self.requests:  # the request may have just ended, because its grammar failed
                 self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Make the masks of a step before which all results are processed; see masks.py."""
+        """Return the masks of a step. Call this after all earlier results are processed."""
         return self._masks.make(plan, drafts)
 
     def process(self, result: StepResult) -> None:
-        """Take a step's tokens."""
         self.widths.observe(result)
         self.mixed_chunk.observe(result)
         self._results.process(result)
 
     def resolve(self, lengths: Int64s) -> None:
-        """Take the exact lengths of the running rows (S6)."""
+        """Set the running rows' lengths to these exact ones (S6)."""
         self.running.seq_lens.set_exact(lengths)
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
-        """See `Results.to_blame`."""
         return self._results.to_blame(failed, drained)
 
     def probe(self) -> StepPlan:
-        """Plan a step that belongs to no request; see probe.py."""
         return probe_plan(self._freezer, self.settings, self._new_step(), nobody=ScheduleBatch())
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
-        """A closure raised; see `Results.step_failed`."""
         self._results.step_failed(failed, drained, error)
         self._drop_left_rows()

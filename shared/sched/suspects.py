@@ -1,12 +1,11 @@
-"""Requests that were in a failed step and have not come through one since. Each runs alone until it does.
+"""Isolates requests that shared a failed step. Each of them runs alone until a step with it succeeds.
 
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns
-    a comes through              prompt and one decode step: it steps with the others from now on
-    c fails again                nobody else was in its step: the request is to blame, or the device is
+    a comes through              prompt and one decode step: a rejoins the others
+    c fails again                alone: c is to blame, or the device
 
-A request runs again at most once for each failed step that it shared, and then brings a token or ends.
-Knows nothing of pages, plans and errors.
+After each shared failure, a request runs again at most once. This run emits a token or ends the request.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from shared.core.request import Request
 
 
 class Suspects:
-    """Owner of who is suspected. The scheduler's thread only."""
+    """Scheduler thread only."""
 
     def __init__(self) -> None:
         self._suspected: set[Request] = set()
-        self._was_alone = False  # the last step was a suspect's
+        self._was_alone = False  # whether the last step ran a suspect
 
     def __len__(self) -> int:
         return len(self._suspected)
@@ -33,11 +32,11 @@ class Suspects:
         self._suspected.add(req)
 
     def clear(self, req: Request) -> None:
-        """It came through a step, or left. Everybody else is legal too."""
+        """Clear a request, after a step with it succeeded or after it has left. The request need not be a suspect."""
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:
-        """Return who shares the next step: the oldest suspect alone, or all who are none, in turns."""
+        """Return the requests of the next step: the oldest suspect alone, or all others, in turns."""
         ready = set(ready)
         others = ready - self._suspected
         alone = min(ready & self._suspected, key=lambda req: req.arrival, default=None)

@@ -1,10 +1,9 @@
-"""Who may be prefilled now, and who gives way to whom: siblings behind their leader, hand-offs without a grant.
+"""Decides which prompts wait. Siblings wait for their leader; hand-offs without a grant wait for all other requests.
 
-    ungranted   computed ahead, as long as they pin little; they hold memory for a decode node that has not answered
-    others      granted (a decode node holds memory for them) or run here: these push ungranted ones out
+    ungranted   are computed ahead while they pin little memory, which they hold until a decode node answers
+    others      are granted (a decode node holds memory for them) or local; they take memory of ungranted hand-offs
 
-Without that both nodes could wait for ever: the decode node's rows for prompts that find no memory here, and the
-prompts that have it for a row there. Knows nothing of messages; changes nothing.
+Without this rule, two nodes could wait forever for each other's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from shared.sched.settings import SchedSettings
 
 
 def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> bool:
-    """n > 1: the first sequence's prefix in the cache is better than memory of one's own."""
+    """Return whether the request is a sibling (n > 1) and the first sequence's prompt is still being computed. A
+    sibling waits for it, because sharing this prompt's pages saves memory.
+    """
     if not req.key.seq_index:
         return False
     leader = requests.get(req.key.sibling(0))
@@ -26,7 +27,8 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
 
 
 class UngrantedPins:
-    """Ungranted hand-offs that hold memory, in one round of admission. `is_full`: one found no room in this round."""
+    """The ungranted hand-offs that have memory, in one admission round. `is_full`: whether one of these hand-offs has
+    found no room."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:
         self.is_full = False
@@ -39,7 +41,7 @@ class UngrantedPins:
         return int(self._kv.rows.num_pages[req.row])
 
     def have_room(self, req: Request) -> bool:
-        """For one more. A single one may be larger than the cap: it goes alone."""
+        """Return whether the request fits under the cap. If no other hand-off has memory, the request always fits."""
         pages = self._num_pages + page_count(req.num_tokens, self._settings.page_size)
         return not self._holders or pages <= self._settings.max_ungranted_pages
 
@@ -48,7 +50,7 @@ class UngrantedPins:
         self._num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
-        """The one to give its memory back, which the caller does at once."""
+        """Return the youngest hand-off; the caller frees its memory at once."""
         if not self._holders:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)

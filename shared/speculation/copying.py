@@ -1,8 +1,7 @@
-"""CopyingDrafter: where a row's last tokens stood before in its own text its drafts are what followed there, elsewhere
-a draft head's (the two together as in SuffixDecoding, arXiv 2411.04975, whose suffix tree is a plain lookup here).
+"""Copy drafts from a row's own text if the row's last tokens occurred before; otherwise ask a draft head.
 
-A copy is as long as the window and costs next to nothing: in a step in which every row copies the head is not asked.
-Knows nothing of heads, and of acceptance.
+The method is like SuffixDecoding (arXiv 2411.04975), with a plain lookup instead of a suffix tree. On a CPU, the head
+does not run if every row copies.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from shared.speculation.ngram import copies_of
 
 
 class CopyingDrafter:
-    """A Drafter around a head's. What it relays, hands over and caches is the head's alone, so that it fits every peer
-    that the head fits."""
+    """A Drafter that wraps a head's Drafter. Relay, hand-off and cache hold only the head's state, so a peer may use
+    the same head without copies."""
 
     reads_history = True
 
     def __init__(self, head: Drafter, shortest: int) -> None:
-        """`shortest`: tokens that must have stood before, 1 to LONGEST_MATCH."""
+        """`shortest`: how many tokens must match before a row copies, from 1 to LONGEST_MATCH."""
         self._head = head
         self._shortest = shortest
         self.state_name = head.state_name
@@ -39,7 +38,7 @@ class CopyingDrafter:
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         copies, matched = copies_of(fb, future_map)
         stood = matched >= self._shortest
-        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU the host would wait for the answer
+        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU this test would make the host wait
             return Drafts(copies)
         return merge(stood.unsqueeze(1), copies, self._head.propose(fb, future_map, kv))
 
@@ -50,7 +49,7 @@ class CopyingDrafter:
 
 
 def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
-    """Chains `copies` (D, n) int64 for the rows of `stood` (D, 1) bool, among trees if the others are."""
+    """For rows where `stood` (D, 1) is true, take the chains `copies` (D, n) int64. For other rows, take `drafts`."""
     ids = torch.where(stood, copies, drafts.ids)
     if drafts.parents is None:
         return Drafts(ids)

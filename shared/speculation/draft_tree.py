@@ -1,12 +1,13 @@
-"""A tree of drafts out of one head (EAGLE-2, arXiv 2406.16858): every level the `topk` likeliest nodes go on, each with
-`topk` children, and in the end the likeliest nodes of all levels are verified. A node is as likely as all drafts on the
-way to it together, so a node that is kept has kept ancestors.
+"""Grow a tree of drafts with one head (EAGLE-2, arXiv 2406.16858). The tree's likeliest nodes are verified.
+
+At each level the `topk` likeliest nodes get `topk` children each. A node's likelihood counts all drafts on its path, so
+a kept node's ancestors are kept, too.
 
         slot         L-1          L .. L+k-1         L+k .. L+2k-1
-    head sees    (bonus, f)        level 1              level 2         at positions L, L+1: siblings share one
-    head says     level 1       k x k of level 2     k x k of level 3
+    head reads   (bonus, f)        level 1              level 2         at positions L, L+1: siblings share one
+    head draws    level 1       k x k of level 2     k x k of level 3
 
-What is drawn first at each node is the target's own draw if the head is right. Knows nothing of weights and acceptance.
+If the head is right, the first draw at each node is the target's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from shared.speculation.views import alternatives_of
 
 @dataclass(slots=True)
 class Level:
-    """Candidates of one depth, n for each of D rows: their ids, how likely they are (summed logarithms), and which
-    candidate each follows, counted over all levels, -1: the bonus token."""
+    """n candidates of one depth for each of D rows, with summed log-likelihoods.
+
+    parents: each candidate's parent, as an index over all levels' candidates; -1 stands for the bonus token.
+    """
 
     ids: torch.Tensor  # (D, n) int64
     scores: torch.Tensor  # (D, n) float32
@@ -35,24 +38,26 @@ class Level:
 
 @dataclass(slots=True)
 class Frontier:
-    """The k nodes of the newest level that go on: their places over all levels, what each stands on."""
+    """The k nodes of the newest level that get children."""
 
-    places: torch.Tensor  # (D, k) int64
-    path: torch.Tensor  # (D, k, depth) int64: ids of the drafts on the way, its own the last
+    places: torch.Tensor  # (D, k) int64: the nodes' indices over all levels' candidates
+    path: torch.Tensor  # (D, k, depth) int64: drafts up to the node
     scores: torch.Tensor  # (D, k)
-    features: torch.Tensor  # (D, k, *hidden_shape): the head's state one slot before
-    seen: torch.Tensor  # (D, k) int64: the window's slots that its ancestors were fed at, as bits
+    features: torch.Tensor  # (D, k, *hidden_shape): the head's state one slot before the node
+    seen: torch.Tensor  # (D, k) int64: mask of the ancestors' slots in the window
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """How deep a tree may be whose levels but the last are fed at slots of a window of `width` tokens."""
+    """Return the largest number of levels that a tree may have. The last level needs no slots in the window, because
+    its nodes are not fed to the head."""
     return min(steps, 1 + width // topk)
 
 
 def grow(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, first: Level, hidden: torch.Tensor, steps: int
 ) -> Drafts:
-    """`first`: the topk likeliest tokens after the bonus token; hidden (D, *hidden_shape): the head's state there."""
+    """Grow the tree. `first`: the topk likeliest drafts after the bonus token. hidden (D, *hidden_shape): the head's
+    state from which they were drawn."""
     topk = first.ids.shape[1]
     levels = [first]
     frontier = Frontier(
@@ -72,8 +77,10 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feeds the frontier, nodes of `depth`, to the head; their children, which `num_before` candidates come before, and
-    those of them that go on."""
+    """Feed the frontier, nodes of `depth`, to the head. Return their children and the next frontier.
+
+    `num_before`: number of candidates of earlier levels.
+    """
     num_rows, topk, _ = frontier.path.shape
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)
     seen = frontier.seen | (1 << slots)
@@ -93,7 +100,7 @@ def _next_level(
 
 
 def _likeliest(levels: list[Level], num_nodes: int) -> Drafts:
-    """Of equally likely candidates those that come first, so that an ancestor never misses."""
+    """Keep the likeliest nodes. Of equally likely nodes keep the first, so that no ancestor is missing."""
     ids = torch.cat([level.ids for level in levels], dim=1)
     scores = torch.cat([level.scores for level in levels], dim=1)
     parents = torch.cat([level.parents for level in levels], dim=1)

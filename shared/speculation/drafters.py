@@ -1,4 +1,7 @@
-"""From settings to a draft algorithm. HashLM's heads are HashDraft, all others EAGLE-3 heads on disk."""
+"""Make the configured drafter: n-gram copies, or a head, with or without copies.
+
+The head is HashDraft for HashLM, else an EAGLE-3 head from disk.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from shared.speculation.ngram import NgramWorkerV2
 
 
 def make_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Drafter | None:
-    """`name` is what the model was loaded by: a shipped head is found under it. ConfigError names what does not fit."""
+    """Make the drafter. Raises ConfigError for settings that don't fit the model. `name`: the model's name, by which a
+    shipped head is found."""
     if config.spec == "none":
         return None
     if config.spec == "ngram":
@@ -33,15 +37,15 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
     if hashed is not None:
         return hashed
     vocab_size = model.spec.vocab_size
-    target = cast(DraftTarget, model)  # what is loaded from files and has no encoder is a Llama
+    target = cast(DraftTarget, model)  # every model that is read from files and has no encoder is a Llama
     head = load_eagle_head(config.spec_head, name, target, team=team)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)
 
 
 def _hash_drafter(config: SpecConfig, model: Model) -> Drafter | None:
-    """Of HashLM's; None for other models over integers."""
-    from shared.model.hashlm.draft import HashDraft  # with the kernels of a CPU
+    """Return HashLM's drafter, or None for other integer models."""
+    from shared.model.hashlm.draft import HashDraft  # loads CPU kernels
     from shared.model.hashlm.model import HashLM
 
     if not isinstance(model, HashLM):

@@ -1,6 +1,7 @@
-"""Drafts are drawn as the target draws: same function, same noise at the position of the token that is drafted, same
-penalties and bias. So a draft head that knows the target well foresees its draw at every temperature. Knows nothing of
-where hidden states come from."""
+"""Draw drafts with the target's sampling function, noise, penalties and bias.
+
+So a good head predicts the target's draw at any temperature.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from shared.sample.sampler import RowOf, needs_history, sample, takes_largest
 
 
 class Draw:
-    """Draws for N of a step's rows. `host_rows` (N,) are their places in the batch."""
+    """Draws drafts for N rows of a step."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Draw:
         host_rows: npt.NDArray[np.int64],
         rows: torch.Tensor,
     ) -> None:
-        """`rows` (N,) are `host_rows` on the device."""
+        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same places, on the device."""
         self._sampling = fb.plan.sampling
         self._fb, self._host_rows, self._rows = fb, host_rows, rows
         self._committed = fb.committed[rows]
@@ -40,8 +41,8 @@ class Draw:
         self._history = future_map.history_of(fb.future) if reads else None
 
     def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,). The history gets the ids
-        first."""
+        """Write `ids` (N,) at `positions` (N,) to the history. Return the draft that follows each of these ids, (N,)
+        int64."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
@@ -50,8 +51,10 @@ class Draw:
     def first(
         self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `next`, but the `num` likeliest, the draw first: ids (N, num), and float32 how likely each is drawn, noise
-        and penalties included."""
+        """Do the same as `next`, but return the `num` likeliest drafts, beginning with the drawn one.
+
+        Return ids (N, num) and their float32 probabilities, which include noise and penalties.
+        """
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts, log_probs = rank_candidates(logits, self._sampling, self._row_of(), positions, self._history, num)
@@ -60,8 +63,10 @@ class Draw:
     def candidates(
         self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `num` likeliest tokens (N, n, num) after each of n nodes of a tree, with the logarithms of their
-        probabilities: path (N, n, depth) int64 the drafts on the way from the bonus token, hidden (N * n, ...)."""
+        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and their log-probabilities.
+
+        path (N, n, depth) int64: drafts after the bonus token; hidden (N * n, ...).
+        """
         num_rows, num_nodes, depth = path.shape
         positions = (self._committed + depth).repeat_interleave(num_nodes)
         history = self._history
@@ -73,7 +78,6 @@ class Draw:
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
 
     def _row_of(self, copies: int = 1) -> RowOf:
-        """Repeat each row `copies` times, one after another."""
         return self._fb.row_of(self._host_rows.repeat(copies), self._rows.repeat_interleave(copies))
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
@@ -81,8 +85,10 @@ class Draw:
             self._future_map.write_history(self._pool_rows, positions, ids)
 
     def _words(self, head: DraftHead, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What to draw from, and the target's id of each of its places; None: place and id are the same, as noise,
-        penalties and bias want it."""
+        """Return the logits to draw from, and the target id of each column, or None if columns are target ids.
+
+        If noise, penalties or bias are used, the columns must be target ids.
+        """
         if head.d2t is None or self._takes_largest:
             return logits, head.d2t
         return _scattered(logits, head.d2t, self._vocab_size), None
@@ -93,6 +99,6 @@ def _target_ids(places: torch.Tensor, words: torch.Tensor | None) -> torch.Tenso
 
 
 def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """(N, Vd) -> (N, vocab_size): what the head has no id for is never drafted."""
+    """Spread logits (N, Vd) to (N, vocab_size). Ids that the head lacks are never drafted."""
     full = logits.new_full((len(logits), vocab_size), -torch.inf)
     return full.index_copy_(1, d2t, logits)

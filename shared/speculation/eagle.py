@@ -1,14 +1,14 @@
-"""EagleWorkerV2: drafts from one head that runs on its own hidden states (EAGLE-3, arXiv 2503.01840), as a chain, or
-as a tree (shared/speculation/draft_tree.py). A chain:
+"""Draft with one head, which runs on its own hidden states (EAGLE-3, arXiv 2503.01840).
+
+EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
 
     slot                  L-1                L            L+1
-    head sees     (bonus, feature)   (draft 1, hidden)  (draft 2, hidden)        L = committed, feature: the target's
-    head says          draft 1            draft 2           draft 3
+    head reads    (bonus, feature)   (draft 1, hidden)  (draft 2, hidden)        L = committed, feature: the target's
+    head draws         draft 1            draft 2           draft 3
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-What crosses from extend to propose is SGLang's relay: topk_index, hidden_states, of a tree topk_p too (and the bonus
-token). Knows nothing of the head's weights and of acceptance.
+As in SGLang, extend relays topk_index, hidden_states and the bonus token to propose, and for a tree also topk_p.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ from shared.speculation.views import features_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
-    """A Drafter. Relayed per row: topk_index (topk,) int64 the first drafts, of a tree topk_p (topk,) float32 what the
-    head thinks of them, hidden_states the head's state at slot L - 1. topk 1: a chain as long as the window; else a
-    tree of at most `steps` levels."""
+    """A Drafter. With topk 1 it drafts a chain as long as the window, else a tree of at most `steps` levels.
+
+    Relayed per row:
+    - topk_index (topk,) int64: the first drafts
+    - topk_p (topk,) float32, for a tree: their likelihood
+    - hidden_states: the head's state at slot L - 1
+    """
 
     key_lookahead = 1
     reads_history = False
@@ -72,7 +76,7 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Draft KV of every token from the target's features, and the first draft of the next step."""
+        """Write all tokens' draft KV from the target's features, and draw the next step's first draft."""
         hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
         rows = fb.arrays.emitting
         if not len(rows):

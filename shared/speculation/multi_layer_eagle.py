@@ -1,15 +1,14 @@
-"""MultiLayerEagleWorkerV2: one draft layer per draft (MTP: DeepSeek-V3, arXiv 2412.19437, section 2.2).
+"""Draft with one draft layer per draft (MTP: DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
     slot            L-1                 L                    L+1                      L = committed
-    layer 0   (bonus, feature)                                                        says draft 1, in extend
-    layer 1   (bonus, 0 at L-2)   (draft 1, 0 at L-1)                                 says draft 2
-    layer 2   (bonus, 1 at L-2)   (draft 1, 1 at L-1)   (draft 2, 1 at L)             says draft 3
+    layer 0   (bonus, feature)                                                        draws draft 1, in extend
+    layer 1   (bonus, 0 at L-2)   (draft 1, 0 at L-1)                                 draws draft 2
+    layer 2   (bonus, 1 at L-2)   (draft 1, 1 at L-1)   (draft 2, 1 at L)             draws draft 3
                                   `- propose: layer i runs over i slots, which the next extend writes again
 
-A layer's input is the token after its slot and the hidden state of the layer before one slot back (layer 0: the
-target's feature of the slot itself), so every layer looks one token ahead and no more. Hidden states that are looked up
-one slot back lie in a plane of the pages: found again after chunks, prefix-cache hits and hand-offs. Knows nothing of
-the layers' weights and of acceptance.
+A layer reads the token after its slot, and the previous layer's state one slot back. Layer 0 reads the target's feature
+of the slot instead. So every layer looks one token ahead. Hidden states are a plane of the pages, so they survive
+chunks, prefix-cache hits and hand-offs.
 """
 
 from __future__ import annotations
@@ -32,8 +31,11 @@ HIDDEN_PLANE = "mtp_hidden"
 
 
 class MultiLayerEagleWorkerV2:
-    """A Drafter over two layers or more of one feature shape; a window is at most one token wider than there are
-    layers. Relayed per row: topk_index (1,) int64 the first draft."""
+    """A Drafter with two or more draft layers, whose features have equal shapes. A window has at most len(layers) + 1
+    tokens.
+
+    Relayed per row: topk_index (1,) int64, the first draft.
+    """
 
     key_lookahead = 1
     reads_history = False
@@ -53,7 +55,7 @@ class MultiLayerEagleWorkerV2:
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         plan, first = fb.plan, fb.plan.num_prefill
         if plan.width > len(self._layers) + 1:
-            raise ValueError(f"a window of {plan.width} tokens needs {plan.width - 1} layers: {len(self._layers)}")
+            raise ValueError(f"a window of {plan.width} tokens needs {plan.width - 1} layers, not {len(self._layers)}")
         rows = FutureIndices(fb.future.indices[first:])
         draw = Draw(fb, future_map, self._vocab_size, *fb.decode_rows())
         committed, drafts = fb.committed[first:], future_map.relayed("topk_index", rows)
@@ -71,7 +73,7 @@ class MultiLayerEagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Draft KV of every token in every layer, and the first draft of the next step."""
+        """Write all tokens' draft KV in every layer, and draw the next step's first draft."""
         view, kept = view_of(fb), KeptHidden(fb, kv)
         features = features_of(self._layers[0], output)
         first = hidden = self._layers[0].forward(verified.next_ids, features, view, kv)
@@ -90,7 +92,7 @@ class MultiLayerEagleWorkerV2:
 
 
 class KeptHidden:
-    """The plane of hidden states that the next layer looks up one slot back, for one step's tokens."""
+    """Stores a step's hidden states. Each layer's states are read by the next layer, one slot back."""
 
     def __init__(self, fb: ForwardBatch, kv: KVPool) -> None:
         self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
@@ -103,18 +105,19 @@ class KeptHidden:
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:
-        """hidden (T, H) of all tokens of the step."""
+        """Store a layer's hidden states (T, H)."""
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """What a layer left in the slot before each row's first token, from row `first_row` on; zeros at position 0."""
+        """Return a layer's state one slot before each row's start, for rows from `first_row` on. The state is 0 for a
+        row that starts at position 0."""
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]
         return found * (positions > 0).unsqueeze(1)
 
     def one_slot_back(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
-        """hidden (T, H) of `layer` moved one slot on, with what an earlier step left at each row's beginning."""
+        """Shift hidden states (T, H) by one slot. The first state of each row then comes from an earlier step."""
         moved = hidden.roll(1, dims=0)
         moved[self._starts] = self.before(0, layer)
         return moved

@@ -1,12 +1,12 @@
-"""NgramWorkerV2: drafts copied out of the row's own tokens, prompt and output (prompt lookup decoding, A. Saxena 2023,
-https://github.com/apoorvumang/prompt-lookup-decoding). No weights and no state of its own.
+"""Copy drafts from a row's own tokens, without weights or state.
+
+The method is prompt lookup decoding by Apoorv Saxena, 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 
     ... the quick brown fox jumps over ... said the quick | brown fox jumps
                   `- after the latest place where the last 3 tokens (or else 2, or 1) stood before -'
 
-Like an LZ77 copy it may run into its own output, so a row that repeats itself with any period is foreseen; where
-nothing matches it copies with period 1. One set of tensor operations over all rows, on any device, without a sync.
-Knows nothing of models.
+Like an LZ77 copy, a draft may continue into its own tokens, and so predict a repetition of any period. Without a match,
+the last token is repeated (period 1). Tensor operations run over all rows, on any device, without a sync.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_MATCH = 3
 
 
 class NgramWorkerV2:
-    """A Drafter; `history_tokens` of the FutureMap is all it reads."""
+    """A Drafter that reads only the FutureMap's history."""
 
     state_name = NO_DRAFT_STATE
     relay_specs: Sequence[RelaySpec] = ()
@@ -47,7 +47,7 @@ class NgramWorkerV2:
 
 
 def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """`lookup` for the D decode rows of a step, in their histories: drafts (D, width - 1), matched (D,)."""
+    """Return drafts (D, width - 1) and matched lengths (D,) for a step's D decode rows."""
     first = fb.plan.num_prefill
     rows = FutureIndices(fb.future.indices[first:])
     tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
@@ -55,8 +55,10 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """tokens (D, n) int32, row d known up to and with position last[d] (D,) int64, 0 < last < n -> drafts
-    (D, num_drafts) int64, and how many tokens before them matched (D,) int64, LONGEST_MATCH at most."""
+    """Return drafts (D, num_drafts) int64, and how many tokens before them matched: (D,) int64, at most LONGEST_MATCH.
+
+    tokens (D, n) int32: row d's tokens are known up to position last[d]. last (D,) int64, 0 < last < n.
+    """
     ends, lengths = _match_ends(tokens, last)
     period = last - ends
     offsets = torch.arange(num_drafts, device=tokens.device)
@@ -65,8 +67,8 @@ def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[t
 
 
 def _match_ends(tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the longest match of the last tokens ends, the latest of equally long ones, and its length (D,) each;
-    last - 1 and 0 where there is none, which makes a period of 1."""
+    """Return the end and length of each row's longest match, (D,) each. Of equally long matches take the latest.
+    Without a match return last - 1 and 0."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     lengths = torch.zeros_like(tokens)
     goes_on = positions < last.unsqueeze(1)

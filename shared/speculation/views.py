@@ -1,4 +1,4 @@
-"""A step as draft layers see it: which slots they write, on what they stand, and what is kept of them per row."""
+"""Make a step's attention inputs for draft layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shared.model.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
-    """All T tokens of the step at the slots where the target has them."""
+    """Return the inputs for all T tokens of the step, at the target's slots."""
     inputs = fb.inputs
     bounds = (inputs.max_q_len, inputs.max_seq_len)
     return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
-    """The D decode rows with n slots each, at `positions` (D, n), ascending."""
+    """Return the inputs for D decode rows with n slots each, at `positions` (D, n), which ascend."""
     num_rows, num_slots = positions.shape
     return AttentionInputs(
         positions=positions.reshape(-1),
@@ -32,8 +32,10 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
 
 
 def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: torch.Tensor) -> AttentionInputs:
-    """The D decode rows with n alternatives each, all at position committed + depth, at the slots `slots` (n,) of the
-    window; visible (D, n) as of AttentionInputs."""
+    """Return the inputs for D decode rows. Each row has n alternative tokens, all at position committed + depth.
+
+    `slots` (n,): slots in the window; visible (D, n) as in AttentionInputs.
+    """
     num_rows, num_slots = visible.shape
     committed = fb.committed[fb.plan.num_prefill :].unsqueeze(1)
     return AttentionInputs(
@@ -49,20 +51,19 @@ def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: 
 
 
 def _of_equal_windows(num_rows: int, num_slots: int) -> HostLengths:
-    """What the host knows of rows with `num_slots` tokens each."""
     bounds = np.arange(num_rows + 1, dtype=np.int32) * np.int32(num_slots)
     return HostLengths(bounds, seq_lens=None, seq_lens_sum=None, num_running=num_rows)
 
 
 def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
-    """(T, H) of the target's own making."""
+    """Return the target's features, (T, H)."""
     if output.aux is None:
         raise ValueError("the target leaves no features: capture_aux was not called")
     return head.project(output.aux)
 
 
 def per_row(state: dict[str, torch.Tensor], rows: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
-    """Values (N, ...) of batch rows (N,) as (B, ...); the other rows are zero."""
+    """Spread values (N, ...) to (B, ...). `rows` (N,): the values' batch rows; other batch rows get zeros."""
     spread = {}
     for name, value in state.items():
         spread[name] = value.new_zeros((batch_size, *value.shape[1:]))

@@ -1,7 +1,7 @@
-"""Transport `cuda_ipc`: on one host a GPU's memory is opened by another process, and pages are copied by the GPU.
+"""Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and its GPU copies pages.
 
-Written after what torch.multiprocessing does to share tensors, with fields of a message instead of a pickle. **Never
-run on hardware**: its tests run it on a virtual GPU, within one process. The rest of its logic is that of remote.py.
+The code follows torch.multiprocessing's tensor sharing, without pickle; remote.py has the half that both `cuda_ipc` and
+`nixl` use. The code has **never run on hardware**: tests use a virtual GPU in one process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from shared.core.errors import HandoffFailed
 from shared.device.gpu import Gpu, SharedBlock
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import KVPool
+from shared.transfer.digest import copy_and_digest
 
-START_FIELD = 22 - 3  # of proc(5)'s numbering, behind the name
+START_FIELD = 22 - 3  # proc(5) counts fields from 1, and two fields are split off before
 
 
 class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What torch needs to open a storage of another process, and what we need to know of the pool in it. `gpu`: the
-    device's uuid; `device` is its number over there."""
+    """The pool's sizes, and the fields with which torch opens another process's storage.
+
+    `gpu`: the device's uuid. `device`: its number in the sender's process.
+    """
 
     pid: int
     num_pages: int
@@ -41,7 +44,7 @@ class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class CudaIpc:
-    """A RemoteMemory. The pool must lie in memory of cudaMalloc (no expandable segments). `gpu`: torch.cuda if None."""
+    """A RemoteMemory. The pool must be cudaMalloc memory, without expandable segments. `gpu`: torch.cuda by default."""
 
     name = "cuda_ipc"
 
@@ -65,23 +68,22 @@ class CudaIpc:
         return OpenIpc(self._pool, found, flat.view(found.num_pages, found.page_bytes))
 
     def _number_of(self, uuid: str) -> int:
-        """Which of this process's devices it is."""
         count = self._gpu.device_count()
         for index in range(count):
             if self._gpu.uuid(torch.device(self._pool.device.type, index)) == uuid:
                 return index
         raise HandoffFailed(
-            f"cuda_ipc: the peer's GPU {uuid} is none of the {count} that this process sees: give both nodes the same "
-            "CUDA_VISIBLE_DEVICES, or take --transport zmq"
+            f"cuda_ipc: the peer's GPU {uuid} is not one of the {count} GPUs of this process: give both nodes the same "
+            "CUDA_VISIBLE_DEVICES, or use --transport zmq"
         )
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
-    """HandoffFailed for what is none, or does not add up."""
+    """Return the decoded handle. Raises HandoffFailed if the handle is invalid or inconsistent."""
     try:
         found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:
-        raise HandoffFailed(f"cuda_ipc: no handle: {error}") from None
+        raise HandoffFailed(f"cuda_ipc: an invalid handle: {error}") from None
     fits = found.num_pages > 1 and found.page_bytes > 0 and found.pid > 0
     if not fits or found.num_pages * found.page_bytes != found.storage_bytes:
         raise HandoffFailed(f"cuda_ipc: {found.num_pages} pages of {found.page_bytes} in {found.storage_bytes} bytes")
@@ -89,7 +91,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None where there is no such process."""
+    """Return when the process started, in clock ticks since boot; None if it doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])
@@ -98,7 +100,7 @@ def started_at(pid: int) -> int | None:
 
 
 class OpenIpc:
-    """pages: (num_pages, page_bytes) uint8, the peer's memory; only read."""
+    """A peer's pool, read-only. pages: (num_pages, page_bytes) uint8."""
 
     def __init__(self, own: KVPool, handle: IpcHandle, pages: torch.Tensor) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
@@ -107,15 +109,14 @@ class OpenIpc:
         self._pid, self._started = handle.pid, started_at(handle.pid)
         self._pages = pages
 
-    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
-        for src, dst in zip(pages, dst_pages, strict=True):
-            self._own.pages_bytes[dst, part_bytes].copy_(self._pages[src, part_bytes])
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
+        return copy_and_digest(self._pages, list(pages), self._own.pages_bytes, list(dst_pages), part_bytes)
 
     @property
     def is_dead(self) -> bool:
-        """Its number may be another process's by now."""
+        """Return whether the process is gone, even if a new process has its pid."""
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
-        """torch unmaps it when the last tensor on it is gone."""
+        """Drop the pages. torch unmaps them when the last tensor in this memory is freed."""
         self._pages = self._pages.new_empty((0, 0))

@@ -1,7 +1,7 @@
-"""What a page's bytes are recognised by after a copy: xxh3_64 in host memory, a weighted sum on a GPU.
+"""Computes digests that check a page's bytes after a copy: xxh3_64 in host memory, a weighted sum on a GPU.
 
-The sum is over the 64-bit words, each times an odd number of its place, and wraps: a word that changes always shows,
-two that are exchanged do too. Both find what went wrong, not who meant it to. Knows nothing of requests.
+The sum adds 64-bit words, each multiplied by an odd number that depends on the word's place, and wraps around. The sum
+detects changed words and exchanged words. Digests detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import xxhash
 
+from shared.kernel import libraries
 from shared.kv.pool import ByteArray, KVPool
 
 WORD = 8
@@ -20,7 +21,7 @@ Digests = Callable[[KVPool, list[int], slice], list[int]]
 
 
 def page_digest(page: ByteArray) -> int:
-    """xxh3_64 of (page_bytes,) uint8; contiguous, any place. Without the GIL."""
+    """Return xxh3_64 of a page, a contiguous (page_bytes,) uint8 array. Releases the GIL."""
     return xxhash.xxh3_64_intdigest(page.data)
 
 
@@ -29,10 +30,47 @@ def host_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
 
 
 def tensor_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
-    """Of pages on any device; runs on its current stream and waits for it."""
-    taken = torch.stack([pool.pages_bytes[page, where] for page in pages]) if pages else torch.empty(0, 0)
+    """Return digests of pages on any device. On CUDA this is one launch on the current stream, after which the host
+    waits.
+    """
+    held = pool.pages_bytes
+    if not pages:
+        return []
+    if libraries.runs_triton(held.device):
+        from shared.gpu_kernel.copy_pages import digest_pages
+
+        return read_sums(digest_pages(held, torch.tensor(pages, device=held.device), where))
+    return read_sums(sums_by_torch(held, pages, where))
+
+
+def copy_and_digest(
+    source: torch.Tensor, pages: list[int], target: torch.Tensor, own: list[int], where: slice
+) -> list[int]:
+    """Copy pages between pools, (num_pages, page_bytes) uint8, on the current stream; return the copies' digests.
+
+    The host waits for the copies. Within one device, a single kernel reads each byte once. If a pool is in another
+    device's memory, torch must have opened this memory.
+    """
+    if libraries.runs_triton(target.device) and source.device == target.device:
+        from shared.gpu_kernel.copy_pages import copy_pages
+
+        numbers, own_numbers = (torch.tensor(given, device=target.device) for given in (pages, own))
+        return read_sums(copy_pages(source, numbers, target, own_numbers, where))
+    for src, dst in zip(pages, own, strict=True):
+        target[dst, where].copy_(source[src, where])
+    return read_sums(sums_by_torch(target, own, where))
+
+
+def read_sums(sums: torch.Tensor) -> list[int]:
+    """Convert sums, (n,) int64, to unsigned ints. The host waits."""
+    return [int(word) for word in sums.cpu().numpy().view(np.uint64)]
+
+
+def sums_by_torch(held: torch.Tensor, pages: list[int], where: slice) -> torch.Tensor:
+    """Return the sum of each page as (n,) int64, on any device. `held`: (num_pages, page_bytes) uint8."""
+    taken = torch.stack([held[page, where] for page in pages])
     if taken.shape[-1] % WORD:
         taken = torch.nn.functional.pad(taken, (0, WORD - taken.shape[-1] % WORD))
-    words = taken.view(torch.int64) if pages else taken.long()
+    words = taken.view(torch.int64)
     weights = torch.arange(1, words.shape[-1] + 1, device=words.device) * GOLDEN | 1
-    return [int(word) for word in (words * weights).sum(-1).cpu().numpy().view(np.uint64)]
+    return (words * weights).sum(-1)

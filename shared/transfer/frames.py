@@ -1,8 +1,7 @@
-"""Transport `zmq`: the pages follow their Ready as frames, from the sender's pool into the receiver's.
+"""Transport `zmq`: pages follow their Ready as frames.
 
-Of a pool on a CPU the frames are views, not copies: libzmq reads the pool while it sends. A page freed too early would
-travel with the next owner's bytes, which the receiver's digest tells. Of a pool on a GPU they are copies in pinned
-memory (host_bytes.py). Knows nothing of the socket they travel on.
+A CPU pool's frames are views that libzmq reads while it sends. If a page is freed too early, its digest does not match.
+A GPU pool's frames are copies in pinned memory (host_bytes.py).
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from shared.wire.messages import Ready
 
 class FrameSender:
     name = "zmq"
+    is_inline = True
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
-        """`gpu`: that of a pool on one; torch.cuda if None."""
+        """Make a sender for this pool. `gpu`: torch.cuda by default."""
         self._pool = pool
         self._reader = reader_of(pool, gpu)
         self.num_blocks = self._reader.num_blocks
@@ -50,7 +50,6 @@ class FrameReceiver:
     name = "zmq"
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
-        """As FrameSender."""
         self._pool = pool
         self._writer = writer_of(pool, gpu)
 
@@ -65,7 +64,7 @@ class FrameReceiver:
             require_digest(copied, digest, src, subject=ready.key.rid)
 
     def forget_dead(self) -> None:
-        """Nothing of a peer is kept."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""

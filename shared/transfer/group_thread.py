@@ -1,10 +1,9 @@
-"""The thread of one process group: connects, then carries out transfers one after another in the order in which they
-were posted. Knows nothing of pages, requests or messages.
+"""Runs one process group on a thread. The thread connects, then runs transfers in the order in which they were posted.
 
     loop     post(transfer) --> |        take_finished() <--- |   take_entries(): for the peer
     thread                      connect, start, start, finish, finish, ...
 
-Nothing that was posted is ever taken back: a transfer that one side left out would shift all later ones.
+A posted transfer can't be cancelled: if one side left it out, the sides would pair later transfers wrongly.
 """
 
 from __future__ import annotations
@@ -21,37 +20,35 @@ from shared.transfer.torch_groups import TorchGroup, Transfer
 
 
 class Group(Protocol):
-    """One end of a process group of two, as the node's loop uses it."""
+    """One end of a process group of two, for the node's loop."""
 
-    error: HandoffFailed | None  # why it is over; None while it is not
+    error: HandoffFailed | None  # why the group ended; None while the group works
 
     def post(self, transfer: Transfer) -> None:
-        """The next one. It belongs to the group until it comes out as finished."""
+        """Post the next transfer. The group owns the transfer until it is finished."""
         ...
 
     def take_finished(self) -> list[Transfer]:
-        """In the order in which they were posted."""
+        """Return the finished transfers, in posted order."""
         ...
 
     def take_entries(self) -> list[tuple[str, bytes]]:
-        """What the peer's end must be told to connect."""
+        """Return the store entries to send to the peer's end."""
         ...
 
-    def deliver(self, name: str, value: bytes) -> None:
-        """What the peer's end told us."""
-        ...
+    def deliver(self, name: str, value: bytes) -> None: ...
 
     def abort(self, error: HandoffFailed) -> None:
-        """The peer is proven dead, or nobody needs the group any more. Never blocks."""
+        """End the group, because the peer is dead or the group is no longer needed. Never blocks."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """After `abort`: whether nothing of it runs any more."""
+        """Wait after `abort`; return whether the group has fully stopped."""
         ...
 
 
 class GroupThread:
-    """A Group over torch.distributed. `wake` is called on its thread when there is something to take."""
+    """A Group over torch.distributed. Its thread calls `wake` when transfers or entries can be taken."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake
@@ -59,7 +56,7 @@ class GroupThread:
         self._posted: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._finished: deque[Transfer] = deque()
         self._entries: deque[tuple[str, bytes]] = deque()
-        self.error: HandoffFailed | None = None  # why it is over
+        self.error: HandoffFailed | None = None
         self._thread = threading.Thread(target=self._main, name=f"pair-group-{rank}", daemon=True)
         self._thread.start()
 
@@ -109,7 +106,8 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all that was posted; blocks while there is nothing to finish. False: aborted."""
+        """Start all posted transfers. If no started transfer is left, wait for a posted one. Return False after
+        `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

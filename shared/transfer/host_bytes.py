@@ -1,11 +1,11 @@
-"""Bytes of pages where the host can read and send them, and back: for transports whose pages pass host memory.
+"""Moves page bytes out of and into pools through host memory, for transports that need it.
 
     pool on a CPU    the pages themselves, without a copy
-    pool on a GPU    sender    page --copy--> | block | --> frames    they have the block until the last of them is gone
+    pool on a GPU    sender    page --copy--> | block | --> frames          frames keep the block until the last is gone
                      receiver  frames --> | slot | slot | ... --copy--> page       a slot waits for its copy's event
 
-Blocks and slots are pinned, so the GPU copies by itself. All of it runs on the transfer stream's own thread, which may
-block. Knows nothing of messages. The GPU's half has never run on a GPU; its tests use a virtual one.
+Blocks and slots are pinned, for asynchronous copies. Everything runs on the transfer stream's thread, which may block.
+The GPU half has run only on a virtual GPU.
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
-MAX_BLOCK_BYTES = 256 << 20  # all blocks of one sender
-PATIENCE_S = 10.0  # twice the silence after which a peer is given up by default, and its frames with it
+MAX_BLOCK_BYTES = 256 << 20  # The limit on the bytes of all blocks of one sender together.
+PATIENCE_S = 10.0  # Twice the default silence_s; a peer silent for silence_s is dropped with its frames.
 NUM_SLOTS = 4
 
 
 class PageReader(Protocol):
-    """Reads pages for a sender. `num_blocks`: the most blocks that it lends at a time; 0: it lends none."""
+    """Reads pages for a sender. `num_blocks`: how many blocks may be lent at a time; 0 means that it has no blocks."""
 
     num_blocks: int
 
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
-        """Return bytes `where` of each page, (n,) uint8 each, and the block that they lie in, None where they lie in
-        the pool. Nobody else writes the block while anything refers to one of these arrays. Raises HandoffFailed where
-        no block comes free."""
+        """Return the bytes `where` of each page, (n,) uint8 each, and the block that holds them. Without a block (None)
+        the pool holds the bytes.
+
+        The block is not reused while anything refers to one of the arrays. Raises HandoffFailed if no block becomes
+        free.
+        """
         ...
 
 
 class PageWriter(Protocol):
-    """Writes pages for a receiver."""
-
     def write(self, page: int, part: Part, source: ByteArray) -> ByteArray:
-        """Copy what came into a part of an own page, and zero what did not. Return the bytes that the page gets, for
-        their digest: good until the next call. On a GPU the page has them when the stream is done."""
+        """Copy `source` into a part of our own page, and zero the rest of the part.
+
+        Return the page's new bytes, from which to compute the digest. The returned bytes are valid until the next call.
+        A page in GPU memory has these bytes once the stream's work is done.
+        """
         ...
 
 
 def reader_of(pool: KVPool, gpu: Gpu | None = None) -> PageReader:
-    """`gpu`: that of a pool on one; torch.cuda if None."""
     return HostReader(pool) if pool.device.type == "cpu" else PinnedReader(pool, gpu or TorchCuda())
 
 
 def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
-    """As reader_of."""
     return HostWriter(pool) if pool.device.type == "cpu" else PinnedWriter(pool, gpu or TorchCuda())
 
 
 class HostReader:
-    """Gives views of the pool. A later read sees what the pages hold then."""
+    """Returns views of the pool. A view shows later changes of its page."""
 
     num_blocks = 0
 
@@ -83,7 +85,7 @@ class HostWriter:
 
 
 class PinnedReader:
-    """Copies of pages as they are when the stream comes to them. Blocks the calling thread until they are there."""
+    """Copies pages in stream order, and blocks until the copies are done."""
 
     def __init__(
         self, pool: KVPool, gpu: Gpu, *, most_bytes: int = MAX_BLOCK_BYTES, patience_s: float = PATIENCE_S
@@ -109,31 +111,37 @@ class PinnedReader:
 
 
 class Blocks:
-    """Owner of a sender's pinned blocks, `most` at the most, each made when it is first needed and kept. A block comes
-    back when nothing refers to what `take` gave, nor to a part of it: a frame keeps it while libzmq may read it."""
+    """Owns a sender's pinned blocks. It makes each block when it is first needed, makes at most `most`, and keeps them.
+
+    A block returns when nothing refers to the array from `take` or its parts any more. For example, libzmq's frames
+    refer to such parts.
+    """
 
     def __init__(self, make: Callable[[], torch.Tensor], block_bytes: int, most: int, patience_s: float) -> None:
         self._make = make
         self._block_bytes = block_bytes
         self._most = most
         self._patience_s = patience_s
-        self._back: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()  # filled by any thread, and by the collector
+        # an array's finalizer puts its block here, on any thread
+        self._back: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         self._num_made = 0
 
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
-        """A block, to copy into on one stream only, and its memory, to be lent on. Blocks the calling thread while all
-        are lent; HandoffFailed when none comes back, or for more than a block has."""
+        """Return a block, which only one stream may fill, and an array of the block's memory, to lend to others.
+
+        Wait while all blocks are lent. Raises HandoffFailed if no block returns, or if a block is too small.
+        """
         if num_bytes > self._block_bytes:
-            raise HandoffFailed(f"{num_bytes} bytes in one message, where {self._block_bytes} fit")
+            raise HandoffFailed(f"{num_bytes} bytes in one message, but at most {self._block_bytes} fit")
         block = self._next()
-        lent: ByteArray = block.numpy()  # an object of its own each time: views of it keep it, and nothing else
+        lent: ByteArray = block.numpy()  # a new array each time, kept alive only by its views
         weakref.finalize(lent, self._back.put, block).atexit = False
         return block, lent
 
     def _next(self) -> torch.Tensor:
         if self._num_made < self._most and self._back.empty():
             self._num_made += 1
-            with torch.inference_mode(False):  # a block outlives the closure that asks for it
+            with torch.inference_mode(False):  # a block outlives this call
                 return self._make()
         try:
             return self._back.get(timeout=self._patience_s)
@@ -144,7 +152,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """memory: (page_bytes,) uint8, pinned; host: the same, for numpy. `copied`: it was read."""
+    """`memory`: (page_bytes,) uint8, pinned; `host`: the same for numpy. `copied`: the event after the slot's last
+    copy."""
 
     memory: torch.Tensor
     host: ByteArray
@@ -152,7 +161,7 @@ class Slot:
 
 
 class PinnedWriter:
-    """Owner of a receiver's pinned slots, which are used in turns."""
+    """Owns a receiver's pinned slots, and uses them in turn."""
 
     def __init__(self, pool: KVPool, gpu: Gpu) -> None:
         self._pool = pool

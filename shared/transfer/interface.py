@@ -1,18 +1,18 @@
-"""How KV pages get from one node's pool into another's: the receiver pulls, checks, and trusts nobody.
+"""Defines how KV pages get from one node's pool into another's. The receiver pulls and checks the pages, and trusts no
+peer.
 
     sender      describe(pages, part): generation and digest of each page's part     on its transfer stream, pinned
     message     Ready (part, generations, digests; where the bytes are, or they follow as frames)
     receiver    pull(ready): copy -> digest (shm: generation, too)                   on its transfer stream
 
-A part is some layers of a page: those of layer i can travel while layer i + 1 is computed.
+A part is some layers of a page: layer i can travel while layer i + 1 is computed.
 
     page        | layer 0 | layer 1 | ... | layer n - 1 | planes of a draft head |
     Part(0, 2)  |=================|
-    Part(2)                       |=============================================|     all that is behind, too
+    Part(2)                       |=============================================|     all later planes, too
 
-The digest is taken of the copy, so whatever happened on the way (a reused page, a torn write, a wrong frame) is seen
-where it would do harm. A GPU's receiver takes it in pinned memory, on the way into the page. Knows nothing of requests,
-leases or sockets.
+The digest covers the copy, so it detects any accident on the way (a reused page, a torn write, a wrong frame). If the
+receiver's pool is on a GPU, shm and zmq digest the copy in pinned memory.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shared.kv.layout import PlaneSpec, layer_bytes, num_layers, page_bytes
 from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.digest import Digests, host_digests, page_digest
 from shared.wire.codec import Buffer
-from shared.wire.messages import Key, PoolRef, Ready, Take
+from shared.wire.messages import Key, Ready, Take
+from shared.wire.pool_ref import PoolRef
 
-READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
+READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls one Ready while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]
 Frames = Sequence[Buffer] | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Layers [first, first + count) of a page; count 0: everything from `first` on, other planes included."""
+    """Layers [first, first + count) of a page. With count 0: all layers from `first` on, and the other planes."""
 
     first: int = 0
     count: int = 0
 
     def bytes_in(self, planes: tuple[PlaneSpec, ...]) -> slice:
-        """Where it is in a page of these planes."""
         one = layer_bytes(planes)
         return slice(self.first * one, (self.first + self.count) * one if self.count else page_bytes(planes))
 
@@ -55,9 +55,13 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """A part of some pages of a sender, final, in order. How the bytes come: from `pool`; as `frames`, views of the
-    sender's pool that are pinned until Installed, or of host memory that is the frames' own; through a library, by
-    `handle`; or when the receiver asks for them, and then `staged_bytes` is each page's."""
+    """A part of some of a sender's pages, and one way to get its bytes. The part no longer changes.
+
+    - pool: the receiver reads the pool.
+    - frames: views of the pool, whose pages stay pinned until Installed, or of separate host memory.
+    - handle: a library reads the pages.
+    - staged_bytes: the size of each page's part. The sender sends these bytes when the receiver asks.
+    """
 
     pages: list[int]
     generations: list[int]
@@ -67,10 +71,10 @@ class PageSet:
     part: Part = WHOLE
     staged_bytes: int = 0
     handle: bytes = b""
-    block: ByteArray | None = field(default=None, compare=False)  # the frames' own memory, gone when nobody reads them
+    block: ByteArray | None = field(default=None, compare=False)  # the memory that holds `frames`
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
-        """The message that goes before `frames`; first_page counts in the request's own page list."""
+        """Return the message that goes before `frames`. first_page is an index in the request's page list."""
         return Ready(
             key=key,
             lease=lease,
@@ -87,8 +91,10 @@ class PageSet:
         )
 
     def split(self, num_pages: int) -> list[PageSet]:
-        """The same in sets of at most num_pages, in order. One Ready each lets the receiver of frames copy the
-        first pages while the next are on the wire: with zmq, pages of 1 to 2 MiB per message are the fastest."""
+        """Split into sets of at most num_pages pages, in order.
+
+        The receiver copies one Ready's frames while later frames travel. zmq is fastest with 1 to 2 MiB per message.
+        """
         cuts = [slice(i, i + num_pages) for i in range(0, len(self.pages), num_pages)]
         return [
             replace(
@@ -103,39 +109,48 @@ class PageSet:
 
 
 class PageSender(Protocol):
-    """One node's outgoing side of a transport. `name` is what Offer and Grant call it. `num_blocks`: how many page sets
-    may have memory of the sender's own at a time, for their frames; 0: they need none."""
+    """A node's sending side of a transport.
+
+    - num_blocks: how many page sets at a time may hold frame memory of the sender; 0 if it has no frame memory.
+    - is_inline: whether the bytes follow their Ready as frames.
+    """
 
     name: str
     num_blocks: int
+    is_inline: bool
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
-        """Reads every byte of that part of the pages: run it on the transfer stream, after the layers that wrote it,
-        never on the loop. The pages stay pinned until the receiver has answered."""
+        """Read all bytes of a part of the pages, and return its description.
+
+        Call it on the transfer stream, after the layers that write the part. The pages stay pinned until the receiver
+        answers.
+        """
         ...
 
 
 class PageReceiver(Protocol):
-    """One node's incoming side. All methods run on its transfer stream, so that none races with another."""
+    """A node's receiving side. All methods run on its transfer stream, so they never race."""
 
     name: str
 
     def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
-        """Copy the part of ready.pages[i] into the own pool's page dst_pages[i]. The caller has ordered the stream
-        behind the newest launched step (it may still read or write these pages). HandoffFailed when anything is off;
-        then some of dst_pages have been written, which is why the whole attempt fails. Long copies run without the
-        GIL. `frames` is what came with the Ready, or the staging buffer that a process group filled."""
+        """Copy the part of ready.pages[i] into page dst_pages[i] of our own pool.
+
+        The caller has made the stream wait for the newest launched step, which may use these pages. `frames`: the
+        Ready's frames, or a process group's staging buffer. Long copies release the GIL. Raises HandoffFailed on any
+        mismatch; dst_pages may then be partly written, so the attempt fails.
+        """
         ...
 
     def forget_dead(self) -> None:
-        """Let go of what belongs to processes that are gone. Call it when a peer has closed."""
+        """Close the open pools of dead processes. Call it after a peer's connection has closed."""
         ...
 
     def close(self) -> None: ...
 
 
 def part_of(ready: Ready | Take, pool: KVPool) -> Part:
-    """The part that a peer announced; HandoffFailed when our pages have none like it."""
+    """Return the part that the message announces. Raises HandoffFailed if our pages don't have this part."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
         raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")
@@ -143,18 +158,20 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 
 
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
-    """The rest of a sender's page may consist of all our planes, or of the leading ones: it has no draft head, and we
-    have."""
+    """Raise HandoffFailed unless `num_bytes` is the size of all our planes, or of our first planes. A sender without a
+    draft head has only our first planes."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]
     if num_bytes not in sizes:
-        raise HandoffFailed(f"{num_bytes} bytes of a page, ours have {' or '.join(map(str, sizes))} there")
+        fitting = " or ".join(map(str, sizes))
+        raise HandoffFailed(f"the sender's pages have {num_bytes} bytes in this part, ours have {fitting}")
 
 
 def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
-    """Copy what came and zero what did not, so that draft KV is never that of a page's last owner. Gives the bytes of
-    `page` that were copied."""
+    """Copy `source` into the part, and zero the part's rest. So the page keeps no draft KV of a previous owner. Return
+    the copied bytes in `page`.
+    """
     target = page[part.bytes_in(planes)]
     copied = target[: len(source)]
     np.copyto(copied, source)
@@ -165,14 +182,13 @@ def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source
 def describe_pages(
     pool: KVPool, pages: PageList, part: Part, digests: Digests = host_digests
 ) -> tuple[list[int], list[int], list[int]]:
-    """(pages, generations, digests)."""
     numbers, generations = identify_pages(pool, pages)
     return numbers, generations, digests(pool, numbers, part.bytes_in(pool.planes))
 
 
 def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
-    """(pages, generations). They are read before the bytes: a page that changes owner in between can then only look
-    stale, never fresh."""
+    """Return (pages, generations). Call it before reading bytes: a page that changes owner meanwhile then looks stale,
+    not fresh."""
     numbers = [int(page) for page in pages]
     return numbers, [int(pool.generation[page]) for page in numbers]
 
@@ -187,7 +203,7 @@ def digest_differs(src: int, subject: str) -> HandoffFailed:
 
 
 def require_lengths(ready: Ready, dst_pages: PageList, num_pages: int) -> None:
-    """The lists came from a peer and from our own tables; a mismatch must not become a wrong copy."""
+    """Raise HandoffFailed if the peer's lists don't match our pages, before anything is copied wrongly."""
     wanted = len(ready.pages)
     if not len(ready.generations) == len(ready.digests) == len(dst_pages) == wanted:
         raise HandoffFailed(f"{wanted} pages announced, {len(dst_pages)} granted, {len(ready.digests)} digests")

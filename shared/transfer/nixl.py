@@ -1,8 +1,8 @@
-"""Transport `nixl` (an optional extra, package `nixl`): one-sided reads over RDMA or whatever else UCX finds.
+"""Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-Written after the documentation of NIXL's Python interface. **Never run with the package or on hardware.** Its logic is
-that of remote.py, and what is asked of the library is tested with a library of our own making. UCX's connections prove
-nobody and encrypt nothing: see --trust-network.
+The code follows NIXL's Python documentation; remote.py has the half that both `cuda_ipc` and `nixl` use. UCX
+authenticates and encrypts nothing: see --trust-network. The code has **never run with the package or on hardware**:
+tests use a stand-in.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import msgspec
 from shared.core import extras
 from shared.core.errors import ConfigError, HandoffFailed
 from shared.kv.pool import KVPool
+from shared.transfer.digest import tensor_digests
 
 POLL_S = 0.0001
 MODULE = "nixl._api"
 
 
 class NixlHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The agent's own description of itself, and where its pool lies."""
-
     metadata: bytes
     address: int
     num_pages: int
@@ -47,7 +46,7 @@ def import_nixl() -> Any:
 
 
 class Nixl:
-    """A RemoteMemory: one agent with the own pool registered. `library`: the nixl module."""
+    """A RemoteMemory: one agent that registers our own pool. `library`: the nixl module."""
 
     name = "nixl"
 
@@ -68,7 +67,7 @@ class Nixl:
         try:
             found = msgspec.msgpack.decode(handle, type=NixlHandle)
         except msgspec.MsgspecError as error:
-            raise HandoffFailed(f"nixl: no handle: {error}") from None
+            raise HandoffFailed(f"nixl: an invalid handle: {error}") from None
         if found.num_pages < 2 or found.page_bytes < 1 or found.address < 1:
             raise HandoffFailed(f"nixl: {found.num_pages} pages of {found.page_bytes} bytes at {found.address}")
         return OpenNixl(self._pool, self._agent, found)
@@ -77,13 +76,14 @@ class Nixl:
 class OpenNixl:
     def __init__(self, own: KVPool, agent: Any, handle: NixlHandle) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
-        self.owner = str(handle.nonce)  # an agent has one pool for its life
+        self.owner = str(handle.nonce)  # an agent has the same pool for its whole life
         self._own, self._agent, self._remote = own, agent, handle
         self._peer = agent.add_remote_agent(handle.metadata)
         self._failed = False
 
-    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
-        """Waits for DONE or ERR, however long that takes: a read that is under way writes into the own pages."""
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
+        """Read the pages. Wait for DONE or ERR without a time limit, because an unfinished read still writes into our
+        pages."""
         own, remote, size = self._own, self._remote, part_bytes.stop - part_bytes.start
         base, device = own.pages_bytes.data_ptr(), own.device.index or 0
         here = [(base + dst * own.page_bytes + part_bytes.start, size, device) for dst in dst_pages]
@@ -101,10 +101,11 @@ class OpenNixl:
         if state != "DONE":
             self._failed = True
             raise HandoffFailed(f"nixl: a read ended in state {state}")
+        return tensor_digests(own, list(dst_pages), part_bytes)
 
     @property
     def is_dead(self) -> bool:
-        """A peer that can be read no more is opened anew, should it ever be there again."""
+        """Return whether a read failed. A peer that returns is opened again."""
         return self._failed
 
     def close(self) -> None:

@@ -1,10 +1,7 @@
-"""Transports that read a peer's pool where it lies, through a library: `cuda_ipc` and `nixl`. Here is what they share;
-how a library exports a pool and reads another is behind RemoteMemory.
+"""Implements the common half of `cuda_ipc` and `nixl`, which read a peer's pool in place with a library.
 
-    sender     describe: pages, digests, handle of the pool   (the library's own bytes, the same in every message)
-    receiver   open the handle once, read the parts of pages into the own ones, then the digests of what arrived
-
-A page that was freed too early shows in its digest. Knows nothing of requests, leases or sockets.
+sender     describe: pages, digests, handle of the pool   (bytes of the library, the same in every message)
+receiver   open the handle once, read parts of pages into our own pages, compare the copies' digests
 """
 
 from __future__ import annotations
@@ -33,41 +30,43 @@ MAX_OPEN = 64
 
 
 class OpenMemory(Protocol):
-    """A peer's pool, open for reading. Used on one thread."""
+    """A peer's pool, open for reading by one thread."""
 
     num_pages: int
     page_bytes: int
-    owner: str  # has one pool at a time: when it shows another one, this one is gone
+    owner: str  # An owner has one pool at a time: a new pool of the same owner replaces this one.
 
-    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
-        """Bytes part_bytes of each of the peer's pages into the same place of the own dst_pages; returns when they are
-        there. Never given up half-way: the library may still write into the own pages."""
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
+        """Copy the range `part_bytes` of each of the peer's pages to the same place in dst_pages. Return the copies'
+        digests.
+
+        Return only when the library no longer writes into our pages.
+        """
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is known to be gone."""
+        """Return whether the pool's process is known to be gone."""
         ...
 
     def close(self) -> None: ...
 
 
 class RemoteMemory(Protocol):
-    """One library, on the own pool."""
-
     name: str
 
     def export(self) -> bytes:
-        """What a peer needs to open the own pool; it stays good as long as the pool lives."""
+        """Return the handle with which peers open our own pool; valid while the pool exists."""
         ...
 
     def open(self, handle: bytes) -> OpenMemory:
-        """HandoffFailed for bytes that are no handle: they came from a peer."""
+        """Open a peer's handle. Raises HandoffFailed for invalid bytes."""
         ...
 
 
 class RemoteSender:
     num_blocks = 0
+    is_inline = False
 
     def __init__(self, pool: KVPool, memory: RemoteMemory) -> None:
         self.name = memory.name
@@ -80,7 +79,7 @@ class RemoteSender:
 
 
 class RemoteReceiver:
-    """Keeps each peer's pool open, so that a pull costs its copies only."""
+    """Keeps peers' pools open, so that a pull costs only its copies."""
 
     def __init__(self, pool: KVPool, memory: RemoteMemory) -> None:
         self.name = memory.name
@@ -96,7 +95,7 @@ class RemoteReceiver:
         require_lengths(ready, dst_pages, self._pool.num_pages)
         part = part_of(ready, self._pool)
         if not ready.handle or len(frames):
-            raise HandoffFailed(f"pages came another way than by {self.name}")
+            raise HandoffFailed(f"the pages did not come by {self.name}")
         if not ready.pages:
             return
         source = self._opened(ready.handle)
@@ -106,12 +105,10 @@ class RemoteReceiver:
         come = slice(where.start, where.stop if part.count else min(where.stop, source.page_bytes))
         require_part_bytes(come.stop - come.start, part, self._pool)
         own = [int(page) for page in dst_pages]
-        source.read(ready.pages, come, own)
+        found = source.read(ready.pages, come, own)
         for page in own:
             self._pool.pages_bytes[page, come.stop : where.stop].zero_()
-        for page, digest, expected in zip(
-            ready.pages, tensor_digests(self._pool, own, come), ready.digests, strict=True
-        ):
+        for page, digest, expected in zip(ready.pages, found, ready.digests, strict=True):
             if digest != expected:
                 raise digest_differs(page, ready.key.rid)
 

@@ -1,13 +1,13 @@
-"""Transport `shm`: on one host the receiver maps the sender's pool read-only and copies out of it.
+"""Transport `shm`, within one host: the receiver maps the sender's pool read-only and copies pages out of it.
 
     sender's memory file  ---- /proc/<pid>/fd/<fd>, PROT_READ ---->  copy  ->  generation unchanged?  ->  digest right?
 
-The sender can't be harmed, and a frozen or dead one can't harm: a mapping outlives its process. That is also why the
-memory of dead senders has to be let go of on purpose (`forget_dead`).
+Neither side can harm the other, even if it is frozen or dead. A mapping stays after its process has ended, until
+`forget_dead`.
 
-A receiver's pool may be on a GPU: the copy goes through pinned memory then (host_bytes.py). A sender's pool on a GPU
-can't use shm: a file beside it would have to hold whole prompts until their receivers have all of them, where zmq's
-frames leave one by one.
+A receiver's pool may be on a GPU: its copies then go through pinned memory (host_bytes.py). A sender's pool must not be
+on a GPU: a file in host memory would hold whole prompts until all receivers have copied them. zmq sends and frees the
+pages in small sets instead.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from shared.transfer.interface import (
     require_lengths,
     require_part_bytes,
 )
-from shared.wire.messages import PoolRef, Ready
+from shared.wire.messages import Ready
+from shared.wire.pool_ref import PoolRef
 
 MAX_OPEN_POOLS = 64
 
 
 class ShmSender:
-    """Needs a pool made with shared=True."""
+    """The sending side of `shm`. The pool must be made with shared=True."""
 
     name = "shm"
     num_blocks = 0
+    is_inline = False
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -53,19 +55,18 @@ class ShmSender:
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """A mapped pool and the file it was opened as, which tells a recycled pid from the living sender."""
+    """A mapped pool, and the id of its file. The id shows whether another process now has the sender's pid."""
 
     pool: ReadOnlyPool
     file_id: tuple[int, int]
 
 
 class ShmReceiver:
-    """Keeps each peer's pool mapped, so that a pull costs its copies only."""
+    """Keeps peers' pools mapped, so that a pull costs only its copies."""
 
     name = "shm"
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
-        """`gpu`: that of a pool on one; torch.cuda if None."""
         self._pool = pool
         self._writer = writer_of(pool, gpu)
         self._open: dict[PoolRef, OpenPool] = {}
@@ -116,7 +117,7 @@ class ShmReceiver:
 
 
 def file_id(ref: PoolRef) -> tuple[int, int] | None:
-    """(device, inode) of what the peer has at that descriptor now; None when process or descriptor are gone."""
+    """Return (device, inode) of the peer's descriptor, if it still exists."""
     try:
         info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
     except (OSError, ValueError):

@@ -1,10 +1,9 @@
-"""Transports `gloo` and `nccl`: a process group of the pair carries pages into a staging buffer of the receiver's.
+"""Transports `gloo` and `nccl`: the pair's process group carries pages into the receiver's staging buffer.
 
     sender's pool --group, a page at a time--> | part of page 0 | part of page 1 | ... | --pull--> receiver's pool
 
-The group reads the sender's pool while it sends: a page freed too early travels with the next owner's bytes, which the
-digest tells, taken of what lies in the receiver's pool. Staging is there because a transfer that was agreed upon can't
-be taken back, and pages whose request has ended must not be written to. Knows nothing of the order of transfers.
+The group reads the sender's pool while it sends. If a page is freed too early, its digest does not match. Staging is
+needed because an agreed transfer can't be cancelled, but nothing may write the pages of an ended request.
 """
 
 from __future__ import annotations
@@ -32,9 +31,11 @@ from shared.wire.messages import Ready, Take
 
 STAGED = ("gloo", "nccl")
 MAX_STAGING_BYTES = 64 << 20
-BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8  # for pages that are announced together; for a window of them
+# the size of one buffer, for a Ready's pages; the number of free buffers to keep
+BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-PAGES_AT_ONCE = {"gloo": 1}  # a page is looked at while it is in the core's cache; others: all, for each look waits
+# so gloo's pages are checked while they are in the core's cache; nccl's pages are checked all at once
+PAGES_AT_ONCE = {"gloo": 1}
 
 
 def staging_bytes(num_pages: int, part_bytes: int) -> int:
@@ -45,8 +46,11 @@ def staging_bytes(num_pages: int, part_bytes: int) -> int:
 
 
 class StagingBuffers:
-    """Memory into which transfers come, in turns. The first touch of fresh memory costs more than a transfer: 9 ms for
-    3 MB, measured on a virtual machine. One thread takes, one gives back; what nobody gives back is freed as usual."""
+    """Buffers of staging memory, used in turn. One thread takes buffers, another gives them back. A buffer may also be
+    dropped instead.
+
+    The first use of fresh memory costs more than a transfer: 9 ms for 3 MB on a virtual machine.
+    """
 
     def __init__(self, pool: KVPool) -> None:
         self._device = pool.device
@@ -54,24 +58,25 @@ class StagingBuffers:
         self._free: deque[torch.Tensor] = deque(maxlen=KEPT_BUFFERS)
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """(num_bytes,) uint8, contiguous; holds whatever the last transfer left."""
+        """Return a contiguous (num_bytes,) uint8 tensor with old contents."""
         if num_bytes > self._size:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         whole = self._free.popleft() if self._free else torch.empty(self._size, dtype=torch.uint8, device=self._device)
         return whole[:num_bytes]
 
     def give_back(self, staging: torch.Tensor) -> None:
-        """Nobody reads or writes it any more."""
-        with torch.inference_mode(False):  # it will be written to where there is none
+        """Take back a buffer that is no longer read or written."""
+        with torch.inference_mode(False):  # later writes happen outside inference mode
             whole = staging.new_empty(0).set_(staging.untyped_storage())
         if whole.numel() == self._size:
             self._free.append(whole)
 
 
 class StagedSender:
-    """One node's outgoing pages. `views` is for whoever carries out what a receiver asked for."""
+    """The sending side of a node for these transports."""
 
     num_blocks = 0
+    is_inline = False
 
     def __init__(self, name: str, pool: KVPool) -> None:
         self.name = name
@@ -83,16 +88,16 @@ class StagedSender:
         return PageSet(*described, part=part, staged_bytes=where.stop - where.start)
 
     def check(self, take: Take) -> None:
-        """HandoffFailed for what can't be staged: the numbers came from a peer."""
+        """Raise HandoffFailed if a peer asks for pages that can't be staged."""
         part = part_of(take, self._pool)
         where = part.bytes_in(self._pool.planes)
         if not take.pages or not all(0 < page < self._pool.num_pages for page in take.pages):
-            raise HandoffFailed("asked for pages that are not there")
+            raise HandoffFailed("asked for pages that don't exist")
         staging_bytes(len(take.pages), where.stop - where.start)
 
     def views(self, take: Take) -> list[torch.Tensor]:
-        """(size,) uint8 of each page, in the pool. Pages that were freed meanwhile go out with whatever is in them: the
-        receiver sees it, and the order of transfers stays as agreed."""
+        """Return a view of the part in the pool, (size,) uint8, for each page. Freed pages are sent, too, to keep the
+        order of transfers."""
         where = part_of(take, self._pool).bytes_in(self._pool.planes)
         return [self._pool.pages_bytes[page, where] for page in take.pages]
 
@@ -104,14 +109,14 @@ class StagedReceiver:
         self._buffers = StagingBuffers(pool)
 
     def check(self, ready: Ready) -> None:
-        """HandoffFailed when they do not come this way, or when ours are of another size."""
+        """Raise HandoffFailed if the pages don't come through a process group, or have a wrong size."""
         if ready.inline or ready.pool is not None:
-            raise HandoffFailed("pages came another way than through a process group")
+            raise HandoffFailed("the pages did not come through a process group")
         require_part_bytes(ready.staged_bytes, part_of(ready, self._pool), self._pool)
         staging_bytes(len(ready.pages), ready.staged_bytes)
 
     def make_staging(self, ready: Ready) -> torch.Tensor:
-        """(pages, bytes of each) uint8 on the pool's device: what these pages come into. `pull` takes it back."""
+        """Return a (pages, bytes of each) uint8 tensor on the pool's device. The group fills it before `pull`."""
         count = len(ready.pages)
         return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 
@@ -129,7 +134,6 @@ class StagedReceiver:
         self._buffers.give_back(frames)
 
     def _pull_some(self, ready: Ready, staging: torch.Tensor, own: list[int], indices: range, where: slice) -> None:
-        """Out of staging, and then what has arrived is looked at."""
         size = ready.staged_bytes
         for index in indices:
             target = self._pool.pages_bytes[own[index], where]
@@ -142,7 +146,7 @@ class StagedReceiver:
                 raise digest_differs(ready.pages[index], ready.key.rid)
 
     def forget_dead(self) -> None:
-        """Groups are not this object's."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""

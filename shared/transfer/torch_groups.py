@@ -1,7 +1,7 @@
-"""A process group of two over torch.distributed point to point: gloo on CPUs, nccl on GPUs. Knows nothing of pages.
+"""Implements process groups of two over torch.distributed, point to point: gloo on CPUs, nccl on GPUs.
 
-Neither backend proves who is at the other end, and neither encrypts. Addresses come over the authenticated channel;
-the bytes do not. So both are for networks that are trusted.
+Only the addresses travel over the nodes' authenticated connection. Neither backend authenticates its peer or encrypts,
+so both need a trusted network.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
-RECEIVER, SENDER = 0, 1  # ranks; nccl's rank 0 speaks first, as the receiver does
-CONNECT_S = 15.0  # while gloo dials it hears of no abort
-NEVER_S = 7 * 86400.0  # a transfer is over when it is, or when its peer is dead: no time of its own ends it
-Transfer = torch.Tensor | list[torch.Tensor]  # rows of (n,) uint8, contiguous, on the backend's device, sent in turn
+RECEIVER, SENDER = 0, 1  # Ranks. In nccl, rank 0 begins, so the receiver has rank 0.
+CONNECT_S = 15.0  # The longest time to connect; needed because gloo can't be aborted while it dials.
+NEVER_S = 7 * 86400.0  # A transfer ends with its completion or the peer's death, before this time has passed.
+Transfer = torch.Tensor | list[torch.Tensor]  # Rows of (n,) uint8, contiguous, on the backend's device, sent in turn.
 
 
 class TorchGroup(Protocol):
-    """One pair's group. `connect`, `start` and `finish` run on one thread, `abort` on any other."""
+    """One pair's group. One thread calls all methods except `abort`."""
 
     def connect(self, store: LinkStore, rank: int) -> None:
-        """Blocks until the peer is there; raises when it can't be reached."""
+        """Block until connected. Raises if the peer can't be reached."""
         ...
 
     def start(self, transfer: Transfer) -> list[Any]:
-        """Begin the next transfer in the order that both sides agreed on, rows of the same sizes at both ends. The
-        receiver's are written. Gives what `finish` takes."""
+        """Begin the next transfer, into the receiver's rows. Return the operations that `finish` must wait for.
+
+        Both ends start transfers in the agreed order, with equal row sizes.
+        """
         ...
 
     def finish(self, works: list[Any]) -> None:
-        """Block until that transfer is over; raises when the group is."""
+        """Block until the transfer is over. Raises if the group ends."""
         ...
 
     def abort(self) -> None:
-        """The peer is proven dead, or the group is not needed any more: whoever blocks in it raises."""
+        """Make every blocked call raise."""
         ...
 
     def close(self) -> None:
-        """After `abort`, on the thread of the others: let go of the library's threads and sockets. It holds the store,
-        and so what the store tells, which holds this: nobody else would end that."""
+        """Release the library's threads and sockets, after `abort`.
+
+        Library, store, `tell` and this object form a reference cycle, which only `close` breaks.
+        """
         ...
 
 
 class GlooGroup:
-    """TCP between the two, from and to `host`. Aborted by closing its connection, for gloo itself never gives up a
-    transfer whose peer is silent."""
+    """A group over TCP at `host`. Abort closes the connection, because gloo would wait forever for a silent peer."""
 
-    listening = threading.Lock()  # of one process: which listener is whose is seen by what a device adds
+    listening = threading.Lock()  # only one device of the process may make a listener at a time
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -66,7 +69,7 @@ class GlooGroup:
         self._group: Any = None
         self._sockets: list[socket.socket] = []
         self._aborted = False
-        self._lock = threading.Lock()  # abort against connect
+        self._lock = threading.Lock()  # `abort` may be called during `connect`
 
     def connect(self, store: LinkStore, rank: int) -> None:
         with self.listening:
@@ -76,7 +79,7 @@ class GlooGroup:
         own = min(ports, default=0)
         store.set(f"port/{rank}", f"{own:05}")
         peer = int(store.get(f"port/{1 - rank}"))
-        options = cast(Any, dist.ProcessGroupGloo)._Options()  # torch's stubs know neither this nor `send`
+        options = cast(Any, dist.ProcessGroupGloo)._Options()  # torch's stubs know neither `_Options` nor `send`
         options._devices, options._threads = [device], 1
         options._timeout = timedelta(seconds=CONNECT_S)
         self._rank, self._group = rank, dist.ProcessGroupGloo(store, rank, 2, options)
@@ -107,7 +110,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """Between two GPUs, each process on its own. Written after torch's documentation and never run: see README."""
+    """A group between two GPUs, each in its own process. Follows torch's documentation. Never run: see docs/gpu.md."""
 
     def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
         self._device = device
@@ -117,7 +120,8 @@ class NcclGroup:
 
     def connect(self, store: LinkStore, rank: int) -> None:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=NEVER_S)  # its watchdog would end the process
+        # after a shorter time, the group's watchdog would end the process
+        options._timeout = timedelta(seconds=NEVER_S)
         with self._gpu.use_device(self._device):
             group = dist.ProcessGroupNCCL(store, rank, 2, options)
             group.eager_connect_single_device(self._device)
@@ -132,7 +136,7 @@ class NcclGroup:
     def finish(self, works: list[Any]) -> None:
         with self._gpu.use_device(self._device):
             for work in works:
-                work.wait()  # orders this thread's stream behind the transfer; the bytes are there when that is done
+                work.wait()  # only makes this thread's stream wait for the transfer
             self._gpu.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
@@ -153,7 +157,7 @@ def make_torch_group(name: str, host: str, device: torch.device) -> TorchGroup:
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """A second handle on each TCP socket of this process, closed when the next one is asked for."""
+    """Yield a second handle of each TCP socket of this process. The next iteration closes the handle."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -161,22 +165,22 @@ def tcp_sockets() -> Iterator[socket.socket]:
             with socket.socket(fileno=os.dup(int(name))) as found:
                 if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
                     yield found
-        except OSError:  # closed since it was listed
+        except OSError:  # the descriptor was closed after it was listed
             continue
 
 
 def listeners() -> Iterator[int]:
-    """Ports that this process listens on."""
     for found in tcp_sockets():
         if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             yield int(found.getsockname()[1])
 
 
 def connections(own_port: int, peer_port: int) -> Iterator[socket.socket]:
-    """Handles on connections that came to the one port or went to the other: a group of two has just one."""
+    """Yield handles of the connections that use our own port or the peer's port. A group of two has just one
+    connection."""
     for found in tcp_sockets():
         if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             continue
         with contextlib.suppress(OSError):
             if found.getsockname()[1] == own_port or found.getpeername()[1] == peer_port:
-                yield socket.socket(fileno=os.dup(found.fileno()))  # `found.dup()` would make it blocking, gloo's too
+                yield socket.socket(fileno=os.dup(found.fileno()))  # `found.dup()` would make both blocking

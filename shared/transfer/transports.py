@@ -1,4 +1,4 @@
-"""Which transports a node has, which of them two nodes use, and the two ends of one. Knows nothing of pages."""
+"""Finds a node's transports, chooses one for two nodes, and makes both ends of a transport."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.transfer.staged import STAGED, StagedReceiver, StagedSender
 from shared.transfer.torch_groups import make_torch_group
 
-PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")  # best first, while nothing was measured
-UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware: only for those who ask for them by name
+# The order of preference until speeds are measured, best first.
+PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
+UNTRIED = ("cuda_ipc", "nccl", "nixl")  # These transports never ran on hardware, so they must be chosen by name.
 SAME_HOST = ("cuda_ipc", "shm")
-NAMESPACES = ("pid", "user")  # of /proc/self/ns: processes in others can't open our descriptors
+NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors
 
 
 def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
-    """What this system and this torch have for pages on that kind of device, best first. `receives`: for a node that
-    sends no pages."""
+    """Return the transports that the system and torch offer for pages on this kind of device, best first.
+
+    `receives`: the node sends no pages.
+    """
     can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     has = {
         "cuda_ipc": device == "cuda" and sys.platform == "linux",
@@ -50,8 +53,11 @@ def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]
 def available_transports(
     setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False
 ) -> tuple[str, ...]:
-    """What `--transport` allows here, best first, never nothing. `auto` is everything that has been run, but libraries'
-    own connections only where the network is trusted: nobody proves who he is there."""
+    """Return the transports that `--transport` allows here, best first. Raises ConfigError if the named one can't work
+    here.
+
+    `auto` leaves out UNTRIED transports. Libraries that don't authenticate peers need a trusted network.
+    """
     usable = usable_transports(device, receives=receives)
     if setting == "auto":
         tried = [name for name in usable if name not in UNTRIED]
@@ -59,12 +65,12 @@ def available_transports(
     if setting == "nixl":
         extras.require("nixl", "--transport nixl")
     if setting not in usable:
-        raise ConfigError(f"--transport {setting} can't work here; this machine has auto, {', '.join(usable)}")
+        raise ConfigError(f"--transport {setting} can't work here; this machine can use auto, {', '.join(usable)}")
     return (setting,)
 
 
 def about_transports(device: str) -> str:
-    """Why `auto` offers what it offers for pages on that kind of device, where it leaves something out."""
+    """Explain what `auto` leaves out for pages on this kind of device."""
     left_out = [name for name in usable_transports(device) if name in UNTRIED]
     staged = "" if device == "cpu" else "through pinned host memory"
     only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""
@@ -74,8 +80,10 @@ def about_transports(device: str) -> str:
 def choose_transport(
     host_id: str, transports: Sequence[str], peer_host_id: str, peer_transports: Sequence[str]
 ) -> str | None:
-    """The first of the peer's, who has measured them, that we have too; shared memory only on one host. None: refuse
-    the offer."""
+    """Return the first of the peer's transports that this node has, too. Return None if the offer must be refused.
+
+    The peer has sorted its list by measured speed.
+    """
     for name in peer_transports:
         if name in transports and (name not in SAME_HOST or host_id == peer_host_id):
             return name
@@ -83,18 +91,20 @@ def choose_transport(
 
 
 def host_id() -> str:
-    """Equal for two processes exactly when one may open the other's descriptors: one boot, namespaces, one user."""
+    """Return an id made from the machine's boot, the process's namespaces and the user. Processes that may open each
+    other's descriptors have equal ids.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in NAMESPACES]
-    except OSError:  # no /proc: nothing can be shared, so be alone
+    except OSError:  # without /proc nothing can be shared, so the id is unique
         return secrets.token_hex(8)
     return hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
 
 
 def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
-    """`gpu`: that of a pool on one; torch.cuda if None."""
+    """Make the sending side. `gpu`: torch.cuda by default. Raises ConfigError for an unknown name."""
     if name == "shm":
         return ShmSender(pool)
     if name == "zmq":
@@ -103,11 +113,10 @@ def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
         return StagedSender(name, pool)
     if name in ("cuda_ipc", "nixl"):
         return RemoteSender(pool, open_library(name, pool, gpu))
-    raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
+    raise ConfigError(f"unknown transport {name!r}; there are {', '.join(PREFERENCE)}")
 
 
 def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiver:
-    """As make_sender."""
     if name == "shm":
         return ShmReceiver(pool, gpu)
     if name == "zmq":
@@ -116,14 +125,14 @@ def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiv
         return StagedReceiver(name, pool)
     if name in ("cuda_ipc", "nixl"):
         return RemoteReceiver(pool, open_library(name, pool, gpu))
-    raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
+    raise ConfigError(f"unknown transport {name!r}; there are {', '.join(PREFERENCE)}")
 
 
 def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
-    """ConfigError where it is not installed."""
+    """Open the transport's library. Raises ConfigError if it is not installed."""
     return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
-    """Starts connecting at once, on a thread of its own. host: the address that gloo listens on and dials from."""
+    """Start connecting, on the group's own thread. `host`: the address from which gloo listens and dials."""
     return GroupThread(make_torch_group(name, host, device), rank, wake)

@@ -1,16 +1,16 @@
-"""How much one `receive` may take before others have their turn: messages, bytes to decode, and time."""
+"""Limits the messages, the bytes and the time of one `receive`, so that other tasks get their turn."""
 
 from __future__ import annotations
 
 import time
 
 MAX_BATCH = 1024
-BATCH_BYTES = 1 << 20  # of messages; page frames behind them are not looked at
+BATCH_BYTES = 1 << 20  # limit on a batch's message bytes; page frames are not counted
 BATCH_S = 0.005
 
 
 class Budget:
-    """Of one `receive`. It is spent by whatever comes first; one message is always taken."""
+    """The budget of one batch. It is spent when one of its limits is reached, but never before the first message."""
 
     __slots__ = ("_bytes_left", "_messages_left", "_until")
 
@@ -19,13 +19,11 @@ class Budget:
         self._until = time.monotonic() + BATCH_S
 
     def take(self, num_bytes: int) -> None:
-        """A message of that size was decoded."""
         self._messages_left -= 1
         self._bytes_left -= num_bytes
 
     @property
     def is_spent(self) -> bool:
-        """Whether the rest has to wait for the next turn."""
         if self._messages_left == MAX_BATCH:
             return False
         return self._messages_left <= 0 or self._bytes_left <= 0 or time.monotonic() >= self._until

@@ -1,8 +1,8 @@
-"""Messages to bytes and back, with a limit on every size. Knows nothing of sockets.
+"""Turns messages into bytes and back, with a limit on every size.
 
-Decoding is two steps: `msgpack` unpacks with limits on every string, list, map, on the nesting depth (its own stack of
-1,024) and on the frame itself; `msgspec` converts what came out into the one struct that the tag names, strictly and
-without unknown fields. Whatever is wrong ends as a WireError; nothing else is raised for any bytes.
+The codec checks the size of a frame. `msgpack` then unpacks the frame, with our limits on each string, list and map,
+and with its own limit of 1,024 levels. `msgspec` converts the result strictly into the struct that the tag names, and
+refuses unknown fields. Malformed bytes raise WireError and no other error.
 """
 
 from __future__ import annotations
@@ -23,43 +23,58 @@ from shared.core.sampling_params import (
     MAX_TOP_LOGPROBS,
     SamplingParams,
 )
-from shared.wire.messages import AnyMessage, CacheEvents, Generate, Key, Message, Offer, Prebuilt, Ready, Scores, Tokens
-from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_TOKENS
+from shared.wire.messages import (
+    AnyMessage,
+    CacheEvents,
+    Generate,
+    Key,
+    Message,
+    Offer,
+    Prebuilt,
+    Pull,
+    Ready,
+    Scores,
+    Spending,
+    Tokens,
+)
+from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_SPENDING_BYTES, MAX_TOKENS
 from shared.wire.sampling import Sampling
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
-MAX_INT32 = (1 << 31) - 1  # what the sampler's arrays hold
+MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """What one message may weigh. `max_control_bytes` bounds the message itself, `max_frame_bytes` a page frame."""
+    """`max_control_bytes` limits the message itself, `max_frame_bytes` a page frame."""
 
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
     max_frames: int = 4096
-    max_string: int = 4 * MAX_GRAMMAR_CHARS  # bytes
+    max_string: int = 4 * MAX_GRAMMAR_CHARS  # in bytes; a character takes at most 4
     max_bytes: int = MAX_DRAFT_BYTES
     max_map: int = 256
 
 
 DEFAULT_LIMITS = WireLimits()
-AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)  # nodes send it nothing larger
-BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)  # to a prefill node
-MOST_BYTES = 1 << 20  # of a message whose kind is not named here
-MOST_BYTES_OF: dict[type[Message], int] = {  # what is larger is not even unpacked
+AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
+# limits on a decode node's answers
+BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
+MOST_BYTES = 1 << 20  # The size limit of a message whose kind is not in the next table.
+MOST_BYTES_OF: dict[type[Message], int] = {  # A larger message is not even unpacked.
     Tokens: 256 << 10,
     Scores: 256 << 10,
     CacheEvents: 256 << 10,
+    Spending: MAX_SPENDING_BYTES + (4 << 10),
     Generate: 12 << 20,
     Offer: 12 << 20,
     Ready: 4 << 20,
     Prebuilt: MAX_DRAFT_BYTES + (1 << 20),
 }
-HEAD_BYTES = 64  # of a message: the head of its map, and its tag
+HEAD_BYTES = 64  # these first bytes of a message contain the map's head and the tag
 
 
 def encode(message: Message) -> bytes:
@@ -67,11 +82,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
-    """One message without its frames. Raises WireError for everything malformed, and nothing else."""
+    """Decode the message itself, without its frames."""
     tag = _tag(data)
     kind = MESSAGE_TYPES.get(tag)
     if kind is None:
-        raise WireError("a frame that is no message of ours")
+        raise WireError("a frame that is not one of our messages")
     most = min(limits.max_control_bytes, MOST_BYTES_OF.get(kind, MOST_BYTES))
     if len(data) > most:
         raise WireError(f"{tag}: {len(data)} bytes where {most} are allowed")
@@ -80,16 +95,16 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
-    if len(fields) <= len(kind.__struct_fields__):  # with the tag; a default is for those who make a message
+    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag; a message must have all fields
         raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message
 
 
 def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -> tuple[AnyMessage, tuple[Buffer, ...]]:
-    """A message and the page frames behind it. Only an inline Ready has frames, one for each of its pages."""
+    """Decode a message and its frames. Only an inline Ready has frames: one per page."""
     if not parts or len(parts) > limits.max_frames + 1:
-        raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} may be")
+        raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} are allowed")
     message, frames = decode(parts[0], limits), tuple(parts[1:])
     expected = len(message.pages) if isinstance(message, Ready) and message.inline else 0
     if len(frames) != expected:
@@ -100,8 +115,7 @@ def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -
 
 
 def _tag(data: Buffer) -> str:
-    """The name of the message's kind, read from its first bytes: it is the first entry of its map. "" when it is
-    not."""
+    """Return the tag, which names the message's kind. Return "" if the map's first entry is not a tag."""
     head = bytes(data[:HEAD_BYTES])
     begin = 1 if head and head[0] & 0xF0 == 0x80 else 3 if head[:1] == b"\xde" else len(head)
     if head[begin : begin + 2] != b"\xa1t" or len(head) < begin + 3 or head[begin + 2] & 0xE0 != 0xA0:
@@ -124,7 +138,7 @@ def _unpack(data: Buffer, limits: WireLimits) -> Any:
 
 
 def _check(message: AnyMessage, limits: WireLimits) -> None:
-    """What a schema can't say."""
+    """Check the rules that a schema can't express."""
     if isinstance(message, Generate):
         if len(message.output_ids) != message.num_sequences:
             raise WireError(f"Generate: {message.num_sequences} sequences, {len(message.output_ids)} outputs")
@@ -135,12 +149,16 @@ def _check(message: AnyMessage, limits: WireLimits) -> None:
     elif isinstance(message, Offer):
         _check_ids([message.prompt_ids, message.output_ids], limits)
         sampling_of(message.sampling)
+    elif isinstance(message, Pull):
+        _check_ids([message.prompt_ids], limits)
+        if message.first_page >= message.num_pages:
+            raise WireError(f"Pull: {message.num_pages} pages, from {message.first_page} on")
     elif isinstance(message, Ready):
         if not len(message.pages) == len(message.generations) == len(message.digests):
             raise WireError("Ready: pages, generations and digests differ in number")
         ways = (message.inline, message.pool is not None, bool(message.handle), message.staged_bytes > 0)
         if ways.count(True) != 1:
-            raise WireError("Ready: pages come inline, from a pool, through a library, or when they are asked for")
+            raise WireError("Ready: pages must come in one way: inline, from a pool, through a library, or staged")
     elif isinstance(message, Prebuilt) and message.committed == 0:
         raise WireError("Prebuilt: no committed tokens")
 
@@ -161,7 +179,6 @@ def to_wire(value: RequestKey) -> Key: ...
 @overload
 def to_wire(value: SamplingParams) -> Sampling: ...
 def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
-    """The wire form of a key or of sampling parameters."""
     if isinstance(value, RequestKey):
         return Key(*value)
     return Sampling(
@@ -185,13 +202,13 @@ def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
 
 
 def sampling_of(wire: Sampling) -> SamplingParams:
-    """Raises WireError for values that would harm the sampler: no peer is trusted to have checked them."""
+    """Return the sampling parameters. Raises WireError for values that would harm the sampler."""
     reals = (
         wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
         wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),
     )  # fmt: skip
-    if not all(abs(real) <= MAX_REAL for real in reals):  # NaN is not
-        raise WireError("sampling: a number that float32 does not hold")
+    if not all(abs(real) <= MAX_REAL for real in reals):  # also refuses NaN
+        raise WireError("sampling: a number that float32 can't hold")
     counts = (wire.max_tokens, wire.min_tokens, wire.top_k)
     if wire.max_tokens < 1 or not all(0 <= count <= MAX_INT32 for count in counts):
         raise WireError("sampling: max_tokens, min_tokens or top_k out of range")

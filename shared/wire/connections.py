@@ -1,13 +1,14 @@
-"""Which peers of a ROUTER have gone, from what its monitor says of descriptors. Knows nothing of sockets.
+"""Uses a ROUTER's monitor to find out which peers have gone.
 
-The monitor reports ACCEPTED and DISCONNECTED by descriptor, and descriptors are reused: at once, by anybody, also by
-connections that never come about (a foreign key). A message carries its descriptor and the routing id of its
-connection, which libzmq counts upwards and never uses twice. In one receive:
+The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. The system may reuse a descriptor at
+once, even for a connection that is then refused because of its key. A message carries its connection's descriptor and
+routing id; later connections have higher routing ids. `receive` runs these steps:
 
     monitor: drain   ->   messages: until the queue is empty   ->   report who is gone
 
-libzmq emits DISCONNECTED when the last message of a connection is in our queue, and before its descriptor is closed, so
-nothing of a gone peer can follow its report. A DISCONNECTED with an ACCEPTED behind it is about the connection before.
+libzmq emits DISCONNECTED when the connection's last message is in our queue, and before it closes the descriptor. So
+all messages of a peer come before the report that it has gone. If a descriptor's DISCONNECTED comes before its
+ACCEPTED, it is about the earlier connection.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Callable
 
 
 class Connections:
-    """`drain` fetches what the monitor has and passes it, in order, to `accepted` and `closed`."""
+    """Tracks a ROUTER's connections. `drain` passes the monitor's events, in order, to `accepted` and `closed`."""
 
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
-        self._current: dict[int, tuple[bytes, str]] = {}  # fd -> (routing id, peer) of the last one heard there
-        self._closed: set[int] = set()  # descriptors of which a DISCONNECTED was the last that we heard
-        self._over: set[bytes] = set()  # routing ids of ended connections; messages of theirs may still be in the queue
+        self._current: dict[int, tuple[bytes, str]] = {}  # Descriptor -> routing id and peer of the last message.
+        self._closed: set[int] = set()  # Descriptors whose last event was DISCONNECTED.
+        self._over: set[bytes] = set()  # Routing ids of ended connections, whose messages may still be queued.
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """A new connection: whoever was there before is gone, heard or not."""
+        """Record a new connection. An earlier connection with this descriptor has ended, even without DISCONNECTED."""
         self._end(fd)
         self._closed.discard(fd)
 
@@ -34,21 +35,20 @@ class Connections:
         self._closed.add(fd)
 
     def seen(self, fd: int, route: bytes, peer: str) -> None:
-        """A message of `peer` came in through `fd`, by the connection with that routing id."""
         known = self._current.get(fd)
         if route in self._over or (known is not None and known[0] == route):
             return
-        self._drain()  # its own ACCEPTED is there by now
+        self._drain()  # libzmq has emitted the connection's own ACCEPTED by now
         known = self._current.get(fd)
         if known is not None and known[0] > route:
-            self._over.add(route)  # the last words of the one before
+            self._over.add(route)  # a late message of the earlier connection
             self._gone.append(peer)
             return
         self._end(fd)
         self._current[fd] = (route, peer)
 
     def take_gone(self) -> list[str]:
-        """To be called when the message queue is empty. A peer that is back on another connection is not gone."""
+        """Return the peers that no longer have a connection. Call it only when the message queue is empty."""
         for fd in self._closed:
             self._end(fd)
         self._closed.clear()

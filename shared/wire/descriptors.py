@@ -1,4 +1,4 @@
-"""How many files and sockets this process may open."""
+"""Raises this process's limit on open descriptors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import resource
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of descriptors to the hard one; return it. Each connection takes one, each peer that is
-    dialled four."""
+    """Raise the soft limit to the hard limit if the system allows it, and return the soft limit. An accepted connection
+    takes one descriptor, a dialled peer four.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # a system where the hard limit is beyond what it allows
+    with contextlib.suppress(OSError, ValueError):  # some systems don't allow their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

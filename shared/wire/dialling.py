@@ -1,7 +1,7 @@
-"""Under which key a dialled peer must answer, and when to dial again after it did not. Knows nothing of what is sent.
+"""Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node is dialled as its Hello said, `endpoint#key`. A router's endpoint stands in a configuration, without a key: any
-router's key may answer there, so each is tried in turn, the one that answered last time first.
+A node's Hello names its `endpoint#key`. A router's endpoint in the configuration has no key, because any router may
+answer there. So the routers' keys are tried in turn, beginning with the key that last worked at this endpoint.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from shared.wire.keyring import KeyRing
 from shared.wire.peers import parse_peer
 from shared.wire.sockets import DealerSocket
 
-PAUSE_S = 0.3  # after a handshake that failed
+PAUSE_S = 0.3  # pause after a failed handshake
 logger = logging.getLogger(__name__)
 
 
 class Dialling:
-    """One per NodeLinks. Without a ring there are no keys, and peers that name one can't be dialled."""
+    """Each NodeLinks has one Dialling. Without a ring this node has no keys, and can't dial peers that have keys."""
 
     def __init__(self, ring: KeyRing | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._ring = ring
         self._clock = clock
         self._keys = ring.now if ring is not None else None
-        self._answered: dict[str, bytes] = {}  # a router's endpoint -> the key that it answered under
-        self._due: dict[str, float] = {}  # peer -> when to dial it again
+        self._answered: dict[str, bytes] = {}  # A router's endpoint -> the key that last worked there.
+        self._due: dict[str, float] = {}  # Peer -> the time to dial it again.
 
     def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
-        """(address, key of whoever must be there); None: a router, and no router's key is allowed, for now.
+        """Return the address and the peer's key: b"" without a ring, None while no key is allowed.
 
-        ConfigError for what must not be dialled."""
+        Raises ConfigError for a peer that must not be dialled.
+        """
         address, mark, key = endpoint.partition(KEY_MARK)
         if self._ring is None:
             if mark:
@@ -44,7 +45,9 @@ class Dialling:
             self._require_node(peer)
             return address, parse_key(key, f"the key behind {address[:200]}")
         if peer != endpoint:
-            raise ConfigError(f"{peer} at {address[:200]} has no key, and this node has: all of a cluster, or none")
+            raise ConfigError(
+                f"{peer} at {address[:200]} has no key, but this node has one: give keys to a whole cluster, or none"
+            )
         return address, self._router_key(address, b"")
 
     def _require_node(self, peer: str) -> None:
@@ -54,22 +57,23 @@ class Dialling:
         except WireError as error:
             raise ConfigError(error.message) from None
         if not self._ring.is_node(node_id):
-            raise ConfigError(f"{node_id} is no node whose key is allowed")
+            raise ConfigError(f"{node_id} is not a node with an allowed key")
 
     def _router_key(self, address: str, after: bytes) -> bytes | None:
-        """The key to try after that one; None while no router is allowed."""
+        """Return the router key to try next; None while no router's key is allowed."""
         assert self._ring is not None
         keys = self._ring.router_keys()
         if not keys:
-            logger.warning("no router's key is allowed (`baton keys show`): %s waits for one", address[:200])
+            logger.warning("no router's key is allowed (`baton keys show`): %s must wait for a key", address[:200])
             return None
         if not after and self._answered.get(address) in keys:
             return self._answered[address]
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
     def next_key(self, dealer: DealerSocket) -> bytes | None:
-        """For a dealer that is opened again: the next router's key, or the same node's. None when no such key is
-        allowed any more."""
+        """Return the server key with which to reopen a dealer. Return None if no key is allowed.
+
+        At a router's address, another router's key may be tried next. A node keeps its key."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server
@@ -78,8 +82,8 @@ class Dialling:
         return self._router_key(dealer.endpoint, dealer.server)
 
     def note(self, dealer: DealerSocket) -> None:
-        """How it fares, after its `receive`."""
-        if dealer.state == "up":  # perhaps after a failure: libzmq goes on trying after some of them
+        """Record a dealer's state after its `receive`."""
+        if dealer.state == "up":  # perhaps after a retry by libzmq
             if dealer.name == dealer.endpoint:
                 self._answered[dealer.endpoint] = dealer.server
             self._due.pop(dealer.name, None)
@@ -87,11 +91,10 @@ class Dialling:
             self._due[dealer.name] = self._clock() + PAUSE_S
 
     def later(self, peer: str) -> None:
-        """It could not be dialled now."""
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """It was hung up: another dealer of that name has a fate of its own."""
+        """Forget when to dial a closed peer again. This time must not hold for a new dealer of the same name."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:
@@ -110,7 +113,7 @@ class Dialling:
         return True
 
     def is_stale(self, dealer: DealerSocket) -> bool:
-        """It shows our former key, or goes to a router whose key is no longer allowed, or to such a node."""
+        """Return whether the dealer uses our former key, or whether its peer's key is no longer allowed."""
         ring = self._ring
         assert ring is not None
         if dealer.own != ring.now.own:

@@ -1,7 +1,7 @@
-"""Errors on the wire: a code and a message there, objects everywhere else. The only table between the two.
+"""Turns errors into codes and messages on the wire, and back.
 
-node -> router   SequenceEnd       a code, of NODE_ERRORS
-D -> P           Refuse, Failed    a code, of the same; what P tells the router then stands in AT_PARTNER
+node -> router   SequenceEnd       a code of NODE_ERRORS
+D -> P           Refuse, Failed    a code of NODE_ERRORS; AT_PARTNER: P's error for the router
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.core.errors import (
 from shared.wire.messages import Failed, Key, Refuse
 from shared.wire.ranges import MAX_TEXT
 
-# What a node may end a sequence with. The others are the router's own words.
+# The errors with which nodes end sequences. All other errors are raised only by the router.
 NODE_ERRORS: tuple[type[BatonError], ...] = (
     AdapterMissing,
     ConfigError,
@@ -53,13 +53,12 @@ BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
 
 def error_of(code: str, message: str, *, subject: str | None = None) -> BatonError:
-    """Return the error that a node's code stands for. An unknown code, of a node of another version, is a plain
-    BatonError: a fault of that node."""
+    """Return the error for a node's code; a BatonError if this version doesn't know the code."""
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# What a decode node's word becomes at its prefill node, which tells the router. Where D is full, or leaves, nobody has
-# failed, and the request goes on elsewhere; a deadline is over for every node. All else is a failed hand-off.
+# The error that P raises for each code from D. If D is full or draining, the router places the request elsewhere. A
+# passed deadline is final. Any other code means that the hand-off failed.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,
@@ -68,15 +67,15 @@ AT_PARTNER: dict[str, type[BatonError]] = {
 
 
 def refuse(key: Key, error: BatonError) -> Refuse:
-    """Return a decode node's no to an Offer. The message is cut, for it may quote the offer."""
+    """Return the Refuse that answers an Offer. The error's text is cut, because it may quote the Offer."""
     return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
-    """Return a decode node's word that a granted hand-off has failed. The message is cut, for it may quote a peer."""
+    """Return the Failed that reports a failed hand-off to P. The error's text is cut, because it may quote a peer."""
     return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 
 def error_of_peer(peer: str, message: Refuse | Failed) -> BatonError:
-    """Return what a prefill node makes of its decode node's words."""
+    """Return the error that P raises when D refuses or fails."""
     return AT_PARTNER.get(message.code, HandoffFailed)(f"{peer}: {message.reason}")

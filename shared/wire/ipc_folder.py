@@ -1,4 +1,7 @@
-"""Where an ipc socket may lie. Such connections have no byte counts, so file modes must keep others out."""
+"""Checks the folder of an ipc socket.
+
+watch.py can't count the bytes of an ipc connection, so file modes must keep other users out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ SCHEME = "ipc://"
 
 
 def require_private_folder(endpoint: str) -> None:
-    """ConfigError when another user of the machine could connect to this ipc endpoint; others pass."""
+    """Raise ConfigError if another user could connect to this ipc endpoint."""
     path = endpoint.removeprefix(SCHEME)
     if not endpoint.startswith(SCHEME) or path == "*":  # libzmq makes a private folder for *
         return
@@ -24,7 +27,7 @@ def require_private_folder(endpoint: str) -> None:
     except OSError as error:
         raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
     if info.st_uid != os.geteuid():
-        raise ConfigError(f"{folder} belongs to uid {info.st_uid}: an ipc socket needs a folder of this user's own")
+        raise ConfigError(f"{folder} belongs to uid {info.st_uid}: an ipc socket's folder must belong to this user")
     if stat.S_IMODE(info.st_mode) & 0o077:
         raise ConfigError(
             f"{folder} is open to others (mode {stat.S_IMODE(info.st_mode):o}), who could connect to {endpoint}: "

@@ -1,10 +1,10 @@
-"""The files of a keys folder: who is allowed (public keys), and one secret per name. Knows nothing of sockets.
+"""Reads and writes a keys folder: the allowed public keys, and one secret per name.
 
-    DIR/allowed           one line per key: kind, name, public key; the same file on every machine
-    DIR/NAME.secret       the secret key of one router or node; on its machine, and where keys are made
-    DIR/NAME.next         the secret that is to follow it, while a rotation is under way
+    DIR/allowed           one line per key: kind, name, public key; every machine has the same file
+    DIR/NAME.secret       the secret key of NAME; kept on the machine of NAME, and on the machine that makes the keys
+    DIR/NAME.next         the next secret key of NAME, during a rotation
 
-Folder 0700, files 0600. What others may read or write is refused, for then it proves nothing.
+The folder must have mode 0700, the files 0600: a key that others can read proves nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from shared.core.errors import ConfigError
+from shared.wire.private_file import require_private
 
 ROUTER, NODE = "router", "node"
 KINDS = (ROUTER, NODE)
@@ -35,7 +36,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A Curve25519 pair, 32 bytes each."""
+    """A Curve25519 key pair, 32 bytes per key."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -43,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whose public key it is. A name has two while its key is rotated, the newer one last."""
+    """A public key and its owner. During a rotation a name has two keys; the newer key comes last."""
 
     kind: str
     name: str
@@ -55,7 +56,7 @@ class Entry:
 
 
 class AllowedKeys:
-    """What an `allowed` file says; never changes."""
+    """The contents of an `allowed` file; immutable."""
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
@@ -86,27 +87,27 @@ def pair_of(secret: bytes) -> KeyPair:
 
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name) or name == ALLOWED:
-        raise ConfigError(f"{name!r} can't name a key: letters, digits, '.', '_' and '-', at most 64")
+        raise ConfigError(f"{name!r} can't name a key: use at most 64 letters, digits, '.', '_' and '-'")
     return name
 
 
 def parse_allowed(text: str, where: object) -> AllowedKeys:
-    """ConfigError names the line that makes no sense."""
+    """Parse an `allowed` file. Raises ConfigError, which names the bad line."""
     entries = [
         _parse_line(line.split(), f"{where}, line {number}")
         for number, line in enumerate(text.splitlines(), 1)
         if line.strip() and not line.startswith("#")
     ]
     if len({entry.public for entry in entries}) < len(entries):
-        raise ConfigError(f"{where}: one key stands there twice; a key belongs to one name")
+        raise ConfigError(f"{where}: the same key is listed twice; a key belongs to one name")
     if len({(entry.kind, entry.name) for entry in entries}) > len({entry.name for entry in entries}):
-        raise ConfigError(f"{where}: one name is both a router's and a node's")
+        raise ConfigError(f"{where}: a router and a node have the same name")
     return AllowedKeys(tuple(entries))
 
 
 def _parse_line(words: list[str], where: str) -> Entry:
     if len(words) != 3 or words[0] not in KINDS:
-        raise ConfigError(f"{where}: it must be `router NAME KEY` or `node NAME KEY`")
+        raise ConfigError(f"{where}: the line must be `router NAME KEY` or `node NAME KEY`")
     return Entry(words[0], check_name(words[1]), parse_key(words[2], where))
 
 
@@ -116,7 +117,7 @@ def parse_key(text: str, where: object) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"{where}: a key is {2 * KEY_BYTES} hexadecimal digits")
+        raise ConfigError(f"{where}: a key must have {2 * KEY_BYTES} hexadecimal digits")
     return key
 
 
@@ -133,37 +134,28 @@ def names_with_secret(folder: Path, suffix: str = SECRET) -> list[str]:
     return sorted(path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
 
 
-def require_private(info: os.stat_result, path: Path) -> None:
-    """ConfigError when anybody but this user could read or change it."""
-    if info.st_uid not in (os.geteuid(), 0):
-        raise ConfigError(f"{path} belongs to uid {info.st_uid}: keys must be this user's own")
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        mode = "700" if stat.S_ISDIR(info.st_mode) else "600"
-        raise ConfigError(f"{path} is open to others (mode {stat.S_IMODE(info.st_mode):o}): chmod {mode} {path}")
-
-
 def require_folder(folder: Path) -> None:
     try:
         info = os.stat(folder)
     except OSError as error:
         raise ConfigError(f"--keys {folder}: {error.strerror}; `baton keys create` makes one") from None
     if not stat.S_ISDIR(info.st_mode):
-        raise ConfigError(f"--keys {folder} is no folder; `baton keys create` makes one")
+        raise ConfigError(f"--keys {folder} is not a folder; `baton keys create` makes one")
     require_private(info, folder)
 
 
 def read_private(path: Path) -> str:
-    """A file of this user's that nobody else may read, in a folder that nobody else may enter."""
+    """Read a file of this user. Raises ConfigError if others may read it or enter its folder."""
     require_folder(path.parent)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; see `baton keys --help` for what must be there") from None
+        raise ConfigError(f"{path}: {error.strerror}; `baton keys --help` lists the files of this folder") from None
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(file.fileno())
         require_private(info, path)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is no keys file")
+            raise ConfigError(f"{path} is not a keys file")
         return file.read().decode("ascii", "replace")
 
 
@@ -176,7 +168,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """In one go: whoever reads it meanwhile finds the old or the new text. For this user's eyes only from the start."""
+    """Replace the file atomically: readers find the old or the new text. Only this user can read the new file."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

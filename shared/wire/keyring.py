@@ -1,9 +1,8 @@
-"""What one router or node knows of its cluster's keys: its own, and who else is allowed. Follows the files while it
-runs, so that keys are added, rotated and taken away without a restart. Knows nothing of sockets.
+"""Holds the keys of one router or node: its own keys and the allowed keys. Rereads changed files without a restart.
 
-A node listens under a key made for this life of it, which its Hello tells the routers (`endpoint#key`) and they tell
-its peers: nobody can take a later process on the same port for it. A router listens under its own key, which is known
-before anything is said. Both dial under their own key, and that is who they are.
+A node listens with a key that it makes when it starts. Routers learn this key from Hello (`endpoint#key`) and pass it
+to peers, so no later process on that port can pose as the node. A router listens with its own key, which nodes know in
+advance. Routers and nodes dial with their own key, which is their identity.
 """
 
 from __future__ import annotations
@@ -34,17 +33,15 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One reading of the files."""
-
     own: KeyPair
     allowed: AllowedKeys
 
 
 class KeyRing:
-    """`now` is replaced as a whole, by the one thread that calls `refresh`; any thread may read it."""
+    """One thread calls `refresh`, which replaces `now`. Any thread may read `now`."""
 
     def __init__(self, folder: Path, kind: str, name: str) -> None:
-        """ConfigError says what is missing."""
+        """Read the folder. Raises ConfigError, which says what the folder lacks."""
         self.kind = kind
         self.name = name
         self._folder = folder
@@ -54,11 +51,10 @@ class KeyRing:
         self._life = new_pair()
 
     def listener(self, keys: Keys) -> KeyPair:
-        """The pair that a bound socket has, by that reading."""
         return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
-        """Which node this key proves its holder to be; None when it is nobody's any more, or a router's."""
+        """Return the node that owns this allowed key; None for other keys."""
         entry = self.now.allowed.find(public)
         return entry.name if entry is not None and entry.kind == NODE else None
 
@@ -70,11 +66,11 @@ class KeyRing:
         return any(entry.kind == NODE for entry in self.now.allowed.of_name(name))
 
     def router_keys(self) -> list[bytes]:
-        """The newest first."""
+        """Return all routers' allowed keys, newest first."""
         return [entry.public for entry in reversed(self.now.allowed.of_kind(ROUTER))]
 
     def refresh(self) -> bool:
-        """Whether the files have brought something new. What can't be taken is told once, and the old stays."""
+        """Reread changed files; return whether the keys changed. Log unusable files once, and keep the old keys."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -83,10 +79,10 @@ class KeyRing:
         except (ConfigError, OSError) as error:
             if str(error) != self._complained:
                 self._complained = str(error)
-                logger.warning("keys stay as they were: %s", error)
+                logger.warning("the keys are unchanged, because the files can't be used: %s", error)
             return False
         self._stamp, self._complained, self.now = stamp, "", keys
-        logger.warning("keys were read again: %d are allowed", len(keys.allowed.entries))
+        logger.warning("read the keys again: %d are allowed", len(keys.allowed.entries))
         return True
 
     def _read(self) -> Keys:
@@ -94,14 +90,14 @@ class KeyRing:
         entry = allowed.find(own.public)
         if entry is None or entry.name != self.name:
             raise ConfigError(
-                f"{self._folder / ALLOWED} does not list the key of {self.name}: is it another cluster's?"
+                f"{self._folder / ALLOWED} does not list the key of {self.name}: is this another cluster's file?"
             )
         if entry.kind != self.kind:
-            raise ConfigError(f"{self.name} is a {entry.kind}'s key in {self._folder}, and this is a {self.kind}")
+            raise ConfigError(f"{self.name} is a {entry.kind}'s key in {self._folder}, but this is a {self.kind}")
         return Keys(own, allowed)
 
     def _look(self) -> Stamp:
-        """Changes whenever a file was written or replaced."""
+        """Return a stamp that differs when the files have changed."""
         stamps = []
         for name in (ALLOWED, self.name + SECRET):
             try:
@@ -114,7 +110,7 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """Return the ring of that router or, without an id, of the one router whose secret is here; None without a
+    """Return the router's ring; None without a folder. Without an id, take the only router with a secret in the
     folder."""
     if not folder:
         return None
@@ -123,7 +119,7 @@ def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """Return the ring of that node or, without an id, of the one node whose secret is here; None without a folder."""
+    """Return the node's ring; None without a folder. Without an id, take the only node with a secret in the folder."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -131,7 +127,8 @@ def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
 
 
 def only_one(folder: Path, kind: str) -> str:
-    """Return the name of the one router or node whose secret is in a folder. Raise ConfigError for none or several."""
+    """Return the name of the only router or node with a secret in the folder. Raise ConfigError if none or several have
+    one."""
     require_folder(folder)
     names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
     here = [name for name in names_with_secret(folder) if name in names]

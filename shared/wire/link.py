@@ -1,9 +1,9 @@
-"""The shells around the sockets: NodeLinks waits with one poll, RouterLink with asyncio. Neither ever blocks in a send.
+"""Owns the sockets of a node or router. NodeLinks waits with one poll, RouterLink with asyncio. Sends never block.
 
-    node:   ROUTER (bound, peers dial in)  +  one DEALER per router  +  one DEALER per decode node it hands to
+    node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
     router: ROUTER (bound, nodes dial in)
 
-With keys, each bound socket is the CURVE server of those who dial it. Know nothing of what the messages mean.
+With keys, bound sockets are CURVE servers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import zmq
 
@@ -25,15 +26,15 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # a router without messages looks so often whether its keys have changed, and who was shut out
-MAX_SOCKETS = 65_535  # of a context; libzmq allows 1,023 by default, and a dialled peer takes three
+LOOK_S = 0.5  # An idle router looks for changed keys and refused connections this often.
+MAX_SOCKETS = 65_535  # The context's limit on sockets. libzmq's default is 1,023, and a dialled peer takes three.
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class NodeLinks:
-    """All connections of one node, used by its loop's thread only. `wakeup.set` may be called from any thread.
+    """All connections of one node, used by its loop's thread. Any thread may call `wakeup.set`.
 
-    Peers that dialled in are called `peer_name(node_id, epoch)`; a dialled one as its owner said in `dial`.
+    Peers that dialled in are named `peer_name(node_id, epoch)`; the caller of `dial` names the others.
     """
 
     def __init__(
@@ -42,31 +43,32 @@ class NodeLinks:
         self.identity = peer_name(node_id, epoch)
         self._options = options
         self._dealers: dict[str, DealerSocket] = {}
-        self._waiting: set[str] = set()  # routers that are not dialled until a router's key is allowed again
+        self._waiting: set[str] = set()  # routers to dial as soon as a router's key is allowed
         self._dialling = Dialling(options.ring)
         self._context, self._authenticator, self._router = open_router(bind, options)
         self._stats, self._watch = self._router.stats, self._router.watch
         self.wakeup = Wakeup()
         self._poller = zmq.Poller()
-        for pollable in (self._router.socket, self._router.monitor, self.wakeup.fd):
+        for pollable in (*self._router.pollables, self.wakeup.fd):
             self._poller.register(pollable, zmq.POLLIN)
 
     @property
     def endpoint(self) -> str:
-        """Where peers dial this node, and under which key they find it."""
+        """Return the address that peers dial, with this node's key if it has one."""
         return self._router.address
 
     @property
     def counts(self) -> Counter[str]:
-        """wire_dropped, wire_sends_refused, wire_refused.<reason>."""
+        """Return the counts wire_dropped, wire_sends_refused and wire_refused.<reason>."""
         return self._stats.counts
 
-    def dial(self, peer: str, endpoint: str) -> None:
-        """Start connecting; PeerUp or PeerClosed follows. Dialling the same peer again changes nothing.
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
+        """Start connecting; PeerUp or PeerClosed follows. Dialling a peer again changes nothing.
 
-        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled,
-        PeerUnreachable for a node when no descriptor is left; a router is tried again then. While no router's key is
-        allowed, a router is dialled as soon as one is."""
+        `endpoint` comes from the configuration or a node's Hello. `brings_pages`: the peer's answers may have page
+        frames. Raises ConfigError for a peer that must not be dialled, and PeerUnreachable for a node if no descriptor
+        is left. In that case, and also while no router's key is allowed, a router is dialled later.
+        """
         if peer in self._dealers:
             return
         address, server = self._dialling.choose(peer, endpoint)
@@ -76,7 +78,14 @@ class NodeLinks:
         self._waiting.discard(peer)
         try:
             dealer = DealerSocket(
-                self._context, peer, address, self.identity, self._options, self._stats, server, self._watch
+                self._context,
+                peer,
+                address,
+                self.identity,
+                replace(self._options, brings_pages=brings_pages),
+                self._stats,
+                server,
+                self._watch,
             )
         except PeerUnreachable:
             if peer != endpoint:
@@ -87,7 +96,7 @@ class NodeLinks:
         self._watch_events(dealer)
 
     def hang_up(self, peer: str) -> None:
-        """Close a dialled connection; what is still queued for it is lost, and no PeerClosed comes."""
+        """Close a dialled connection; PeerClosed is not reported. Queued messages are lost."""
         dealer = self._dealers.pop(peer, None)
         self._waiting.discard(peer)
         self._dialling.forget(peer)
@@ -95,13 +104,16 @@ class NodeLinks:
             self._unwatch(dealer)
             dealer.close()
 
-    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """False: the queue is full or nobody of that name is there. Never blocks, never raises for a peer's fault."""
-        dealer = self._dealers.get(peer)
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
+        """Send a message; return False if the queue is full or the peer is unknown. Never block.
+
+        Never raises an error that a peer caused. `back`: send only over the connection that the peer dialled.
+        """
+        dealer = None if back else self._dealers.get(peer)
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
 
     def poll(self, timeout_s: float) -> list[Inbound]:
-        """What happened; waits up to timeout_s for something, or for `wakeup`. 0: just look."""
+        """Wait up to timeout_s for events or `wakeup`; return the events."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
         inbound = self._follow_keys()
         if self.wakeup.fd in ready:
@@ -117,7 +129,7 @@ class NodeLinks:
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
-        """After a change of keys: peers that are not allowed any more, and dialled ones that must see our new key."""
+        """If the keys have changed, close connections that used outdated keys, and redial their peers where allowed."""
         if not self._dialling.keys_changed():
             return []
         inbound = self._router.receive()
@@ -131,10 +143,11 @@ class NodeLinks:
         return inbound
 
     def _dial_again(self, peers: Sequence[str]) -> list[Inbound]:
-        """PeerClosed for nodes that may not be dialled any more, or can't be. Routers wait until there is a key."""
+        """Dial these peers again. Return PeerClosed for nodes that can't or must not be dialled. A router without an
+        allowed key is dialled again when the keys change."""
         gone: list[Inbound] = []
         for peer in peers:
-            if peer not in self._dealers:  # a router that no descriptor was left for
+            if peer not in self._dealers:  # no descriptor was free for this router
                 self.dial(peer, peer)
         for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
             server = self._dialling.next_key(dealer)
@@ -148,7 +161,7 @@ class NodeLinks:
         return gone
 
     def _open_again(self, dealer: DealerSocket, server: bytes) -> bool:
-        """False: a node that no descriptor is left for. A router is dialled later."""
+        """Reopen a dealer. If no descriptor is left, return False for a node, and dial a router later."""
         self._unwatch(dealer)
         try:
             dealer.again(server)
@@ -170,7 +183,7 @@ class NodeLinks:
         self._poller.unregister(dealer.monitor)
 
     def close(self) -> None:
-        """Returns when the I/O thread has let go of every page frame."""
+        """Close all sockets. Return when the I/O thread has released every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
         close_router(self._context, self._authenticator, self._router)
@@ -178,7 +191,7 @@ class NodeLinks:
 
 
 class RouterLink:
-    """The router's side: one bound ROUTER inside an asyncio (or uvloop) loop. One task receives."""
+    """The router's side: one bound ROUTER in an asyncio (or uvloop) loop. Only one task may call `receive`."""
 
     def __init__(self, bind: str, options: LinkOptions = DEFAULT_OPTIONS) -> None:
         self._context, self._authenticator, self._router = open_router(bind, options)
@@ -193,8 +206,8 @@ class RouterLink:
         return self._router.stats
 
     async def receive(self) -> list[Inbound]:
-        """The next batch: messages in order, then closed peers."""
-        await asyncio.sleep(0)  # a flood of messages must not keep other tasks from running
+        """Return the next batch: messages in order, then closed peers."""
+        await asyncio.sleep(0)  # let other tasks run, even in a flood of messages
         while not (batch := self._router.receive()):
             await self._until_readable()
         return batch
@@ -205,9 +218,8 @@ class RouterLink:
                 yield inbound
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """False: the queue is full or nobody of that name is there."""
         sent = self._router.send(peer, message, frames)
-        # ZMQ's descriptor is edge-triggered, and a send may swallow the edge of a message that came in meanwhile.
+        # ZMQ's descriptor is edge-triggered, and a send may consume a new message's edge.
         if self._waiter is not None and self._router.readable():
             self._wake()
         return sent
@@ -218,13 +230,13 @@ class RouterLink:
     async def _until_readable(self) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        fds = [socket.fileno() for socket in (self._router.socket, self._router.monitor)]
+        fds = [socket.fileno() for socket in self._router.pollables]
         for fd in fds:
             loop.add_reader(fd, self._wake)
         look = loop.call_later(LOOK_S, self._wake)
         try:
-            # Asking for EVENTS arms the edges; what came before that is seen here.
-            if self._router.readable() or has_input(self._router.monitor):
+            # Reading EVENTS rearms the descriptor, and shows input that came earlier.
+            if any(map(has_input, self._router.pollables)):
                 return
             await self._waiter
         finally:
@@ -239,7 +251,7 @@ class RouterLink:
 
 
 def open_router(bind: str, options: LinkOptions) -> tuple[Context, Authenticator | None, RouterSocket]:
-    """A context with a bound ROUTER in it; ConfigError when the address is taken, or not ours to use."""
+    """Make a context with a bound ROUTER. Raises ConfigError if the address is in use or not this machine's."""
     context: Context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     authenticator = None
@@ -263,7 +275,7 @@ def close_router(context: Context, authenticator: Authenticator | None, router: 
 
 
 def with_free_port(endpoint: str) -> str:
-    """`tcp://host:*` is `tcp://host:0`: any free port."""
+    """Turn `tcp://host:*` into `tcp://host:0`, which means any free port."""
     if endpoint.startswith("tcp://") and endpoint.endswith(":*"):
         return f"{endpoint[:-1]}0"
     if not endpoint:

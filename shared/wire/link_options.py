@@ -1,28 +1,37 @@
-"""How a link's sockets behave: queues, patience, keys. Made from the settings here and nowhere else."""
+"""Derives the options of a link's sockets from the settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.config.silence import link_silence
+from shared.config.silence import MOST_PING_MS, link_silence
 from shared.wire.codec import DEFAULT_LIMITS, WireLimits
 from shared.wire.keyring import KeyRing
 from shared.wire.watch import WatchLimits
 
+PINGS_MISSED = 3  # a caller counts as mute after this many missed pings
+
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """`queue_messages`: most messages waiting in each direction per peer; beyond it sends are refused. A bound socket
-    holds `inbox_messages` of each peer; what comes beyond them stays with TCP, and so with the peer.
+    """Sizes are in messages or bytes, times in ms or seconds. watch.py enforces the limits on connections.
 
-    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms, and a dial that nobody answers is given up, and
-    tried again, after connect_ms. Who dials in and says nothing for silent_s is hung up; a connection that has sent
-    more than unread_bytes that nobody has read is shut down (watch.py). With `ring` every connection is encrypted, and
-    both of its ends prove who they are; without it this machine only may connect.
+    - queue_messages: the largest number of messages queued for a peer; further sends are refused.
+    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times. The end that
+      dialled sends pings.
+    - connect_ms: an unanswered dial is tried again after this time.
+    - silent_s: the connection of a caller that has not sent a message is closed after this time.
+    - unread_bytes: a connection with more unread bytes than this is shut down.
+    - caller_bytes: the size of the largest part that a caller may send. Each caller may have 4 such parts unread, all
+      callers together may have 32. With 0 the general limits hold.
+    - brings_pages: a dialled peer answers with page frames.
+    - ring: its keys encrypt connections, and both ends prove who they are. Without a ring only this machine may
+      connect.
     """
 
     queue_messages: int = 4096
-    heartbeat_ms: int = 1000
+    heartbeat_ms: int = MOST_PING_MS
     heartbeat_timeout_ms: int = 3000
     connect_ms: int = 2000
     reconnect_ms: int = 50
@@ -30,16 +39,26 @@ class LinkOptions:
     silent_s: float = 10.0
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
-    inbox_messages: int = 4096
+    caller_bytes: int = 0
+    brings_pages: bool = False
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
+    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py when a burst is over
 
     @property
     def watch_limits(self) -> WatchLimits:
-        """Return what one connection may take; page frames of any size that is allowed have room."""
+        """Return the limits on connections, which leave room for the largest page frame."""
         unread_bytes = max(self.unread_bytes, self.limits.max_frame_bytes + (16 << 20))
         in_all = max(self.unread_bytes_in_all, 2 * unread_bytes)
-        return WatchLimits(unread_bytes, in_all, self.silent_s, self.heartbeat_ms / 1000)
+        return WatchLimits(
+            unread_bytes,
+            in_all,
+            caller_bytes=4 * self.caller_bytes,
+            callers_bytes_in_all=32 * self.caller_bytes,
+            silent_s=self.silent_s,
+            heartbeat_s=self.heartbeat_ms / 1000,
+            mute_s=max((self.heartbeat_ms + self.heartbeat_timeout_ms) / 1000, PINGS_MISSED * MOST_PING_MS / 1000),
+        )
 
     @classmethod
     def for_silence(
@@ -48,16 +67,16 @@ class LinkOptions:
         *,
         limits: WireLimits = DEFAULT_LIMITS,
         ring: KeyRing | None = None,
-        inbox_messages: int = 4096,
+        caller_bytes: int = 0,
     ) -> LinkOptions:
-        """Return the options of a link whose owner takes a peer for dead after that silence: the one place where
-        seconds become ZMQ's settings, for routers and nodes alike."""
+        """Return options with which a peer counts as mute after a third of `silence_s`, and as lost after
+        `silence_s`."""
         silence = link_silence(silence_s)
         return cls(
             heartbeat_ms=silence.ping_ms,
             heartbeat_timeout_ms=silence.timeout_ms,
-            connect_ms=int(500 * silence_s),  # so that a second try may end within the silence, too
+            connect_ms=int(500 * silence_s),  # so a second try can still end within `silence_s`
             limits=limits,
             ring=ring,
-            inbox_messages=inbox_messages,
+            caller_bytes=caller_bytes,
         )

@@ -1,13 +1,16 @@
-"""Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
+"""Defines every message between routers and nodes as a data type. codec.py checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Begun, Tokens, CacheEvents, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain, CacheReplay
+    node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
+    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release
+    router -> node -> other routers          Spending
     P -> D           Offer, Ready, Prebuilt, Abort
-    D -> P           Grant, Wait, Refuse, Installed, Failed
+    D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
+    P -> P           Pull, FramesTaken, Returned
+    P -> P, back     Lent, Ready
     D -> P           Join, Take                              transports with a process group per pair
     both             StoreEntry, Broken                      the same
 
-Tensors never travel inside a message: they are separate, length-checked frames (`Ready` and `Prebuilt` say which).
+Pages never travel inside a message. With `zmq` they follow their Ready as length-checked frames.
 """
 
 from __future__ import annotations
@@ -17,90 +20,47 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.core.sampling_params import MAX_TOP_LOGPROBS
-from shared.observe.node_metrics import MAX_SAMPLES
+from shared.wire.node_parts import Adapter as Adapter
+from shared.wire.node_parts import Fingerprint as Fingerprint
+from shared.wire.node_parts import NodeLoad as NodeLoad
+from shared.wire.others_load import NO_OTHERS, OthersLoad
+from shared.wire.pool_ref import PoolRef
 from shared.wire.ranges import (
     MAX_CODE_BYTES,
     MAX_DRAFT_BYTES,
     MAX_HANDLE_BYTES,
     MAX_NAMES,
     MAX_PAGE_NAMES,
+    MAX_PULL_TOKENS,
     MAX_RUNS,
     MAX_SCORES,
     MAX_SEQUENCES,
+    MAX_SPENDING_BYTES,
     MAX_STORE_BYTES,
     MAX_TOKENS,
     Count,
     Milliseconds,
     Name,
     PageName,
-    Real,
-    States,
     Text,
     TokenId,
     TokenIds,
     Transports,
     Unsigned,
 )
+from shared.wire.request_key import Key as Key
 from shared.wire.sampling import Sampling
+from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.tickets import Ticket
+from shared.wire.token_runs import SequenceEnd as SequenceEnd
+from shared.wire.token_runs import TokenLogprob as TokenLogprob
+from shared.wire.token_runs import TokenRun as TokenRun
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 13
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
-    """Base of all messages; the tag is the class name."""
-
-
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`core.keys.RequestKey` on the wire."""
-
-    router_id: Name
-    router_epoch: Unsigned
-    rid: Name
-    attempt: Count
-    seq_index: Count
-
-
-class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two nodes pair only when these fit (shared/wire/fitting.py); a refusal names the field that does not."""
-
-    protocol: Count
-    numerics: Count
-    model: Text
-    weights: Text
-    dtype: Text
-    page_size: Count
-    page_layout: Text  # the planes of a page, in their order
-    spec: Text  # what drafts leave in pages and records, with the head's weights
-    build: Text
-    grammar: Text  # whose masks are alike: llguidance's version and the vocabulary's digest; "none" without grammars
-
-
-class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A LoRA adapter that a node has loaded. Requests and KV name it by its digest, clients by its name."""
-
-    name: Name
-    digest: Name
-
-
-class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Gauges of a node, sent with every heartbeat. Page states partition pages_total, row states rows_total."""
-
-    pages_total: Count
-    pages: States  # by PageState
-    rows_total: Count
-    rows: States  # by RowState
-    waiting: Count
-    waiting_tokens: Count
-    spec_width: Count  # tokens that a running row steps now; 1: no drafts
-    # monotone totals since the epoch began (steps, wire errors, idle seconds, ...)
-    counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
-    # histogram samples since the last heartbeat, by metric name
-    observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
-    # a prefill node's: by decode node, the transport and why it is that one
-    hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
-    cores: Text  # those it computes on, and whom it lends them to; empty on a GPU
+    """The base class of all messages. A message's tag is its class name."""
 
 
 class Hello(Message, frozen=True):
@@ -111,20 +71,20 @@ class Hello(Message, frozen=True):
     fingerprint: Fingerprint
     max_context: Count
     max_running: Count
-    host_id: Name  # equal on nodes that can share memory
+    host_id: Name  # nodes with equal ids can share memory
     transports: Transports
-    connection: Count  # the node's count of its connections to this router: equal in a Hello that is said again
+    connection: Count  # the node's count of its connections to this router; the same in a repeated Hello
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
-    key_lookahead: Count = 0  # of its pages' keys, see core/page_identity.py
-    has_window: bool = False  # its cache drops pages in front of others that it keeps
+    key_lookahead: Count = 0  # The lookahead of this node's page keys (core/page_identity.py).
+    has_window: bool = False  # This node's cache drops early pages and keeps later pages of the same prefix.
 
 
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
-    connection: Count  # the Hello's: one that was under way while the connection broke answers nobody; 0: "say Hello"
-    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # for this life of the node; empty: none
-    clock_ms: Milliseconds = 0  # the router's, as it said this: deadlines of tickets are by that clock
+    connection: Count  # the Hello's number; a Welcome for a broken connection is ignored; 0 asks for a Hello
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
+    clock_ms: Milliseconds = 0  # the router's time at sending; tickets' deadlines use this clock
 
 
 class Heartbeat(Message, frozen=True):
@@ -132,18 +92,23 @@ class Heartbeat(Message, frozen=True):
     epoch: Unsigned
     load: NodeLoad
     draining: bool
-    # draining: when each router is to move what is left of its own; None: nobody has set a limit
+    # While draining: the time until each router moves its unfinished requests. None means no limit.
     move_after_ms: Milliseconds | None = None
-    cache_seq: Count = 0  # of the last CacheEvents that this router was sent
+    cache_seq: Count = 0  # number of the last CacheEvents to this router
+    others: OthersLoad = NO_OTHERS
+    leaves: bool = False  # The node's list of routers lacks this router; the node stays until Release.
+    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Listed routers that don't serve the node.
 
 
 class CacheEvents(Message, frozen=True):
-    """What became of cached pages, by identity: in vLLM's words AllBlocksCleared, BlockRemoved, BlockStored, in this
-    order. One with `cleared` can be taken after any gap; another one is of use only behind the one before."""
+    """Changes of the prefix cache, by page identity. Apply `cleared` first, then `removed`, then `stored` (vLLM's
+    AllBlocksCleared, BlockRemoved, BlockStored). A message without `cleared` must have the number that follows its
+    predecessor's.
+    """
 
     node_id: Name
     epoch: Unsigned
-    seq: Count  # counts this router's, from 1
+    seq: Count  # counts the CacheEvents to this router, from 1
     cleared: bool
     removed: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
     stored: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
@@ -155,35 +120,54 @@ class Goodbye(Message, frozen=True):
 
 
 class Unwelcome(Message, frozen=True):
-    """The node serves another router of that name, which is up: this one gets nothing here until the other is gone."""
+    """The node serves another router with the receiver's name, and refuses the receiver until that router is gone."""
 
     node_id: Name
     epoch: Unsigned
-    endpoint: Text  # of the other one
+    endpoint: Text  # the other router's endpoint
 
 
 class Drain(Message, frozen=True):
-    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes. What still runs
-    after `move_after_ms` is moved, by each router its own: heartbeats tell them all."""
+    """Tells a node to accept no new requests. `then`: what the node does once it is idle; "" means wait. After
+    `move_after_ms` all routers move their unfinished requests; heartbeats announce that time.
+    """
 
     node_id: Name
     then: Literal["", "stop", "restart", "prefill", "decode"]
     move_after_ms: Milliseconds | None = None
 
 
+class Release(Message, frozen=True):
+    """Tells a node that is leaving this router that none of the router's requests needs the node any more."""
+
+    node_id: Name
+
+
 class CacheReplay(Message, frozen=True):
-    """Send the CacheEvents behind number `after`, and those to come. What is not there any more is told anew."""
+    """Asks for the CacheEvents after number `after`, or for the whole cache if the node no longer keeps these
+    CacheEvents.
+    """
 
     node_id: Name
     after: Count
 
 
-class Generate(Message, frozen=True):
-    """`num_sequences` sequences of one prompt; keys are key.sibling(i), seeds sequence_seed(seed, i).
+class Spending(Message, frozen=True):
+    """A router's charges to its tenants in this epoch. Nodes pass the latest Spending on to their other routers,
+    without reading it."""
 
-    output_ids[i] holds what sequence i has emitted already (all empty on a first attempt); those listed in `ended`
-    need no running any more. With a decode endpoint the receiver prefills and hands over; without one it runs the
-    request to its end.
+    router_id: Name
+    router_epoch: Unsigned
+    number: Count  # Grows with each Spending of this epoch; receivers ignore older numbers.
+    # Signed with a secret that only routers have (router/tenants/spending.py).
+    body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]
+
+
+class Generate(Message, frozen=True):
+    """Asks for `num_sequences` sequences of one prompt, with keys key.sibling(i) and seeds sequence_seed(seed, i).
+
+    output_ids[i]: the tokens that sequence i has already emitted. The sequences in `ended` need no more steps. With a
+    decode endpoint the receiver prefills and hands over. Without a decode endpoint the receiver runs the whole request.
     """
 
     key: Key
@@ -192,50 +176,27 @@ class Generate(Message, frozen=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     sampling: Sampling
     seed: Unsigned
-    decode_node: Text  # node id, "" to run everything here
+    decode_node: Text  # The decode node's id; "": the receiver runs everything.
     decode_epoch: Unsigned
     decode_endpoint: Text
     remaining_ms: Milliseconds
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
-    adapter: Text  # digest of the LoRA adapter it runs with; "": none
-    scored: Count  # prompt tokens whose log-probabilities are known, where sampling asks for them
-    cache_salt: Unsigned  # its KV is of use to requests with the same one only; 0: none
-    ticket: Ticket | None = None  # for the decode node's eyes; None: nothing is handed over
+    adapter: Text  # The LoRA adapter's digest; "": no adapter.
+    scored: Count  # The number of prompt tokens whose wanted log-probabilities the router already has.
+    cache_salt: Unsigned  # Only requests with the same salt share KV; 0 means no salt.
+    ticket: Ticket | None = None  # The ticket for the decode node; None means no hand-off.
+    source: PrefixSource | None = None  # With None, the node computes all uncached tokens itself.
 
 
 class Abort(Message, frozen=True):
-    key: Key
-    all_sequences: bool
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One token's, and the likeliest tokens' beside it. The scheduler's own, too: it travels as it is made."""
-
-    logprob: Real
-    top_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
-    top_logprobs: Annotated[tuple[Real, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
-
-
-class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Consecutive tokens of one sequence; first_pos counts output tokens of the whole request, from 0."""
+    """The request is over. A prefill node sends Abort to a decode node, too."""
 
     key: Key
-    first_pos: Count
-    ids: Annotated[list[TokenId], Meta(max_length=MAX_RUNS)]
-    logprobs: Annotated[list[TokenLogprob], Meta(max_length=MAX_RUNS)]  # empty when none were asked for
-
-
-class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    key: Key
-    reason: Text  # core.request.FinishReason value
-    num_output_tokens: Count
-    cached_tokens: Count
-    error_code: Text  # of wire/errors.py; "" unless reason is "error"
-    error_message: Text
+    all_sequences: bool  # of the request, not only the key's sequence
 
 
 class Tokens(Message, frozen=True):
-    """What one processed step brought; ends come after the runs of the same message."""
+    """The tokens and ends that one processed step produced. `ends` come after the `runs` of the same message."""
 
     node_id: Name
     epoch: Unsigned
@@ -244,8 +205,8 @@ class Tokens(Message, frozen=True):
 
 
 class Scores(Message, frozen=True):
-    """How likely consecutive tokens of a prompt were; first_pos counts from its first token, which has no entry. They
-    come before the first token of that request."""
+    """Log-probabilities of consecutive prompt tokens, sent before the first output token. first_pos counts from the
+    prompt's first token, which has no entry."""
 
     node_id: Name
     epoch: Unsigned
@@ -255,7 +216,9 @@ class Scores(Message, frozen=True):
 
 
 class Begun(Message, frozen=True):
-    """The prompts of these are being computed from now on. So a router knows what a node was running when it died."""
+    """The node now computes the prompts of these requests. So if the node dies, the router knows which requests the
+    node was running.
+    """
 
     node_id: Name
     epoch: Unsigned
@@ -263,7 +226,7 @@ class Begun(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """P -> D, at once when the request arrives. `generation key` of P's pages travels with Ready, not here."""
+    """P asks D for memory for a request, as soon as the request arrives."""
 
     key: Key
     source_node: Name
@@ -276,16 +239,16 @@ class Offer(Message, frozen=True):
     fingerprint: Fingerprint
     host_id: Name
     transports: Transports
-    adapter: Text  # the Generate's: KV of another adapter is of no use
-    cache_salt: Unsigned  # the Generate's
-    ticket: Ticket | None  # the Generate's
+    adapter: Text  # copied from Generate, like the next two fields
+    cache_salt: Unsigned
+    ticket: Ticket | None
 
 
 class Grant(Message, frozen=True):
-    """D -> P: row and pages are reserved, all or nothing. P sends pages from cached_prefix_len on."""
+    """D tells P that a row and all pages are reserved. P sends the pages from token cached_prefix_len on."""
 
     key: Key
-    cached_prefix_len: Count  # tokens, page aligned
+    cached_prefix_len: Count  # in tokens; a multiple of the page size
     lease: Unsigned
     transport: Text
 
@@ -297,26 +260,16 @@ class Wait(Message, frozen=True):
 
 class Refuse(Message, frozen=True):
     key: Key
-    code: Text  # of wire/errors.py
+    code: Text  # a code of wire/errors.py
     reason: Text
 
 
-class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a peer on the same host opens P's pool read-only: /proc/<pid>/fd/<fd>; sizes are checked against the file."""
-
-    pid: Count
-    fd: Count
-    num_pages: Count
-    page_bytes: Count
-    nonce: Unsigned  # also written inside the memory: a recycled pid can't be taken for this pool
-
-
 class Ready(Message, frozen=True):
-    """Pages [first_page, first_page + len(pages)) of the request's own page list are final, in these layers.
+    """Pages [first_page, first_page + len(pages)) of the request's page list are final in these layers.
 
-    shm: `pages` and `generations` index P's pool, the receiver copies. zmq: one frame per page follows the message.
-    With a handle, a library reads them. None of these: the receiver asks for them (Take). A digest is of the bytes of
-    a page's part: xxh3_64, or in a GPU's memory a sum (shared/transfer/digest.py).
+    shm: the receiver copies `pages` of P's pool, which must still have these `generations`. zmq: one frame per page
+    follows. With a handle, a library reads the pages. Otherwise the receiver asks for pages with Take. A digest covers
+    the bytes of a page's part: xxh3_64, or a weighted sum in GPU memory (shared/transfer/digest.py).
     """
 
     key: Key
@@ -328,13 +281,20 @@ class Ready(Message, frozen=True):
     pool: PoolRef | None
     inline: bool
     first_layer: Count
-    num_layers: Count  # 0: from first_layer to the end of the page, all that is behind the layers included
-    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # a pool that a library opens; its own bytes
-    staged_bytes: Count  # of one page's part, where the receiver asks for them
+    num_layers: Count  # 0 means all bytes from first_layer on, including the planes after the layers.
+    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # The bytes with which a library opens the pool.
+    staged_bytes: Count  # The size of each page's part in bytes, if the receiver asks for the pages; else 0.
+
+
+class FramesTaken(Message, frozen=True):
+    """The receiver has taken one Ready and its frames from the connection. Only a few Readys may await this message."""
+
+    key: Key
+    lease: Unsigned
 
 
 class Prebuilt(Message, frozen=True):
-    """The record that lets D go on without a forward: `committed` tokens have KV, `token` is the next input."""
+    """Lets D decode without a forward pass: `committed` tokens have KV, and `token` is the next input."""
 
     key: Key
     lease: Unsigned
@@ -353,19 +313,57 @@ class Installed(Message, frozen=True):
 class Failed(Message, frozen=True):
     key: Key
     lease: Unsigned
-    code: Text  # of wire/errors.py
+    code: Text  # a code of wire/errors.py
     reason: Text
 
 
+class Pull(Message, frozen=True):
+    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages)."""
+
+    key: Key
+    lease: Unsigned  # The asking node's number for this pull, never reused.
+    # The tokens of num_pages pages, and one more token if page keys look ahead.
+    prompt_ids: Annotated[list[TokenId], Meta(max_length=MAX_PULL_TOKENS + 1)]
+    first_page: Count
+    num_pages: Count
+    last_page: PageName  # The last page's identity. The router names this page, and the ticket is bound to it.
+    within_ms: Milliseconds  # The asking node waits no longer than this.
+    fingerprint: Fingerprint
+    host_id: Name
+    transports: Transports
+    adapter: Text
+    cache_salt: Unsigned
+    ticket: Ticket
+
+
+class Lent(Message, frozen=True):
+    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. With num_pages 0 the Pull is refused, or the
+    pages are no longer lent.
+    """
+
+    key: Key
+    lease: Unsigned
+    num_pages: Count
+    transport: Text
+    reason: Text
+
+
+class Returned(Message, frozen=True):
+    """The pull is over, with or without success. Its pages need not be pinned any longer."""
+
+    key: Key
+    lease: Unsigned
+
+
 class Join(Message, frozen=True):
-    """Come into a process group of us two. Its number is D's, never the same twice in one life."""
+    """D asks P to join a process group with D. D never reuses a group number within its epoch."""
 
     transport: Name
     group: Count
 
 
 class StoreEntry(Message, frozen=True):
-    """What the two sides of a group have to know of each other to connect."""
+    """A store entry that one end of a process group publishes, so that both ends can connect."""
 
     group: Count
     name: Name
@@ -373,7 +371,7 @@ class StoreEntry(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """D will receive this part of these pages as transfer number `order` of the group: P sends it, whatever comes."""
+    """D asks P for this part of these pages, as transfer number `order` of the group. P must send this part."""
 
     group: Count
     order: Count
@@ -383,7 +381,7 @@ class Take(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """The group is over; what was to come through it will not."""
+    """The process group has ended. Its outstanding transfers will not come."""
 
     group: Count
     reason: Text
@@ -392,5 +390,5 @@ class Broken(Message, frozen=True):
 AnyMessage = (
     Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
-    | CacheEvents | CacheReplay
+    | CacheEvents | CacheReplay | Release | Spending | Pull | Lent | Returned | FramesTaken
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The parts of one message into a socket and out of it, without ever waiting."""
+"""Sends and receives the parts of one message, without waiting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from shared.wire.peers import WireStats
 
 
 def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireStats) -> bool:
-    """False: queue full, or no such peer. Parts above pyzmq's copy threshold are sent from where they lie: they must
-    not change until the peer has them (a page is pinned until Installed; its digest catches what breaks that)."""
+    """Send the parts of one message. Return False if the queue is full or the peer is unknown.
+
+    pyzmq doesn't copy parts above its copy threshold, so such parts must not change until the peer has them. Pages stay
+    pinned until Installed, and digests show pages that changed too early.
+    """
     try:
         socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
     except zmq.ZMQError as error:
@@ -29,3 +32,11 @@ def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         return socket.recv_multipart(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
+
+
+def property_of(part: zmq.Frame, name: str) -> str:
+    """Return a property of the part's connection; "" if the connection lacks it."""
+    try:
+        return str(part.get(name))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""

@@ -1,5 +1,7 @@
-"""To whom a bound socket listens: a node whose key is bound to the name it says, in its newest life. Knows nothing of
-sockets; without keys it takes a name as it is said."""
+"""Checks who sends to a bound socket. Only a node in its newest epoch may send, with a key that belongs to its name.
+
+Without keys the name is trusted.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,26 @@ from shared.wire.peers import Refused, parse_peer
 
 
 class PeerGate:
-    """Of the lives of one node that are connected, the newest is listened to. When its connections are gone, an older
-    one may speak again: a clock that went back makes the next life look like an older one."""
+    """Accepts only a node's newest connected epoch.
+
+    Once that epoch's connection has ended, an older epoch is accepted: a restarted node has a smaller epoch if its
+    clock was set back.
+    """
 
     def __init__(self, ring: KeyRing | None) -> None:
         self._ring = ring
-        self._newest: dict[str, int] = {}  # node id -> epoch of its newest life that is connected
+        self._newest: dict[str, int] = {}  # node id -> its newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """WireError for a name that is none, Refused for one that is not this peer's to say, or of an older life.
+        """Return the peer's public key; it is empty without keys. `user_id`: the public key, in hex, that the
+        connection has proved to own.
 
-        user_id: the public key that its connection was let in with. Gives it as bytes, empty without keys."""
+        Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
+        """
         node_id, epoch = parse_peer(peer)
         key = self._check_key(node_id, user_id) if self._ring is not None else b""
         if epoch < self._newest.get(node_id, 0):
-            raise Refused(REFUSED_EPOCH, f"{node_id}: a newer life of it is here than {epoch:x}")
+            raise Refused(REFUSED_EPOCH, f"{node_id}: a newer epoch than {epoch:x} is connected")
         self._newest[node_id] = epoch
         return key
 
@@ -36,11 +43,10 @@ class PeerGate:
         if owner is None:
             raise Refused(REFUSED_IDENTITY, "its key is no longer allowed")
         if owner != node_id:
-            raise Refused(REFUSED_IDENTITY, f"it says that it is {node_id}, and its key is that of {owner}")
+            raise Refused(REFUSED_IDENTITY, f"it claims to be {node_id}, but its key is that of {owner}")
         return key
 
     def gone(self, peer: str) -> None:
-        """Its last connection has closed."""
         node_id, epoch = parse_peer(peer)
         if self._newest.get(node_id) == epoch:
             del self._newest[node_id]

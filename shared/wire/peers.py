@@ -1,6 +1,6 @@
-"""Names of peers, what a link reports about them, and the count of what had to be dropped. Knows nothing of sockets.
+"""Defines the names of peers, the events that a link reports, and the counts of dropped messages.
 
-A peer is called `<node id>@<epoch in hex>`, which its connections say of it: a restarted node is another peer.
+A peer's name is `<node id>@<epoch in hex>`, so a restarted node is another peer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for 
 
 
 class Refused(WireError):
-    """A message of somebody who is not who it says, or not any more. `reason`: as in metric_names."""
+    """The sender of a message is not, or is no longer, the peer that it claims to be. `reason`: one of the reasons in
+    metric_names.
+    """
 
     code = "refused"
 
@@ -33,7 +35,7 @@ class Refused(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """`frames` (page contents) view memory of the message and keep it alive."""
+    """A received message. `frames` (page contents) are views of the message's memory, and keep this memory alive."""
 
     peer: str
     message: AnyMessage
@@ -42,16 +44,21 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A dialled peer answered; also after each reconnect, when Hello is due again. `peer` is the link's name."""
+    """A dialled peer answered, perhaps after a reconnect, and expects a Hello. `peer`: the peer's name in this link."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class PeerClosed:
-    """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached."""
+    """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
+
+    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other, and each of the two connections
+    may end without the other.
+    """
 
     peer: str
+    accepted: bool = False
 
 
 Inbound = Received | PeerUp | PeerClosed
@@ -65,18 +72,18 @@ def peer_name(node_id: str, epoch: int) -> str:
 
 
 def parse_peer(name: str) -> tuple[str, int]:
-    """(node id, epoch); WireError when it is no name of a peer."""
+    """Return (node id, epoch). Raises WireError for a malformed name."""
     node_id, _, epoch = name.partition("@")
     try:
         if node_id and epoch and peer_name(node_id, int(epoch, 16)) == name:
             return node_id, int(epoch, 16)
     except (ValueError, ConfigError):
         pass
-    raise WireError(f"{name[:80]!r} is no node id and epoch")
+    raise WireError(f"{name[:80]!r} is not a node id with an epoch")
 
 
 def check_sender(peer: str, message: AnyMessage) -> None:
-    """A node speaks for itself and its own epoch only."""
+    """Raise WireError if a node's message names another node or another epoch."""
     if isinstance(message, Hello | Heartbeat | Goodbye | Begun | Scores | Tokens | Unwelcome):
         claimed = message.node_id, message.epoch
     elif isinstance(message, Offer):
@@ -88,7 +95,7 @@ def check_sender(peer: str, message: AnyMessage) -> None:
 
 
 class WireTotals:
-    """What a link has counted since it was last asked, under the names of metrics."""
+    """Computes how much a link's counts have grown since the last `take`, by metric name."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -104,7 +111,8 @@ class WireTotals:
 
 
 class WireStats:
-    """Counts of one link; each kind of bad frame is logged once per peer, however often it comes."""
+    """Counts the messages that a link drops, and the sends and connections that it refuses. Logs each kind of bad frame
+    once per peer."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -120,12 +128,12 @@ class WireStats:
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
 
     def shut_out(self, what: str, reason: str = REFUSED_KEY) -> None:
-        """A connection that did not come about, for want of a key that is allowed, or that was shut down."""
+        """Count a connection that had no allowed key, or that was shut down."""
         self.counts[REFUSED_COUNT[reason]] += 1
         if (what, "") not in self._logged:
             self._logged.add((what, ""))
             logger.warning("refused a connection: %s (further ones are only counted)", what)
 
     def refused(self) -> None:
-        """A send that found a full queue or no peer."""
+        """Count a send that found a full queue or no peer."""
         self.counts["wire_sends_refused"] += 1

@@ -1,4 +1,5 @@
-"""The ranges of all fields that travel. msgspec checks them at decode, never at construction."""
+"""Defines the ranges of all wire fields. msgspec checks them when it decodes a message, but not when a message is
+constructed."""
 
 from __future__ import annotations
 
@@ -11,22 +12,23 @@ from shared.core.sampling_params import MAX_BAD_WORD_TOKENS
 
 MAX_SEQUENCES = 128
 
-MAX_TEXT = 16384
-MAX_TOKENS = 1 << 20  # of one sequence; so many pages it may have, too
-MAX_RUNS = 1 << 14  # of one message: rows of a node, tokens that a step adds to a row
-MAX_NAMES = 256  # counters, histograms and states of one node
+MAX_NAME, MAX_TEXT = 256, 16384
+MAX_TOKENS = 1 << 20  # The largest number of tokens of one sequence, and so also a limit on the number of its pages.
+MAX_PULL_TOKENS = 1 << 17  # The largest number of tokens of a pulled prefix.
+MAX_RUNS = 1 << 14  # The largest number of rows of a node in one message, or of tokens of one row in one step.
+MAX_NAMES = 256  # The largest number of counters, of histograms and of states of one node.
 MAX_DRAFT_BYTES = 4 << 20
 MAX_HANDLE_BYTES = 1 << 16
-MAX_CODE_BYTES = 64  # of a key or a code of tickets
-MAX_STORE_BYTES = 1 << 16  # of what two processes tell each other while they connect
-MAX_SCORES = 1 << 13  # entries of one message
-MAX_PAGE_NAMES = 1 << 12  # entries of one message
-MAX_REAL = 3.4028234e38  # what float32 holds
+MAX_CODE_BYTES = 64  # The largest size of a ticket's key or code.
+MAX_STORE_BYTES = 1 << 16  # The largest size of one StoreEntry.
+MAX_SCORES = 1 << 13  # The largest number of log-probabilities in one Scores.
+MAX_SPENDING_BYTES = 1 << 16  # The largest size of one Spending's body.
+MAX_PAGE_NAMES = 1 << 12  # The largest number of page names in one list of a CacheEvents.
+MAX_REAL = 3.4028234e38  # the largest float32
 MAX_MS = 10**12
 
-# Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction). Every field
-# has one, a test walks them all; msgpack itself has no number above 64 bits.
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+# Every field has a range, and a test checks all ranges. msgpack's integers have at most 64 bits.
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 PageName = Annotated[bytes, Meta(min_length=IDENTITY_BYTES, max_length=IDENTITY_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -35,7 +37,7 @@ BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TO
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
-Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # epochs, seeds, nonces, digests
-Real = Annotated[float, Meta(ge=-MAX_REAL, le=MAX_REAL)]  # NaN and infinity are not
+Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # The type of epochs, seeds, nonces and digests.
+Real = Annotated[float, Meta(ge=-MAX_REAL, le=MAX_REAL)]  # This range contains neither NaN nor infinity.
 States = Annotated[dict[Name, Count], Meta(max_length=MAX_NAMES)]
 Transports = Annotated[list[Name], Meta(max_length=16)]

@@ -1,4 +1,4 @@
-"""Sampling parameters as they travel; the codec checks their values."""
+"""Sampling parameters on the wire; the codec checks their values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor, both with CURVE where there are keys. How
-a ROUTER tells who has gone is in connections.py, whom it listens to in admission.py. Knows nothing of loops."""
+"""Implements two kinds of ZMQ sockets. They never block, each has a monitor, and with keys they use CURVE.
+connections.py finds out which peers have left a ROUTER, peer_gate.py decides whose messages a ROUTER accepts."""
 
 from __future__ import annotations
 
@@ -22,62 +22,61 @@ from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
-from shared.wire.parts import receive_parts, send_parts
+from shared.wire.parts import property_of, receive_parts, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.watch import Connection, Watch, tcp_port
 
-SHUT_OUT = {  # handshakes that failed for want of a key
+SHUT_OUT = {  # handshakes that failed because of keys
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
     int(
         zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     ): "it has no key and needs one, has one and needs none, or means another peer",
 }
 LEFT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # whoever sees first that keys do not fit
-DEALER_EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CONNECT_RETRIED
+LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # the first end to see a wrong key leaves
+ENDS = (
+    zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-ROUTER_EVENTS = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+DEALER_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED | ENDS
+ROUTER_EVENTS = zmq.EVENT_ACCEPTED | ENDS
 BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
-NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
-USER_PROPERTY = "User-Id"  # what the authenticator said of it: its public key
-HANDSHAKE_MS = 10_000  # a connection that has not proved itself by then is closed
+NAME_PROPERTY = "X-Peer"  # The peer's name, sent in the handshake of each connection.
+USER_PROPERTY = "User-Id"  # The connection's public key, set by the authenticator.
+HANDSHAKE_MS = 10_000  # A connection whose handshake is unfinished after this time is closed.
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
+    """Return a socket that is neither bound nor connected.
+
+    libzmq 4.3.5 aborts the process (its issue 4364) if a connection breaks while its inbox is full and a ping is due or
+    has come in. So inboxes have no limit except that of watch.py, and only a DEALER sends pings."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
     socket.setsockopt(zmq.SNDHWM, options.queue_messages)
-    socket.setsockopt(zmq.RCVHWM, options.inbox_messages if kind == zmq.ROUTER else options.queue_messages)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    if kind == zmq.DEALER:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, options.connect_ms)
     socket.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
-    socket.setsockopt(zmq.MAXMSGSIZE, max(options.limits.max_frame_bytes, options.limits.max_control_bytes))
+    most = max(options.limits.max_frame_bytes, options.limits.max_control_bytes)
+    socket.setsockopt(zmq.MAXMSGSIZE, options.caller_bytes or most if kind == zmq.ROUTER else most)
     return socket
 
 
 def open_monitored(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions, events: int
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A socket and its monitor, or neither: zmq.ZMQError where no descriptor is left."""
+    """Return a socket and its monitor. If no descriptor is left, raises zmq.ZMQError and leaves neither of them
+    open."""
     socket = open_socket(context, kind, options)
     try:
         return socket, socket.get_monitor_socket(events)
@@ -87,28 +86,20 @@ def open_monitored(
 
 
 def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    """Drops what is queued. Idempotent."""
+    """Close both sockets, and drop queued messages. Idempotent."""
     if not socket.closed:
         socket.disable_monitor()
         monitor.close(0)
         socket.close(0)
 
 
-def property_of(part: zmq.Frame, name: str) -> str:
-    """What is known of the connection that it came by; "" when nothing is."""
-    try:
-        return str(part.get(name))
-    except (zmq.ZMQError, UnicodeDecodeError):
-        return ""
-
-
 def has_input(socket: zmq.Socket[bytes]) -> bool:
-    """Also arms the socket's edge-triggered descriptor."""
+    """Return whether input is waiting. Also arm the socket's edge-triggered descriptor."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """(event, value) in the order in which they happened; that of ACCEPTED and DISCONNECTED is the descriptor."""
+    """Return (event, value) pairs in order. The value of ACCEPTED and DISCONNECTED is the descriptor."""
     events = []
     while has_input(monitor):
         event = recv_monitor_message(monitor, zmq.NOBLOCK)
@@ -117,25 +108,26 @@ def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
 
 
 class RouterSocket:
-    """Bound; peers are named by a property of their connection. Used by one thread.
+    """A bound socket that names peers by a property of their connection. Used by one thread.
 
-    Not by a routing id of their own: when a peer dials anew while its former connection lingers half open, libzmq
-    would have to hand the id over, and aborts the process (4.3.5, `!_io_error`) if anything still comes in on the old
-    one before it breaks. So every connection has an id that libzmq made; answers take the newest one.
+    libzmq makes each connection's routing id, and answers use the newest id. If peers chose ids, a peer could dial
+    again while its old connection is half open. libzmq 4.3.5 would then move the id to the new connection, and abort
+    (`!_io_error`) when more data came in on the old connection.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
         check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         require_private_folder(endpoint)
         self.stats = WireStats()
-        self.watch = Watch(options.watch_limits, is_encrypted=options.ring is not None)
+        is_encrypted = options.ring is not None
+        self.watch = Watch(options.watch_limits, is_encrypted=is_encrypted, after_burst=options.after_burst)
         self._context = context
         self._options = options
         self._ring = options.ring
         self._keys = options.ring.now if options.ring is not None else None
         self._admission = PeerGate(options.ring)
-        self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
-        self._key_of: dict[str, bytes] = {}  # peer -> its key, with keys
+        self._routes: dict[str, bytes] = {}  # Peer -> routing id of its newest connection.
+        self._key_of: dict[str, bytes] = {}  # Peer -> its key, if there are keys.
         self._bind_tries = 0
         self._make_socket()
         try:
@@ -148,7 +140,7 @@ class RouterSocket:
         self._port = tcp_port(self.endpoint)
 
     def _make_socket(self) -> None:
-        """Not bound yet. The caller has closed the one before, whose connections end with it."""
+        """Make an unbound socket. The caller has closed the former socket."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
@@ -158,15 +150,17 @@ class RouterSocket:
 
     @property
     def address(self) -> str:
-        """The endpoint and, for a node with keys, the key it listens under: what peers must be told to dial it."""
+        """Return the address for peers: the endpoint and, for a node with keys, the key that it listens with."""
         if self._ring is None or self._keys is None or self._ring.kind == ROUTER:
             return self.endpoint
         return f"{self.endpoint}{KEY_MARK}{self._ring.listener(self._keys).public.hex()}"
 
     def receive(self) -> list[Inbound]:
-        """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
-        inbound: list[Inbound] = list(map(PeerClosed, self._follow_keys()))
+        """Return a batch of messages within the Budget. Once the queue is empty, add PeerClosed for gone peers."""
+        inbound: list[Inbound] = [PeerClosed(peer, accepted=True) for peer in self._follow_keys()]
         self.note_refused()
+        if self.socket.closed:
+            return inbound
         self._drain()
         budget = Budget()
         while not budget.is_spent:
@@ -175,7 +169,7 @@ class RouterSocket:
                 gone = self._connections.take_gone()
                 for peer in gone:
                     self._forget(peer)
-                inbound.extend(map(PeerClosed, gone))
+                inbound.extend(PeerClosed(peer, accepted=True) for peer in gone)
                 break
             budget.take(len(parts[1]) if len(parts) > 1 else 0)
             received = self._open(parts)
@@ -184,12 +178,16 @@ class RouterSocket:
         return inbound
 
     def note_refused(self) -> None:
-        """Count what the watch has shut down."""
         for reason, why in self.watch.take_refused():
             self.stats.shut_out(why, reason)
 
+    @property
+    def pollables(self) -> list[zmq.Socket[bytes]]:
+        """Return the sockets to wait for; none while no descriptor is free to listen with."""
+        return [] if self.socket.closed else [self.socket, self.monitor]
+
     def readable(self) -> bool:
-        return has_input(self.socket)
+        return any(map(has_input, self.pollables[:1]))
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         route = self._routes.get(peer)
@@ -210,7 +208,7 @@ class RouterSocket:
             self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
             self._connections.seen(fd, parts[0].bytes, name)
             speaker = name
-            self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
+            self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq's routing ids only rise
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._options.limits)
             check_sender(name, message)
         except WireError as error:
@@ -242,16 +240,19 @@ class RouterSocket:
     # ---- keys that change
 
     def _follow_keys(self) -> list[str]:
-        """Peers whose key is no longer allowed: nothing of theirs is listened to from now on, nothing goes to them.
-        After a change of a router's own key, all of them: their connections have ended."""
+        """Stop accepting messages from peers whose key is no longer allowed, and return these peers.
+
+        If a router's own key has changed, return all peers: their connections have ended."""
         ring = self._ring
         if ring is None or self._keys is (now := ring.now):
-            self._bind_again()
+            self._listen_again()
             return []
         before, self._keys = self._keys, now
         if ring.kind == ROUTER and before is not None and before.own != now.own:
-            self.close()  # unbound, it could still bring messages of connections that no event tells the end of
-            self._make_socket()
+            close_socket(self.socket, self.monitor)  # after a mere unbind it would keep its connections
+            self.watch.forget_accepted()
+            self._is_bound = False
+            self._listen_again()
             out = list(self._routes)  # the nodes come back under the new key
         else:
             out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
@@ -259,11 +260,14 @@ class RouterSocket:
             self._forget(peer)
         return out
 
-    def _bind_again(self) -> None:
-        """libzmq lets go of the address in its own time."""
+    def _listen_again(self) -> None:
+        """Bind again if the socket is not bound. Until libzmq has released the address and a descriptor, binding
+        fails."""
         if self._is_bound:
             return
         try:
+            if self.socket.closed:
+                self._make_socket()
             self.socket.bind(self.endpoint)
         except zmq.ZMQError as error:
             self._bind_tries += 1
@@ -274,10 +278,10 @@ class RouterSocket:
 
 
 class DealerSocket:
-    """Dials one endpoint and keeps trying. `name` is what its owner calls the peer. Used by one thread.
+    """Dials one endpoint and keeps trying. `name`: the owner's name for the peer. Used by one thread.
 
-    With keys, `server` is who must be there; a handshake that fails is final for libzmq, so the owner opens the socket
-    `again`, perhaps for another of the keys that may be there.
+    With keys, the peer must hold the key `server`. libzmq gives up after a failed handshake. The owner then calls
+    `again`, perhaps with another allowed key.
     """
 
     def __init__(
@@ -295,21 +299,22 @@ class DealerSocket:
         self.name = name
         self.endpoint = endpoint
         self.server = server
-        self.state = "dialling"  # -> up <-> closed
-        self.has_failed = False  # its handshake
+        self.state = "dialling"  # later "up" or "closed"
+        self.has_failed = False  # The dealer's handshake failed.
         self._context = context
         self._identity = identity
-        self._options = options if name == endpoint else replace(options, limits=BY_DECODE)
+        self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._port = tcp_port(endpoint)
-        self._connection: Connection | None = None  # None: not watched
+        self._connection: Connection | None = None  # None while the connection isn't watched
         self._events: list[int] = []
         self._connect()
 
     def again(self, server: bytes) -> None:
-        """A new socket; what was queued is lost. Its descriptors change. Raises what the constructor does; then there
-        is none, until this is called once more."""
+        """Open a new socket, with new descriptors; queued messages are lost.
+
+        Raises the constructor's errors. After an error no socket is open until the next call."""
         self.close()
         self.server, self.has_failed = server, False
         self._events.clear()
@@ -322,17 +327,17 @@ class DealerSocket:
         except zmq.ZMQError as error:
             raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
-        self.own = ring.now.own if ring is not None else None  # what the peer sees
+        self.own = ring.now.own if ring is not None else None  # the key that the peer sees
         if self.own is not None:
             dial_curve(self.socket, self.own, self.server)
         try:
             self.socket.connect(self.endpoint)
-        except zmq.ZMQError as error:  # an ipc path too long
+        except zmq.ZMQError as error:  # an ipc path is too long
             self.close()
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
-        """What has arrived (a fair share of it), then, with the queue empty, how the connection fared meanwhile."""
+        """Return a batch of messages within the Budget. Once the queue is empty, add the connection's changes."""
         self._drain()
         inbound: list[Inbound] = []
         budget = Budget()
@@ -368,7 +373,7 @@ class DealerSocket:
         self._connection = None
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Before the first connection messages wait in the queue, up to its mark."""
+        """Send a message. Before the first connection, up to queue_messages wait in the queue."""
         return send_parts(self.socket, (encode(message), *frames), self._stats)
 
     def close(self) -> None:
@@ -376,10 +381,10 @@ class DealerSocket:
         close_socket(self.socket, self.monitor)
 
     def _check_router(self, message: AnyMessage) -> None:
-        """A router, too, says its own name only."""
+        """Raise Refused if a router claims a name to which its key does not belong."""
         ring = self._options.ring
         if ring is not None and isinstance(message, Welcome) and ring.router_of(self.server) != message.router_id:
-            raise Refused(REFUSED_IDENTITY, f"router {message.router_id} has not the key of that name")
+            raise Refused(REFUSED_IDENTITY, f"router {message.router_id} does not hold the key of that name")
 
     def _transition(self, event: int) -> list[Inbound]:
         if event in SHUT_OUT or (event == LEFT and self._options.ring is not None):

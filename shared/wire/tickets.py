@@ -1,10 +1,11 @@
-"""A router's word behind each hand-off: without one a decode node reserves nothing. Knows nothing of sockets.
+"""Defines tickets, a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
 
-    router: a secret per life, and of it a key for each life of a node  --Welcome-->  node
-    router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: its own key makes the same code, or not
+    router: a secret per start, and from it a key for each epoch of a node  --Welcome-->  node
+    router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key
 
-A prefill node knows its own key only, so it can't make a ticket for another node. A ticket is for one attempt of one
-request, from one prefill node to one decode node, with so many tokens, until its deadline.
+A prefill node knows only its own key, so it can't make tickets for other nodes. A ticket is bound to one attempt, to
+the node that shows it, to the node that checks it (by that node's key), to a number of tokens and to a deadline. A
+pull's ticket is also bound to the last page.
 """
 
 from __future__ import annotations
@@ -16,44 +17,63 @@ import msgspec
 from msgspec import Meta
 
 from shared.core.keys import RequestKey
-from shared.wire.ranges import MAX_CODE_BYTES, MAX_SEQUENCES, Count, Milliseconds
+from shared.wire.ranges import MAX_CODE_BYTES, MAX_SEQUENCES, Count, Milliseconds, Name, PageName, Text, Unsigned
 
 DIGEST = "sha256"
 SECRET_BYTES = 32
+HANDS_OVER = b""  # takes the place of the page in a hand-off's ticket
 ENCODER = msgspec.msgpack.Encoder()
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The router's word that one prefill node may hand one attempt to one decode node."""
-
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # prompt and answer of each sequence
-    deadline_ms: Milliseconds  # by the router's clock
+    most_tokens: Count  # The limit on each sequence's tokens, prompt and answer together.
+    deadline_ms: Milliseconds  # The deadline, by the router's clock.
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
 
+class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A prefill node that has more of a prompt's pages than the asking node, as far as the router knows."""
+
+    node: Name
+    epoch: Unsigned
+    endpoint: Text
+    num_pages: Count  # The number of these pages, from the prompt's first page on.
+    last_page: PageName  # The identity of the last of these pages.
+    within_ms: Milliseconds  # The time that computing these pages would take.
+    ticket: Ticket  # The node with the pages checks this ticket.
+
+
 def ticket_key(secret: bytes, node: str) -> bytes:
-    """Return the key of one life of a node (`peer_name`), known to it and its router alone."""
+    """Return the ticket key for one epoch of a node. Only that node and its router know it. `node`: its `peer_name`."""
     return hmac.digest(secret, node.encode(), DIGEST)
 
 
 def make_ticket(
-    key: bytes, request: RequestKey, source: str, *, num_sequences: int, most_tokens: int, deadline_ms: int
+    key: bytes,
+    request: RequestKey,
+    holder: str,
+    *,
+    num_sequences: int,
+    most_tokens: int,
+    deadline_ms: int,
+    page: bytes = HANDS_OVER,
 ) -> Ticket:
-    """Return the ticket of a request (of all its sequences) for the decode node that has this key.
+    """Return the ticket for all sequences of a request, for the node that has this key.
 
-    most_tokens: prompt and answer of one sequence. deadline_ms: by the router's clock."""
+    `holder`: the node that will show the ticket. `page`: for a pull, the last page's identity.
+    """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
-    return msgspec.structs.replace(ticket, code=_code(key, request, source, ticket))
+    return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))
 
 
-def is_genuine(key: bytes, request: RequestKey, source: str, ticket: Ticket) -> bool:
-    """Return whether the holder of the key made this ticket, for this request and this prefill node."""
+def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: Ticket, page: bytes = HANDS_OVER) -> bool:
+    """Return whether the router that shares the key made this ticket for this request, node and page."""
     if not key or request.seq_index >= ticket.num_sequences:
         return False
-    return hmac.compare_digest(_code(key, request, source, ticket), ticket.code)
+    return hmac.compare_digest(_code(key, request, holder, ticket, page), ticket.code)
 
 
-def _code(key: bytes, request: RequestKey, source: str, ticket: Ticket) -> bytes:
-    words = (*request.sibling(0), source, ticket.num_sequences, ticket.most_tokens, ticket.deadline_ms)
+def _code(key: bytes, request: RequestKey, holder: str, ticket: Ticket, page: bytes) -> bytes:
+    words = (*request.sibling(0), holder, ticket.num_sequences, ticket.most_tokens, ticket.deadline_ms, page)
     return hmac.digest(key, ENCODER.encode(words), DIGEST)

@@ -1,4 +1,4 @@
-"""A pipe that makes a poll return: workers set it when a closure has finished. Knows nothing of who polls."""
+"""A pipe that makes a poll return, for example when a step has finished."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import threading
 
 
 class Wakeup:
-    """`set` from any thread, any number of times; `clear` by the one who polls `fd`. Never blocks."""
+    """Any thread may call `set`; only the thread that polls `fd` calls `clear`. Neither method blocks."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the collector may call `set` in the middle of one
+        self._lock = threading.RLock()  # the garbage collector may call `set` inside `set`
         self.fd, self._write_fd = os.pipe()
         for fd in (self.fd, self._write_fd):
             os.set_blocking(fd, False)
 
     def set(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # a full pipe is set already; a closed one has no reader
+        with self._lock, contextlib.suppress(OSError):  # a full pipe is already set; a closed one has no reader
             os.write(self._write_fd, b"\x01")
 
     def clear(self) -> None:
@@ -27,7 +27,7 @@ class Wakeup:
 
     def close(self) -> None:
         with self._lock:
-            write_fd, self._write_fd = self._write_fd, -1  # its number may be another file's soon, and `set` come late
+            write_fd, self._write_fd = self._write_fd, -1  # a late `set` must not write to a reused descriptor
             for fd in (self.fd, write_fd):
                 with contextlib.suppress(OSError):
                     os.close(fd)

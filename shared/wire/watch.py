@@ -1,21 +1,28 @@
-"""What one connection may take of this process: memory for what it has sent and nobody has read, and a descriptor.
+"""Limits how much memory for unread bytes, and how many descriptors, the connections of this process take.
 
-libzmq bounds a part and the number of whole messages, never an unfinished message: that grows as long as parts come.
-So a thread compares what TCP has received on each descriptor with what was delivered from it:
+libzmq limits the size of parts and the number of whole messages, but an unfinished message grows with each part. So a
+thread compares the bytes that TCP has received on each descriptor with the bytes delivered from it:
 
-    unread += received since the last look - delivered since then - what heartbeats may be;   never below zero
+    unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
-and shuts the connection down that goes beyond its bound; all of them together have another. A connection that says
-nothing for `silent_s` is hung up, as are the oldest silent ones when there are too many, and of one peer the oldest.
-Whole messages are no matter of it: a bound socket takes a few of each peer, and the rest stays with TCP.
-Descriptors are reused, by anybody: before a shutdown the socket's inode must be the one that was accepted.
+A part counts for more than its bytes, because libzmq keeps a record of each part. libzmq does not tell how many parts
+an unfinished message has. So for each connection the watch also adds up how much the process's memory grew while bytes
+came and no message was delivered.
+
+The watch shuts down:
+
+- a connection with too many unread bytes; the largest ones, if all together have too many
+- a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
+- a connection silent for `silent_s`; the oldest, if too many are silent or if one peer has too many connections
+- a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
+  read
+
+Descriptors are reused, so a shutdown needs the inode of the watched connection.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
+import math
 import threading
 import time
 from collections import deque
@@ -23,63 +30,114 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.observe.metric_names import REFUSED_FLOOD, REFUSED_IDLE
+from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, inode_of
 
 LOOK_S = 0.05
-INFO_BYTES = 136  # of struct tcp_info, up to tcpi_bytes_received (Linux 4.1 and later)
-RECEIVED_AT = 128
-MAX_SILENT = 512  # connections that have not said anything
+SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
+MUCH_BYTES = 4 << 20
+BURST_BYTES = 32 << 20  # after such a burst the allocator may keep this much memory
+CALM_S = 5.0
+MAX_SILENT = 512  # limit on the connections that have not sent a message
 MAX_OF_ONE_PEER = 16
-HEARTBEAT_BYTES = 256  # of one interval, both directions, encrypted: they are received and never delivered
-SHORT_BYTES = 255  # a part above it has a longer header
-CURVE_BYTES = 33  # of each part: command name, nonce, code and flags
+HEARTBEAT_BYTES = 256  # size of one interval's encrypted heartbeats, both ways, which libzmq never delivers
+SHORT_BYTES = 255  # The header of a larger part is longer.
+CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags.
+PART_BYTES = 128  # The memory that an unread part takes in addition to its bytes.
+MANY_PARTS = 256  # a flood has more parts between two looks, control messages have fewer
+SWOLLEN = 4.0  # The largest allowed growth of memory, in bytes per unread byte. Pages need 1.
+MOST_SWELLING = 64  # The largest growth counted per received byte: an empty part of 2 bytes takes PART_BYTES.
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`silent_s`: infinite for connections of which nothing need come."""
+    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them; with 0
+    the general limits hold. `silent_s` is infinite if peers need not send anything, `mute_s` if they don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
+    caller_bytes: int = 0
+    callers_bytes_in_all: int = 0
     silent_s: float = 10.0
     heartbeat_s: float = 1.0
+    mute_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One descriptor, from accept or connect until it closes. The loop's thread adds to `delivered`, the watch's own
-    thread keeps `unread`."""
+    """One descriptor, from accept or connect until it closes. The loop's thread writes `delivered`, the watch's thread
+    writes `unread`."""
 
     fd: int
     inode: int
     since: float
     must_speak: bool
-    peer: str = ""  # "": it has said nothing
+    peer: str = ""  # "": the peer has not sent a message
     delivered: int = 0
+    num_parts: int = 0  # number of delivered parts
     unread: float = 0.0
+    is_mute: bool = False
     is_shut: bool = False
+    swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
+    _num_parts: int = 0
+    _part_bytes: float = math.inf  # average size of the newest parts if there were many, else infinite
     _looked_at: float = field(default=0.0)
 
-    def look(self, now: float, heartbeat_rate: float) -> None:
-        """Take what has come since the last look. What is delivered is read first: it never exceeds what came."""
-        delivered, received = self.delivered, bytes_received(self.fd)
-        if received is None:
+    def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
+        """Take account of the bytes received and delivered since the last look. `delivered` is read first, so it never
+        exceeds the received bytes. `grown`: bytes by which this process's memory has grown since the last look."""
+        delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
+        if inflow is None:
             return
         since = now - (self._looked_at or self.since)
-        news = (received - self._received) - (delivered - self._delivered) - heartbeat_rate * since
+        news = (inflow.received - self._received) - (delivered - self._delivered) - heartbeat_rate * since
         self.unread = max(0.0, self.unread + news)
-        self._received, self._delivered, self._looked_at = received, delivered, now
+        self.is_mute = bool(self.peer) and inflow.idle_s > mute_s
+        if delivered != self._delivered or self.unread <= MUCH_BYTES:
+            self.swollen = 0.0
+        else:
+            self.swollen += min(grown, MOST_SWELLING * (inflow.received - self._received))
+        if (news_parts := num_parts - self._num_parts) > 0:
+            is_flood = news_parts >= MANY_PARTS
+            self._part_bytes = (delivered - self._delivered) / news_parts if is_flood else math.inf
+        self._received, self._delivered, self._num_parts, self._looked_at = inflow.received, delivered, num_parts, now
+
+    @property
+    def held(self) -> float:
+        """Estimate the memory of the unread parts, in bytes. The unread parts are assumed to be as long as the newest
+        ones."""
+        return self.unread * (1 + PART_BYTES / self._part_bytes)
 
 
 class Watch:
-    """One per link. All but `look` is called by the loop's thread. A bound and a dialled socket tell of their ends
-    separately, and late: the descriptor may be the other's by then."""
+    """Watches the connections of one link. The link's loop thread calls all methods except `look`.
 
-    def __init__(self, limits: WatchLimits, *, is_encrypted: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    Bound and dialled sockets report closed connections late: by then a socket of the other kind may have reused the
+    descriptor."""
+
+    def __init__(
+        self,
+        limits: WatchLimits,
+        *,
+        is_encrypted: bool,
+        clock: Callable[[], float] = time.monotonic,
+        after_burst: Callable[[], None] | None = None,
+        process_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """`after_burst` is called on the watch's thread when a burst of unread bytes has been over for CALM_S."""
         self._limits = limits
+        self._most_of_caller = limits.caller_bytes or limits.unread_bytes
+        self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
+        self._after_burst = after_burst
+        self._burst_bytes, self._calm_since = 0.0, 0.0
+        # several smaller bursts together leave as much memory behind
+        self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
+        self._shears, self._memory = Shears(), ProcessMemory()
+        self._process_bytes = process_bytes or self._memory
+        self._bytes_before = 0
         self._header_bytes = CURVE_BYTES if is_encrypted else 0
         self._connections: dict[int, Connection] = {}
         self._of_peer: dict[str, list[Connection]] = {}
@@ -90,23 +148,26 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the thread has ended."""
+        """Stop the thread. Return when it has ended."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._shears.close()
+        self._memory.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_S):
-            self.look()
+        wait_s = LOOK_S
+        while not self._stop.wait(wait_s):
+            wait_s = SOON_S if self.look() > MUCH_BYTES else LOOK_S
 
-    # ---- what the sockets tell
+    # ---- reports of the sockets
 
     def accepted(self, fd: int, port: int) -> None:
-        """A connection that somebody else began, to this port of ours: it must say something soon."""
+        """Watch a connection that a peer made to this port of ours. The peer must send a message within `silent_s`."""
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
     def dialled(self, fd: int, port: int) -> Connection | None:
-        """Return a connection to this port of a peer; None when it is over already."""
+        """Watch a connection that we made to this port of a peer; return None if it is already closed."""
         return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
     def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
@@ -121,8 +182,12 @@ class Watch:
         if connection is not None and connection.must_speak:
             self._forget(connection)
 
+    def forget_accepted(self) -> None:
+        """Forget the connections of a closed bound socket: they end without a report."""
+        for connection in list(self._connections.values()):
+            self.accepted_closed(connection.fd)
+
     def dialled_closed(self, connection: Connection | None) -> None:
-        """None: it was not watched."""
         if connection is not None and self._connections.get(connection.fd) is connection:
             self._forget(connection)
 
@@ -137,15 +202,17 @@ class Watch:
                 del self._of_peer[connection.peer]
 
     def take_refused(self) -> list[tuple[str, str]]:
-        """Return why connections were shut down since the last call: reason, and words for the log."""
+        """Return the reason and the log text for each connection that was shut down since the last call."""
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
-        """A whole message has come out of this connection. `peer`: whose it is; "" when it is nobody's."""
+        """Record that a whole message of this connection was delivered. `peer`: its sender; "" if unknown."""
         connection = self._connections.get(fd)
         if connection is None:
             return
-        connection.delivered += sum(map(self._wire_bytes, sizes))
+        wire_bytes = [self._wire_bytes(size) for size in sizes]
+        connection.delivered += sum(wire_bytes)
+        connection.num_parts += len(wire_bytes)
         if peer and not connection.peer:
             connection.peer = peer
             of_peer = self._of_peer.setdefault(peer, [])
@@ -160,25 +227,53 @@ class Watch:
 
     # ---- looks
 
-    def look(self) -> None:
-        """Shut down what takes too much. Called every LOOK_S by the watch's own thread."""
+    def look(self) -> float:
+        """Shut down connections beyond their limits, and return the sum of unread bytes.
+
+        Called on the watch's thread every LOOK_S, and sooner while much is unread, because a fast sender exceeds its
+        bound in less time."""
         now, limits = self._clock(), self._limits
         connections = [one for one in list(self._connections.values()) if not one.is_shut]
+        process_bytes = self._process_bytes()
+        grown, self._bytes_before = max(0, process_bytes - self._bytes_before), process_bytes
         for one in connections:
-            one.look(now, HEARTBEAT_BYTES / limits.heartbeat_s)
-            if one.unread > limits.unread_bytes:
-                self._shut(one, REFUSED_FLOOD, "a connection sent more than was read of it")
-        self._bound_sum(connections)
+            one.look(now, HEARTBEAT_BYTES / limits.heartbeat_s, limits.mute_s, grown)
+        unread = sum(one.unread for one in connections)
+        for one in connections:
+            if one.held > (self._most_of_caller if one.must_speak else limits.unread_bytes):
+                self._shut(one, REFUSED_FLOOD, "a connection sent more than was read from it")
+        self._bound_sum([one for one in connections if one.must_speak], self._most_of_callers)
+        self._bound_sum(connections, limits.unread_bytes_in_all)
+        self._bound_swelling(connections)
         self._bound_silent(connections, now)
+        self._close_mute(connections)
+        self._note_burst(unread, now)
+        return unread
 
-    def _bound_sum(self, connections: Sequence[Connection]) -> None:
-        """The largest go first."""
-        left = sorted((one for one in connections if not one.is_shut), key=lambda one: one.unread)
-        total = sum(one.unread for one in left)
-        while left and total > self._limits.unread_bytes_in_all:
+    def _note_burst(self, unread: float, now: float) -> None:
+        if unread > MUCH_BYTES:
+            self._burst_bytes, self._calm_since = max(self._burst_bytes, unread), now
+        elif self._burst_bytes >= self._least_burst and now - self._calm_since >= CALM_S:
+            self._burst_bytes = 0.0
+            if self._after_burst is not None:
+                self._after_burst()
+
+    def _bound_sum(self, connections: Sequence[Connection], most: int) -> None:
+        left = sorted((one for one in connections if not one.is_shut), key=lambda one: one.held)
+        total = sum(one.held for one in left)
+        while left and total > most:
             largest = left.pop()
-            total -= largest.unread
-            self._shut(largest, REFUSED_FLOOD, "connections sent more than was read of them")
+            total -= largest.held
+            self._shut(largest, REFUSED_FLOOD, "connections sent more than was read from them")
+
+    def _bound_swelling(self, connections: Sequence[Connection]) -> None:
+        """Limit the memory of unfinished messages with many tiny parts. Shut down the worst connection if its `swollen`
+        is above the limit of all unread bytes, and above SWOLLEN times all unread bytes."""
+        left = [one for one in connections if not one.is_shut]
+        most = max(self._limits.unread_bytes_in_all, SWOLLEN * sum(one.unread for one in left))
+        worst = max(left, key=lambda one: one.swollen, default=None)
+        if worst is not None and worst.swollen > most:
+            self._shut(worst, REFUSED_FLOOD, "an unfinished message takes many times its bytes of memory")
 
     def _bound_silent(self, connections: Sequence[Connection], now: float) -> None:
         silent = sorted(
@@ -191,68 +286,22 @@ class Watch:
             elif now - one.since > self._limits.silent_s:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
+    def _close_mute(self, connections: Sequence[Connection]) -> None:
+        """Close connections to hosts that are lost or frozen. If bytes wait in the kernel, the fault is not the host's:
+        this process reads late.
+        """
+        for one in connections:
+            if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:
+                one.is_shut = True
+                self._shears.shut_down(one.fd, one.inode)
+
     def _shut(self, connection: Connection, reason: str, why: str) -> None:
-        """libzmq sees the end of the connection, and lets go of all that it held of it."""
+        """End the connection; libzmq then frees all memory of that connection."""
         if not connection.is_shut:
             connection.is_shut = True
-            if shut_down(connection.fd, connection.inode):
+            if self._shears.shut_down(connection.fd, connection.inode):
                 self._refused.append((reason, why))
 
 
 def tcp_port(endpoint: str) -> int | None:
-    """None for ipc."""
     return int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp://") else None
-
-
-def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
-    """None: it is closed already, or it is no TCP connection with this port at its end: the descriptor is another's."""
-    try:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
-    except OSError:
-        return None
-    try:
-        if own_port is not None and connection.getsockname()[1] != own_port:
-            return None
-        if peer_port is not None and connection.getpeername()[1] != peer_port:
-            return None
-        return os.fstat(fd).st_ino
-    except (OSError, IndexError):
-        return None
-    finally:
-        connection.detach()  # it is libzmq's
-
-
-def bytes_received(fd: int) -> int | None:
-    """All that TCP has received on it so far; None when it is closed, or no TCP connection (ipc)."""
-    try:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
-    except OSError:
-        return None
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-    except OSError:
-        return None
-    finally:
-        connection.detach()  # it is libzmq's
-    return None if len(info) < INFO_BYTES else int(struct.unpack_from("=Q", info, RECEIVED_AT)[0])
-
-
-def shut_down(fd: int, inode: int) -> bool:
-    """Shut the socket down that has this inode; False when it is closed, and the descriptor may be another's."""
-    try:
-        own = os.dup(fd)  # what is looked at below stays what it is
-    except OSError:
-        return False
-    try:
-        if os.fstat(own).st_ino != inode:
-            return False
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, own)
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        finally:
-            connection.detach()
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(own)

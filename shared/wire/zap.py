@@ -1,5 +1,7 @@
-"""Lets connections in by their key: the authenticator (ZAP, ZeroMQ RFC 27) of one context, on a thread of its own, so
-that a busy loop keeps nobody waiting. Also the thread that follows the keys' files. Knows nothing of messages."""
+"""Implements the authenticator of one context (ZAP, ZeroMQ RFC 27), which accepts connections by their keys.
+
+The authenticator has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ VERSION, CURVE = b"1.0", b"CURVE"
 
 
 class Authenticator:
-    """Must exist before the first socket of its context is bound; without its answer nobody comes in."""
+    """Make the authenticator before the context's first socket is bound: without its answer no peer can connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
         self._ring = ring
@@ -35,7 +37,7 @@ class Authenticator:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when the thread has ended and its socket is closed."""
+        """Return when the thread has ended and its socket is closed."""
         self._stopping = True
         self._stop.set()
         self._thread.join()
@@ -53,7 +55,8 @@ class Authenticator:
         self._socket.close(0)
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """The reply to a request; its user id is the public key, which each message of the connection then carries."""
+        """Return the reply. libzmq attaches the reply's user id, which is the public key, to the connection's
+        messages."""
         request_id, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         public = credentials[0] if mechanism == CURVE and len(credentials) == 1 else b""
         if self._ring.node_of(public) is None:
@@ -66,5 +69,5 @@ class Authenticator:
         if kind not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(kind)
             owner = self._ring.router_of(public)
-            why = f"the key of router {owner}, which dials nobody" if owner else "no allowed node's"
+            why = f"router {owner}'s, and routers don't dial" if owner else "not an allowed node's"
             logger.warning("refused a connection from %s: key %s is %s (once per address)", address, kind[1][:16], why)

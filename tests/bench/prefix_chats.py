@@ -1,21 +1,25 @@
 """Chats of several turns over more and more prefill nodes: prompt tokens really computed, and how evenly.
 
     python -m tests.bench.prefix_chats [--nodes 1,2,4] [--policies prefix_aware,least_load] [--chats 24] [--turns 6]
+                                       [--pulls on,off] [--token-ms 1]
 
 Each chat sends its whole history again, its answers included, as chat clients do. With a router that knows what nodes
 have cached, more nodes compute no more tokens than one. Tokens of decode nodes count too: a short rest of a prompt may
-be computed there. HashLM has no weights, so seconds say nothing here.
+be computed there. HashLM has no weights, so seconds say nothing here, unless its device sleeps for each token: then
+nodes also pull prefixes from each other, which they do not where computing takes no time.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import os
 import random
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ from tests.bench.sse_client import stream_completion
 from tests.support.metrics_page import NODE, read_metrics
 
 COMPUTED, CACHED = "baton_prompt_tokens_total", "baton_cached_prompt_tokens_total"
+PULLED, PULLS = "baton_pulled_prefix_tokens_total", "baton_prefix_pulls_total"
+ROOT = Path(__file__).resolve().parents[2]
 FIRST_TOKENS, NEXT_TOKENS, ANSWER_TOKENS = 160, 64, 48
 VOCAB = range(95)  # of HashLM, without its end
 
@@ -65,21 +71,35 @@ def by_node(url: str, name: str) -> dict[str, float]:
     return found
 
 
-def measure(policy: str, nodes: int, args: argparse.Namespace) -> dict[str, Any]:
+def by_outcome(pulls: dict[str, float]) -> str:
+    """Return how pulls ended, of all nodes together."""
+    counts: Counter[str] = Counter()
+    for labels, value in pulls.items():
+        counts[labels.partition('outcome="')[2].partition('"')[0]] += int(value)
+    return " ".join(f"{name}={count}" for name, count in sorted(counts.items()))
+
+
+def measure(policy: str, nodes: int, pulls: str, args: argparse.Namespace) -> dict[str, Any]:
     flags = ["--model", "hashlm", "--served-model-name", "bench", "--policy", policy, "--prefill", str(nodes)]
+    flags += ["--pull-prefixes", pulls, *(("--chunk-size", str(args.chunk_size)) if args.chunk_size else ())]
     with tempfile.TemporaryDirectory() as folder, own_cluster(flags, Path(folder) / "log.txt") as url:
         port = int(url.rsplit(":", 1)[1])
         asked, ttfts = asyncio.run(chats(port, args.chats, args.turns, args.seed))
-        computed, cached = by_node(url, COMPUTED), by_node(url, CACHED)
+        computed, cached, pulled = (by_node(url, name) for name in (COMPUTED, CACHED, PULLED))
+        outcomes = {labels: value for (name, labels), value in read_metrics(url).items() if name == PULLS and value}
     prefills = [value for node, value in computed.items() if node.startswith("prefill")]
     return {
         "policy": policy,
+        "pulls": pulls,
         "prefill_nodes": nodes,
         "prompt_tokens": asked,
         "computed": sum(computed.values()),
         "cached": sum(cached.values()),
+        "pulled": sum(pulled.values()),
+        "outcomes": by_outcome(outcomes),
         "busiest_of_mean": max(prefills) / (sum(prefills) / nodes) if sum(prefills) else 0.0,
         "ttft_p50_ms": 1000 * statistics.median(ttfts),
+        "ttft_p90_ms": 1000 * statistics.quantiles(ttfts, n=10)[8],
     }
 
 
@@ -90,11 +110,16 @@ def main() -> int:
     parser.add_argument("--chats", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pulls", default="on", help="on, off or both")
+    parser.add_argument("--token-ms", type=float, default=0.0, help="how long a device sleeps for each token")
+    parser.add_argument("--chunk-size", type=int, default=0, help="of prefill nodes; 0: theirs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     args = parser.parse_args()
-    rows = [
-        measure(policy, nodes, args) for policy in args.policies.split(",") for nodes in map(int, args.nodes.split(","))
-    ]
+    if args.token_ms:
+        sleepy = {"SLEEPY_STEP_S": "0.002", "SLEEPY_TOKEN_S": str(args.token_ms / 1000)}
+        os.environ.update(sleepy, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+    cells = itertools.product(args.policies.split(","), map(int, args.nodes.split(",")), args.pulls.split(","))
+    rows = [measure(policy, nodes, pulls, args) for policy, nodes, pulls in cells]
     report({"rows": rows}, args.json)
     return 0
 

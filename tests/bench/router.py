@@ -50,6 +50,7 @@ PROMPT = list(range(600))
 NUM_OPEN = 2000
 HANDOFFS = "handoff_cost_seconds"
 REPEATS = 200  # of what is over in microseconds
+AT_ONCE = 5  # requests opened between two heartbeats of a node
 
 
 class StandIn:
@@ -73,7 +74,7 @@ class Router:
     """A gateway around the parts of the unit tests' rig, whose clock stands still."""
 
     def __init__(self, link: StandIn | RouterLink) -> None:
-        self.rig = RouterRig(max_open=1 << 16, max_attempts=3, resume_wait_s=10.0)
+        self.rig = RouterRig(max_open=1 << 16, max_queued=1 << 16, max_attempts=3, resume_wait_s=10.0)
         log = Logger("router", io.StringIO(), level="error")
         parts = (self.rig.registry, self.rig.dispatcher, link, ClusterMetrics(CollectorRegistry()), log)
         self.gateway = Gateway(("r", 9), *parts, lambda: self.rig.now)
@@ -83,9 +84,14 @@ class Router:
 
     def populate(self, num_nodes: int) -> None:
         """Half of them decode, half prefill, each under some load of its own. A single node does both."""
-        rng = random.Random(num_nodes)
         for said in hellos(num_nodes):
             self.hear(said)
+        self.report(num_nodes)
+
+    def report(self, num_nodes: int) -> None:
+        """Heartbeats of all nodes: each has room for AT_ONCE more requests, so that none waits in the queue."""
+        rng = random.Random(num_nodes)
+        for said in hellos(num_nodes):
             self.hear(Heartbeat(said.node_id, said.epoch, load(rng), False))
 
     def open(self) -> Mailbox:
@@ -228,10 +234,15 @@ class SteppingNode:
 
 def opening(num_nodes: int) -> dict[str, float]:
     """Opening a request, closing it, and the choice of its nodes alone."""
-    router = Router(StandIn())
+    link = StandIn()
+    router = Router(link)
     router.populate(num_nodes)
     opened: list[Mailbox] = []
-    open_s = cpu_s(lambda: opened.extend(router.open() for _ in range(REPEATS)))
+    open_s = 0.0
+    while len(opened) < REPEATS:
+        router.report(num_nodes)
+        open_s += cpu_s(lambda: opened.extend(router.open() for _ in range(AT_ONCE)))
+    assert len(link.generates) == REPEATS, "requests wait in the router's queue"
     close_s = cpu_s(lambda: [router.gateway.close(mailbox) for mailbox in opened])
     placer = Placer(router.rig.registry, LeastLoad(), -1)  # by cost; a checkout without that hands all over
     most = len(PROMPT) + STEPS
@@ -253,7 +264,9 @@ def crowded() -> dict[str, float]:
     """A tick with 2,000 open requests on 100 nodes, and the loss of one of these nodes."""
     router = Router(StandIn())
     router.populate(100)
-    for _ in range(NUM_OPEN):
+    for index in range(NUM_OPEN):
+        if index % AT_ONCE == 0:
+            router.report(100)
         router.open()
     tick_s = cpu_s(lambda: [router.gateway.tick() for _ in range(REPEATS)]) / REPEATS
     lost = [cpu_s(lambda name=f"n{index}@1": router.gateway.handle(PeerClosed(name))) for index in range(8)]

@@ -1,4 +1,4 @@
-"""`make bench`: every figure of the README, measured in one run on this machine and printed side by side.
+"""`make bench`: the main figures of docs/figures.md, measured in one run on this machine and printed side by side.
 
     python -m tests.bench.run [--quick]
 

@@ -1,10 +1,11 @@
 """Speculation beside none, engine level: tokens/s by batch, and by kind of prompt at batch 1 with tokens per verify.
 
     python -m tests.bench.speculation --threads 2 [--weights file] [--head DIR] [--per-kind 12] [--width 4]
+    python -m tests.bench.speculation --per-kind 0 --rounds 30 --batches 1 4 16 32 --only "ngram adaptive"
 
 Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
-that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do with eagle by
-default.
+that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do by default.
+A batch's speedup is the geometric mean of its rounds' ratios, with the 95 % interval of that mean (bootstrap).
 A contender that can't be had is left out, with a line saying why.
 """
 
@@ -43,9 +44,10 @@ from shared.speculation.drafters import make_drafter
 from tests.bench.engine_core import run_dry
 from tests.bench.report import report
 
-BATCHES = (1, 4, 16)
+BATCHES = (1, 4, 16, 32)
 BATCH_TOKENS = 64
 KIND_TOKENS = 96
+BOOTSTRAPS = 10_000
 ALL = "all"
 OFF = "off"
 TREE_TOPK, TREE_STEPS, TREE_WIDTH = 3, 2, 6
@@ -63,6 +65,7 @@ def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:
     return {
         OFF: spec("none"),
         "ngram": spec("ngram"),
+        "ngram adaptive": spec("ngram", adaptive=True),
         "eagle chain": spec("eagle", spec_copies=0),
         "eagle tree": spec("eagle", spec_copies=0, **tree),
         "eagle chain, copies": spec("eagle"),
@@ -157,10 +160,12 @@ def turns(engines: dict[str, Engine], index: int) -> Iterator[tuple[str, Engine]
         yield name, engines[name]
 
 
-def by_batch(engines: dict[str, Engine], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, Any]:
-    """Tokens/s of each contender and what that is beside none, medians over rounds, without stops."""
+def by_batch(
+    engines: dict[str, Engine], prompts: Sequence[Sequence[int]], rounds: int, batches: Sequence[int]
+) -> dict[str, Any]:
+    """Tokens/s of each contender and what that is beside none, over rounds, without stops."""
     figures: dict[str, Any] = {}
-    for batch in BATCHES:
+    for batch in batches:
         rates: dict[str, list[float]] = {name: [] for name in engines}
         for i in range(rounds + 1):
             chosen = [prompts[(i * batch + j) % len(prompts)] for j in range(batch)]
@@ -170,9 +175,18 @@ def by_batch(engines: dict[str, Engine], prompts: Sequence[Sequence[int]], round
                 if i:  # the first one warms up
                     rates[name].append(rate)
         for name, measured in rates.items():
-            ratio = statistics.median(a / b for a, b in zip(measured, rates[OFF], strict=True))
-            figures.setdefault(name, {})[f"batch_{batch}"] = {"tok_s": statistics.median(measured), "speedup": ratio}
+            ratios = [a / b for a, b in zip(measured, rates[OFF], strict=True)]
+            found = {"tok_s": statistics.median(measured), **interval(ratios)}
+            figures.setdefault(name, {})[f"batch_{batch}"] = found
     return figures
+
+
+def interval(ratios: Sequence[float]) -> dict[str, float]:
+    """Return the geometric mean of paired ratios, and the ends of its 95 % interval by bootstrap."""
+    logs = np.log(ratios)
+    means = np.random.default_rng(0).choice(logs, (BOOTSTRAPS, len(logs))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return {"speedup": float(np.exp(logs.mean())), "low": float(np.exp(low)), "high": float(np.exp(high))}
 
 
 def by_kind(engines: dict[str, Engine], kinds: dict[str, list[Sequence[int]]]) -> dict[str, Any]:
@@ -209,6 +223,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=SpecConfig().spec_width)
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind; 0: batches only")
     parser.add_argument("--rounds", type=int, default=3, help="of each batch; 0: kinds only")
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES, choices=BATCHES)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="{kind, prompt} a line")
     parser.add_argument("--only", nargs="*", help="names of contenders, beside off")
     parser.add_argument("--json", type=Path)
@@ -219,7 +234,7 @@ def main() -> int:
     figures: dict[str, Any] = {"width": args.width, "left_out": missing}
     if args.rounds:
         mixed = [prompt for together in zip(*kinds.values(), strict=False) for prompt in together]
-        figures["by_batch"] = by_batch(engines, mixed, args.rounds)
+        figures["by_batch"] = by_batch(engines, mixed, args.rounds, args.batches)
     if args.per_kind:
         figures["by_kind"] = by_kind(engines, kinds)
     for engine in engines.values():

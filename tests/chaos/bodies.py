@@ -34,8 +34,8 @@ from tests.support.cluster import Cluster, baton_up
 ROLES = ("router", "prefill", "decode")
 # Answers of no given length end soon; a small pool is full before memory counts; a busy machine loses no node.
 FLAGS = ("--max-context", "512", "--kv-bytes", "2MiB", "--node-silence-s", "60", "--silence-s", "60",
-         "--max-open-requests", "16")  # fmt: skip
-NUM_CLIENTS = 24  # enough to meet that limit now and then
+         "--max-open-requests", "16", "--max-queued-requests", "4")  # fmt: skip
+NUM_CLIENTS = 24  # enough to meet both limits now and then
 WARM_UP, MOST_WARM_UP = 0.1, 5_000  # share of the bodies before memory is measured, and the most of them
 MOST_GROWTH_MIB = 32.0
 LEAST_VALID, LEAST_DEEP = 1 / 3, 1 / 10  # shares of valid JSON, and of bodies that template or sampler had

@@ -1,7 +1,7 @@
 """A whole cluster under load for long: every stream is checked, and memory, descriptors and threads of each process
 must stay flat. With --faults processes die, freeze (some for a minute) and lose their wires all the while.
 
-    make soak MINUTES=30        make soak MINUTES=30 FAULTS=--faults
+    make soak MINUTES=30        make soak MINUTES=30 FAULTS='--faults --keys'
 
 Flat: the median of the slopes between samples (Theil-Sen: outliers don't move it) adds up to less than the bounds
 below. The first part of each process's life is left out, for pools, caches and bounded memories fill up then.
@@ -225,10 +225,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="load for many minutes; what grows is an error")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--clients", type=int, default=NUM_CLIENTS, help="streams at a time")
+    parser.add_argument("--keys", action="store_true", help="between router and nodes")
     parser.add_argument("--faults", action="store_true", help="kill, freeze and cut off nodes meanwhile")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        cluster = ChaosCluster(Path(folder), node_flags=SMALL_POOL)
+        cluster = ChaosCluster(Path(folder), node_flags=SMALL_POOL, has_keys=options.keys)
         try:
             flat = asyncio.run(soak(cluster, 60 * options.minutes, options.clients, options.faults))
             cluster.check_whole()

@@ -89,7 +89,7 @@ def test_a_load_that_resumes_loses_none(cluster: ChaosCluster) -> None:
         address = parse_url(url)
         sessions = [Session((Turn(f"load {number}", TOKENS),)) for number in range(NUM_STREAMS)]
         driver = Driver(iter(sessions), iter([0.0] * NUM_STREAMS), 0, Limits())
-        client = Client(resolve(address), HANG_GUARD_S, resumes=True)
+        client = Client([resolve(address)], HANG_GUARD_S, resumes=True)
         builder = RequestBuilder(Target(address, "hashlm", True), "completions", "sesame")
         runner = Runner(driver, client, builder, until_s=HANG_GUARD_S)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.drill.cluster import NODES, ROUTERS, URL, DrillCluster
 from tests.drill.hosts import Site
-from tests.drill.load import Load
+from tests.drill.load import Load, Strangers
 from tests.drill.needs import missing_tool, why_not_here
 from tests.drill.scene import Figure, Scene
 from tests.drill.waiting import WAITING
@@ -58,7 +58,7 @@ def cluster(
 
 def warm_up(cluster: DrillCluster, numbers: itertools.count[int]) -> None:
     """Every kernel that clients need is compiled before anybody's pause is measured."""
-    load = Load(cluster.site.hosts[ROUTERS[0]], URL, numbers, num_slots=2 * NUM_KINDS)
+    load = Load(cluster.site.hosts[ROUTERS[0]], URL, Strangers(numbers), num_slots=2 * NUM_KINDS)
     load.begin()
     load.end()
 
@@ -82,11 +82,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     figures = config.stash[FIGURES]
     if figures:
         terminalreporter.section("what streams saw", sep="-")
-        terminalreporter.write_line(f"{'longest pause':>13}  streams  resumes  attempts  scenario")
+        terminalreporter.write_line(f"{'longest pause':>13}  streams  resumes  attempts  hits (one node)  scenario")
     for row in figures:
-        terminalreporter.write_line(
-            f"{row.longest_pause_s:11.2f} s  {row.streams:7}  {row.resumes:7}  {row.attempts:8}  {row.scenario}"
-        )
+        hits = f"{row.hits.rate:.3f} ({row.hits.one_node:.3f})" if row.hits else "-"
+        counts = f"{row.streams:7}  {row.resumes:7}  {row.attempts:8}"
+        terminalreporter.write_line(f"{row.longest_pause_s:11.2f} s  {counts}  {hits:>15}  {row.scenario}")
     path = config.getoption("--drill-json")
     if path:
         Path(path).write_text(json.dumps([dataclasses.asdict(row) for row in figures], indent=1), encoding="utf-8")

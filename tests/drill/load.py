@@ -4,12 +4,14 @@ with HashLM's reference: what happens to the hosts meanwhile must not show, but 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import httpx
 
@@ -19,6 +21,7 @@ from tests.support.patience import HANG_GUARD_S
 
 PROMPTS = (0, 700, 0, 400, 1000, 0, 300, 500)  # lengths by kind of client; 0: some dozens
 MAX_TOKENS = 300
+SLOTS = 6
 NO_NODES = '"code":"no_nodes"'
 REST_S = 0.3  # between two requests of one slot
 
@@ -36,21 +39,43 @@ class Request:
         return self.over_at > 0 or self.client.num_tokens > 0
 
     @property
+    def is_under_way(self) -> bool:
+        return self.is_flowing and not self.over_at
+
+    @property
     def longest_pause_s(self) -> float:
         """Without a token; the waits for the first one and for the end are pauses too."""
         times = [self.sent_at, *self.client.arrivals, *([self.over_at] if self.over_at else [])]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
+class Clients(Protocol):
+    """Who asks at a router next."""
+
+    def client(self, router: str, slot: int) -> contextlib.AbstractContextManager[Client | None]:
+        """The client is answered inside; None: nobody asks there for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """Clients of every kind. `numbers` makes every prompt a new one: caches would hide hand-offs."""
+
+    numbers: itertools.count[int]
+    max_tokens: int = MAX_TOKENS
+
+    @contextlib.contextmanager
+    def client(self, router: str, slot: int) -> Iterator[Client]:
+        yield make_client(next(self.numbers), self.max_tokens, PROMPTS[slot % len(PROMPTS)])
+
+
 @dataclass(eq=False)
 class Load:
-    """Runs on `host` from `begin` to `end`. `numbers` makes every prompt a new one: caches would hide hand-offs."""
+    """Runs on `host` from `begin` to `end`."""
 
     host: Host
     url: str
-    numbers: itertools.count[int]
-    num_slots: int = 6
-    max_tokens: int = MAX_TOKENS
+    clients: Clients
+    num_slots: int = SLOTS
     requests: list[Request] = field(default_factory=list)
     refusals: int = 0  # 503: no node at all, try again; and so it is done
     _stops: threading.Event = field(default_factory=threading.Event)
@@ -69,6 +94,12 @@ class Load:
         """Return when so many requests per slot, sent from now on, are over."""
         first, last = len(self.requests), len(self.requests) + times * self.num_slots
         self._until(lambda: len(self.requests) >= last and all(r.over_at for r in self.requests[first:last]), "answers")
+
+    def meet_streams(self) -> None:
+        """Return when half of the slots have answers under way."""
+        self._until(
+            lambda: 2 * sum(r.is_under_way for r in self.requests) >= self.num_slots, "half of the slots stream"
+        )
 
     @property
     def longest_pause_s(self) -> float:
@@ -101,7 +132,9 @@ class Load:
 
     async def _slot(self, http: httpx.AsyncClient, slot: int) -> None:
         while not self._stops.is_set():
-            await self._ask(http, make_client(next(self.numbers), self.max_tokens, PROMPTS[slot % len(PROMPTS)]))
+            with self.clients.client(self.host.name, slot) as client:
+                if client is not None:
+                    await self._ask(http, client)
             await asyncio.sleep(REST_S)
 
     async def _ask(self, http: httpx.AsyncClient, client: Client) -> None:

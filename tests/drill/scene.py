@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.drill.chats import Chats, Hits
 from tests.drill.cluster import NODES, ROUTERS, URL, DrillCluster, Pair
-from tests.drill.load import MAX_TOKENS, Load
+from tests.drill.load import MAX_TOKENS, SLOTS, Load, Strangers
 from tests.support.sdk_clients import check_whole_or_broken
 
 STRETCH = 1.2  # a machine that froze somebody for so many times what it was asked to proves nothing
@@ -21,13 +22,14 @@ STRETCH = 1.2  # a machine that froze somebody for so many times what it was ask
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a scenario did to the streams. attempts: at all of its requests."""
+    """What a scenario did to the streams. attempts: at all of its requests. hits: of chats."""
 
     scenario: str
     longest_pause_s: float
     streams: int
     resumes: int
     attempts: int
+    hits: Hits | None = None
 
 
 def missing_everywhere(node: str) -> frozenset[Pair]:
@@ -55,15 +57,24 @@ class Scene:
         self._numbers = numbers
         self._pardoned: set[Pair] = set()
 
+    def new_chats(self) -> Chats:
+        """As many as the slots of both routers' loads."""
+        return Chats(self._numbers, ROUTERS, SLOTS)
+
     @contextlib.contextmanager
     def under_load(
-        self, *routers: str, loses: frozenset[Pair] = frozenset(), moves: bool = False, max_tokens: int = MAX_TOKENS
+        self,
+        *routers: str,
+        loses: frozenset[Pair] = frozenset(),
+        moves: bool = False,
+        max_tokens: int = MAX_TOKENS,
+        chats: Chats | None = None,
     ) -> Iterator[list[Load]]:
         """`loses`: pairs of a router and a node that it must give up. `moves`: streams may go elsewhere, though no
-        node is lost."""
-        cluster = self.cluster
+        node is lost. `chats`: they ask, instead of strangers with answers of `max_tokens`."""
+        cluster, clients = self.cluster, chats or Strangers(self._numbers, max_tokens)
         lost, resumed = cluster.lost_nodes(), self._resumed()
-        loads = [Load(self.site.hosts[router], URL, self._numbers, max_tokens=max_tokens) for router in routers]
+        loads = [Load(self.site.hosts[router], URL, clients) for router in routers]
         try:
             for load in loads:
                 load.begin()
@@ -76,7 +87,7 @@ class Scene:
         for load in loads:
             load.end()
         resumes = sum(max(0, now - resumed[router]) for router, now in self._resumed().items())
-        self._note(loads, resumes)
+        self._note(loads, resumes, chats)
         refused = [
             load.host.name for load in loads if load.refusals and not alone(load.host.name) <= loses | self._pardoned
         ]
@@ -91,10 +102,11 @@ class Scene:
         assert loses - self._pardoned <= lost, f"never noticed: {sorted(loses - lost)}"
         assert lost <= loses | self._pardoned, f"given up without a cause: {sorted(lost - loses)}"
 
-    def _note(self, loads: Sequence[Load], resumes: int) -> None:
+    def _note(self, loads: Sequence[Load], resumes: int, chats: Chats | None) -> None:
         requests = [request for load in loads for request in load.requests]
         pause_s = max(load.longest_pause_s for load in loads)
-        self._figures.append(Figure(self._title, round(pause_s, 2), len(requests), resumes, len(requests) + resumes))
+        attempts, hits = len(requests) + resumes, chats.hits() if chats else None
+        self._figures.append(Figure(self._title, round(pause_s, 2), len(requests), resumes, attempts, hits))
 
     # ---- what happens
 

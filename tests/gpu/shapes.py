@@ -29,9 +29,9 @@ SHAPES = {
 }
 
 
-def random_model(config: LlamaConfig, device: torch.device) -> Model:
-    """In bfloat16 on the plain kernels."""
-    return made_up(config, "bfloat16", device)
+def random_model(config: LlamaConfig, device: torch.device, kernels: str) -> Model:
+    """In bfloat16, on `kernels`, as of LoadOptions."""
+    return made_up(config, "bfloat16", device, kernels=kernels)
 
 
 def random_network(config: LlamaConfig, device: torch.device, attention: str) -> transformers.PreTrainedModel:

@@ -17,6 +17,7 @@ from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.router_fake_node import FINGERPRINT, FakeNode
 from tests.support.router_process import RouterProcess, eventually
 
+OF_CLUSTER = {"nodes", "routers", "pairs", "reach", "transports", "leaks", "counters", "hand-offs", "clocks", "ports"}
 LOCAL = ("cpu", "memory", "disk", "files", "keys")  # of the machine that tests run on: may be as they like
 
 
@@ -40,7 +41,7 @@ def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
     assert [one for one in of_cluster if one["level"] != "ok" and one["check"] != "ports"] == []
     assert not any(one["level"] == "broken" for one in of_cluster)  # a busy machine may be slow to answer
     checks = {one["check"] for one in of_cluster}
-    assert checks == {"nodes", "pairs", "reach", "transports", "leaks", "counters", "hand-offs", "clocks", "ports"}
+    assert checks == OF_CLUSTER
     assert sum(one["check"] == "ports" for one in of_cluster) == 3  # router, prefill node, decode node
     assert status == any(one["level"] == "broken" for one in found)
     assert any(one["check"] == "nodes" and "401" in one["what"] for one in without)

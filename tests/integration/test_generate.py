@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_was_stopped_goes_on_and_leaves_nothing_running(
+def test_a_stopped_run_resumes_and_leaves_no_process_running(
     tmp_path: Path, number: signal.Signals, whole: list[str]
 ) -> None:
     file = write(tmp_path / "stopped.jsonl", 40, max_tokens=48)

@@ -78,9 +78,9 @@ def test_ray_s_actors_read_the_key_where_their_router_does(router: RouterProcess
     actors = pytest.importorskip("deploy.ray.actors", reason="Ray is not installed")
     write_key(tmp_path / "key", "s3cret\n")
     port = int(router.url.rpartition(":")[2])
-    assert "baton_open_requests" in actors.get("127.0.0.1", port, "/metrics", str(tmp_path / "key"))
-    assert count_ready(actors.get("127.0.0.1", port, "/ready", str(tmp_path / "key")).encode()) == 1
-    assert actors.get("127.0.0.1", port, "/metrics", str(tmp_path / "none")) == ""
+    assert "baton_open_requests" in actors.get("127.0.0.1", port, "/metrics", (str(tmp_path / "key"), ""))
+    assert count_ready(actors.get("127.0.0.1", port, "/ready", (str(tmp_path / "key"), "")).encode()) == 1
+    assert actors.get("127.0.0.1", port, "/metrics", (str(tmp_path / "none"), "")) == ""
 
 
 def test_a_cluster_with_a_key_says_when_it_is_ready(tmp_path: Path) -> None:

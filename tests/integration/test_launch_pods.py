@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from router.app import read_key
 from shared.core.errors import ConfigError
+from shared.wire.http_keys import read_key
 from shared.wire.keyring import ring_of_node, ring_of_router
 from tests.support.cluster import ROOT, baton_up
 from tests.support.key_folders import make_keys, write_key
@@ -45,12 +45,15 @@ def paths(folder: Path, url: str) -> dict[str, str]:
     return {
         "https://baton-inside:8444": url,
         "/operator-tls/ca.crt": str(folder / "tls.crt"),
-        "/admin/admin.key": str(folder / "key"),
+        "/admin/admin.key": str(folder / "mounted.key"),
+        "/keys/admin.key": str(folder / "own.key"),
     }
 
 
-def test_a_pod_starts_when_the_router_lists_it_and_drains_before_it_stops(tmp_path: Path) -> None:
+def test_a_pod_starts_once_listed_and_drains_before_it_stops(tmp_path: Path) -> None:
     write_key(tmp_path / "key", "a-key-for-tests")
+    (tmp_path / "mounted.key").write_text("a-key-for-tests")
+    (tmp_path / "mounted.key").chmod(0o644)
     certificate, key = make_certificate(tmp_path)
     (node,) = pod("decode.yaml")["containers"]
     probe = node["startupProbe"]["exec"]["command"][2]
@@ -95,7 +98,7 @@ def test_keys_as_they_are_mounted_become_keys_that_are_taken(tmp_path: Path, nam
     assert {path.name for path in (into / "own").iterdir()} == {"allowed", f"{own}.secret"}
 
 
-def test_clients_and_operators_keys_as_they_are_mounted_become_ones_that_are_taken(tmp_path: Path) -> None:
+def test_mounted_client_and_operator_keys_become_accepted_ones(tmp_path: Path) -> None:
     for name in ("client/api.key", "admin/admin.key"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("a-key-for-tests")

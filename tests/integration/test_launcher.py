@@ -28,11 +28,12 @@ BATON = str(Path(sys.executable).with_name("baton"))
 class Cluster:
     """A `baton up --model hashlm` in a folder of its own; its log goes to a file."""
 
-    def __init__(self, folder: Path, **options):
+    def __init__(self, folder: Path, *flags: str, **options):
         self.port = free_port("127.0.0.1")
         self.log = folder / "log"
         self.folder = folder
-        command = [BATON, "up", "--model", "hashlm", "--kv-bytes", "16MiB", "--port", str(self.port), *PATIENT_UP]
+        command = [BATON, "up", "--model", "hashlm", "--kv-bytes", "16MiB", "--port", str(self.port)]
+        command += [*PATIENT_UP, *flags]
         with self.log.open("wb") as out:
             self.process = psutil.Popen(command, stdout=out, stderr=out, cwd=folder, **options)
 
@@ -49,10 +50,10 @@ class Cluster:
         self.wait_for(lambda: "Baton is ready" in self.text())
         return self
 
-    def ready(self):
-        """Nodes that are ready, by the router's word."""
+    def ready(self, router=0):
+        """Nodes that are ready, by a router's word."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=HANG_GUARD_S) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + router}/ready", timeout=HANG_GUARD_S) as answer:
                 return {node["node"] for node in json.load(answer)["nodes"] if node["ready"]}
         except (OSError, urllib.error.URLError):
             return set()
@@ -71,8 +72,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    started = Cluster(folder)
+def running(folder: Path, *flags: str) -> Iterator[Cluster]:
+    started = Cluster(folder, *flags)
     family = [started.process]
     try:
         family += started.wait_until_ready().process.children()
@@ -114,7 +115,7 @@ def test_it_serves_from_any_folder_and_stops_when_asked(own):
     assert [file.name for file in own.folder.iterdir()] == ["log"]
 
 
-def test_a_second_one_on_the_same_port_is_told_and_disturbs_nobody(cluster):
+def test_a_second_up_on_a_used_port_fails_and_disturbs_nothing(cluster):
     command = [BATON, "up", "--model", "hashlm", "--port", str(cluster.port)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"--port {cluster.port}: can't serve" in done.stderr
@@ -129,6 +130,21 @@ def test_who_dies_comes_back(cluster, role):
     cluster.wait_for(lambda: cluster.ready() == {"prefill-0", "decode-0"})
     assert cluster.child(role).pid != old.pid
     assert cluster.complete() == 5
+
+
+def test_one_of_two_routers_comes_back_and_ctrl_c_ends_both(tmp_path):
+    nodes = {"prefill-0", "decode-0"}
+    with running(tmp_path, "--routers", "2") as two:
+        assert all(f"http://127.0.0.1:{two.port + router}\n" in two.text() for router in range(2))
+        assert two.ready(0) == two.ready(1) == nodes
+        old = two.child("--router-id=router-1")
+        old.kill()
+        two.wait_for(lambda: two.ready(1) == nodes)
+        assert two.child("--router-id=router-1").pid != old.pid and two.ready(0) == nodes
+        children = two.process.children()
+        two.process.send_signal(signal.SIGINT)
+        assert two.process.wait(HANG_GUARD_S) == 0
+        wait_gone(children)
 
 
 def test_kill_9_of_the_launcher_leaves_nobody(own):

@@ -38,7 +38,7 @@ def load(
             if tls:
                 address = Address(address.family, address.sockaddr, "localhost", tls[1])
             driver = Driver(sessions or single_turns(6), iter([0.0] * count), 0, Limits(), more.pop("hang_ups", None))
-            client = Client(address, timeout_s)
+            client = Client([address], timeout_s)
             runner = Runner(
                 driver, client, RequestBuilder(Target(url, "mock", behaviour.ours), api), until_s=until_s, **more
             )
@@ -78,7 +78,7 @@ def test_arrival_times_are_the_kernels_where_it_gives_them():
     assert late and min(late) >= 0
 
 
-def test_connections_are_kept_and_what_the_server_closed_is_no_failure():
+def test_connections_are_reused_and_a_server_may_close_them():
     mock, records = load(Behaviour(), talks([20]), count=1)
     assert mock.num_connections == 1 and all(record.is_whole for record in records)
     mock, records = load(Behaviour(closes=True), talks([20]), count=1)
@@ -108,7 +108,7 @@ def test_nobody_there():
         url = parse_url("http://127.0.0.1:9")
         runner = Runner(
             Driver(single_turns(), iter([0.0]), 0, Limits()),
-            Client(resolve(url), 5.0),
+            Client([resolve(url)], 5.0),
             RequestBuilder(Target(url, "m", False)),
             until_s=60.0,
         )
@@ -127,7 +127,7 @@ def test_a_defect_of_ours_ends_the_run_loudly(monkeypatch):
         load(Behaviour())
 
 
-def test_a_name_with_several_addresses_is_tried_until_one_answers(monkeypatch):
+def test_the_client_tries_all_addresses_until_one_answers(monkeypatch):
     family, kind = socket.AF_INET, socket.SOCK_STREAM
     with socket.socket() as server, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

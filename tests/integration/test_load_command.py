@@ -75,7 +75,7 @@ def test_a_wrong_token_at_a_near_tie_is_only_doubtful(capsys):
     assert (status, marks["tokens"]) == (1, "FAILED")
 
 
-def test_another_server_is_compared_by_text_and_the_rest_is_said_to_be_skipped(capsys):
+def test_another_server_is_compared_by_text_and_skips_are_named(capsys):
     status, marks, text, mock = run(capsys, Behaviour(ours=False))
     assert status == 0 and (marks["leaks"], marks["agreement"]) == ("-", "-")
     assert text.count("this needs a Baton router's /metrics") == 2 and "(as text)" in text
@@ -84,7 +84,7 @@ def test_another_server_is_compared_by_text_and_the_rest_is_said_to_be_skipped(c
     assert (status, marks["tokens"]) == (1, "FAILED") and "character" in text
 
 
-def test_hang_ups_and_storms_leak_nothing_here_and_something_there(capsys):
+def test_hang_ups_and_storms_find_a_leak_only_where_there_is_one(capsys):
     trouble = ["--hang-up", "0.5", "--storm", "0.05:0.5"]
     status, marks, text, mock = run(capsys, Behaviour(itl_s=0.002), *trouble)
     assert (status, marks["leaks"], marks["answers"]) == (0, "ok", "ok") and "left by us on purpose" in text
@@ -160,7 +160,7 @@ def test_two_runs_side_by_side(capsys, tmp_path):
     assert cli.main(["load", "compare", str(tmp_path), str(tmp_path)]) == 2
 
 
-def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp_path, monkeypatch):
+def test_a_sweep_ends_between_a_passing_and_a_failing_rate(capsys, tmp_path, monkeypatch):
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
     from deploy.tools.load.figures import Estimate
 
@@ -186,8 +186,8 @@ def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp
     ("flags", "words"),
     [
         (["http://127.0.0.1:9"], "is a server running there"),
-        (["ftp://x"], "no address"),
-        (["a", "b"], "one server at a time"),
+        (["ftp://x"], "not a server's address"),
+        (["http://a:1/x", "http://b:1/y"], "the same path"),
         (["--slo", "fast"], "--slo"),
         (["--rate", "0"], "--rate"),
         (["--hang-up", "2"], "--hang-up"),
@@ -196,7 +196,7 @@ def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp
         (["--extra-body", "[]"], "--extra-body"),
         (["--warmup", "60"], "--warmup"),
         (["--golden-every", "0"], "--golden-every"),
-        (["--prompts", "a", "--trace", "b"], "one of them"),
+        (["--prompts", "a", "--trace", "b"], "not both"),
         (["--trace", "b", "--concurrency", "3"], "no --concurrency"),
         (["--sweep", "--concurrency", "3"], "--sweep"),
         (["--sweep", "--drill", "kill:x@3"], "--sweep"),
@@ -219,7 +219,7 @@ def test_a_drill_needs_a_node_that_is_there(capsys):
     assert "decode-7" in capsys.readouterr().err
 
 
-def test_progress_is_drawn_on_a_terminal_and_written_as_lines_elsewhere(capsys, monkeypatch):
+def test_progress_is_drawn_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch):
     with in_thread(Behaviour()) as mock:
         url = f"http://127.0.0.1:{mock.port}"
         flags = [flag for flag in FAST if flag != "--quiet"] + ["--requests", "30", "--rate", "100"]

@@ -32,7 +32,10 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RouterPro
     key = tmp_path_factory.mktemp("keys") / "api.key"
     key.write_text("sesame\n")
     key.chmod(0o600)
-    routers = [RouterProcess("--api-key-file", str(key), "--max-open-requests", "4") for _ in range(2)]
+    routers = [
+        RouterProcess("--api-key-file", str(key), "--max-open-requests", "4", "--max-queued-requests", "0")
+        for _ in range(2)
+    ]
     for router in routers:
         router.key = "sesame"
     nodes = [FakeNode("decode", router.nodes, f"d{i}").start() for i, router in enumerate(routers)]
@@ -76,7 +79,7 @@ def text_of(events: list[Event]) -> str:
     return found
 
 
-def test_a_stream_that_can_t_go_on_says_so_in_status_metric_and_log(routers: list[RouterProcess]) -> None:
+def test_an_unresumable_stream_shows_in_status_metric_and_log(routers: list[RouterProcess]) -> None:
     path, body = "/v1/completions", BODIES["/v1/completions"]
     header = {"Last-Event-ID": last_id(events_of(stream(routers[0], path, body))[:3])}
     answer = stream(routers[1], path, body | {"prompt": "say:hallo there"}, **header)
@@ -109,7 +112,7 @@ def test_streams_that_go_on_count_against_the_limits(routers: list[RouterProcess
     try:
         eventually(lambda: routers[1].metric("baton_open_requests") == 4)
         refused = stream(routers[1], path, body, **header)
-        assert refused.status_code == 429 and refused.json()["error"]["code"] == "overloaded"
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
         held.pop().close()
         eventually(lambda: routers[1].metric("baton_open_requests") == 3)
         assert events_of(stream(routers[1], path, body, **header))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,13 +14,22 @@ import httpx
 import psutil
 import pytest
 
-from deploy.cluster.local import bound
 from tests.support.key_folders import make_keys
 from tests.support.listening import listening
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.mixed_clients import Client, make_client, stream_all
 from tests.support.patience import HANG_GUARD_S
-from tests.support.ray_machines import ROOT, BatonRay, Machines, Rows, all_run, environment, pids_of, ray_machines
+from tests.support.ray_machines import (
+    ROOT,
+    BatonRay,
+    Machines,
+    Rows,
+    all_run,
+    environment,
+    free_ports,
+    pids_of,
+    ray_machines,
+)
 from tests.support.router_process import eventually
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -49,16 +56,6 @@ resume_wait_s = 300.0
 port = {port}
 node_endpoint = "tcp://127.0.0.1:{node_port}"
 """
-
-
-def free_ports() -> tuple[int, int]:
-    """Where two routers find two neighbouring ports each."""
-    for port in range(20000 + os.getpid() % 20000, 60000, 4):
-        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
-            for number in range(port, port + 4):
-                taken.enter_context(bound("127.0.0.1", number))
-            return port, port + 2
-    raise AssertionError("no free ports")
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +213,7 @@ settle_s = 0.0
 """
 
 
+@pytest.mark.long
 def test_a_ray_of_its_own_that_scales(make_baton: MakeBaton) -> None:
     """The shipped checkout is what runs, two routers share the nodes, nothing listens beyond loopback, decode nodes
     come under load and go without it, drained."""

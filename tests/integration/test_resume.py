@@ -67,7 +67,7 @@ def test_one_of_two_decode_nodes_is_lost_under_32_streams(cluster: Cluster, faul
     assert cluster.pages_partition()
 
 
-def test_the_prefill_node_is_killed_in_the_middle_of_long_prompts(cluster: Cluster) -> None:
+def test_the_prefill_node_is_killed_amid_long_prompts(cluster: Cluster) -> None:
     clients = [make_client(index, 40, prompt_len=3000) for index in range(16)]
 
     async def strike() -> None:

@@ -27,7 +27,16 @@ from tests.support.router_fake_node import FINGERPRINT, FakeNode, prompt_text
 from tests.support.router_process import ROOT, RouterProcess, eventually
 
 MODEL = "hashlm"
-FLAGS = ("--node-silence-s", str(SILENCE_S), "--local-prefill-tokens", "0", "--max-open-requests", "4")
+FLAGS = (
+    "--node-silence-s",
+    str(SILENCE_S),
+    "--local-prefill-tokens",
+    "0",
+    "--max-open-requests",
+    "4",
+    "--max-queued-requests",
+    "0",
+)
 FLAGS += ("--max-attempts", "1")  # what a fault means for the request it hits; test_resume.py has the rest
 
 
@@ -216,7 +225,7 @@ def test_an_error_of_a_node_is_a_clear_answer(pair: Pair, code: str, status: int
     assert post(pair.router, "say:next").status_code == 200
 
 
-def test_a_request_that_is_too_large_is_tried_once_and_blamed_on_nobody(pair: Pair) -> None:
+def test_a_too_large_request_is_tried_once_and_blames_no_node(pair: Pair) -> None:
     for attempt in range(1, 5):
         assert post(pair.router, "fail:too_large").json()["error"]["type"] == "invalid_request_error"
         assert len(pair.prefill.generates) == attempt, "the breaker lets the next one through, too"
@@ -235,10 +244,10 @@ def test_too_many_open_requests(pair: Pair) -> None:
         answers = [pool.submit(post, pair.router, "x", max_tokens=400) for _ in range(4)]
         eventually(lambda: pair.decode.num_running == 4)
         refused = post(pair.router, "x")
-        assert refused.status_code == 429 and error_code(refused) == "overloaded" and "retry-after" in refused.headers
+        assert refused.status_code == 503 and error_code(refused) == "queue_full" and "retry-after" in refused.headers
         pair.decode.paused.clear()
         assert [answer.result(HANG_GUARD_S).status_code for answer in answers] == [200] * 4
-    assert post(pair.router, ["say:a"] * 5).status_code == 429
+    assert post(pair.router, ["say:a"] * 5).status_code == 503
 
 
 def test_a_draining_node_gets_no_new_requests(pair: Pair) -> None:
@@ -294,7 +303,8 @@ def test_nonsense_on_the_node_socket_is_dropped_and_hurts_nobody(pair: Pair, ide
 
 def test_a_node_can_not_speak_for_anothers_requests(pair: Pair) -> None:
     """A registered node sends tokens for a request that runs elsewhere, and for none at all."""
-    spy = FakeNode("decode", pair.router.nodes, "spy", fingerprint=msgspec.structs.replace(FINGERPRINT, page_size=64))
+    other_pages = msgspec.structs.replace(FINGERPRINT, page_size=64)  # fits no decode node: gets no prompt
+    spy = FakeNode("prefill", pair.router.nodes, "spy", fingerprint=other_pages)
     try:
         spy.start()
         with ThreadPoolExecutor() as pool:

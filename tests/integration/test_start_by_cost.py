@@ -11,7 +11,7 @@ from tests.support.mixed_clients import make_client, stream_all
 NAMES = ("baton_prompt_steps_total", "baton_prompt_step_tokens_total", "baton_prompt_step_seconds_total")
 
 
-def test_prompts_start_on_an_idle_decode_node_once_costs_are_known(tmp_path: Path) -> None:
+def test_an_idle_decode_node_starts_prompts_once_costs_are_known(tmp_path: Path) -> None:
     flags = ("--model", "hashlm", "--heartbeat-s", "0.1", "--local-prefill-tokens", "-1")
     with baton_up(tmp_path / "up.log", *flags) as cluster:
 

@@ -41,7 +41,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`kills`: tests by name, as `file::name` where two files have the name. `rules`: rows of SEEDS.md, HAZARDS.md."""
+    """`kills`: tests by name, as `file::name` where two files have the name. `rules`: rows of docs/rules.md."""
 
     name: str
     why: str

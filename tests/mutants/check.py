@@ -1,6 +1,6 @@
 """Check within seconds that the mutants, the slips, the marks on tests and the tables made of both fit the code.
 
-    python tests/mutants/check.py [--write]       # --write: make SEEDS.md and HAZARDS.md anew
+    python tests/mutants/check.py [--write]       # --write: make docs/rules.md anew
 
 Part of `make lint`. Each old text occurs once under its name, the changed files compile, the tests exist.
 """
@@ -15,8 +15,7 @@ import catalogue
 import tables
 from catalogue import ROOT, CatalogueError, Mutant, Slip
 
-TESTS = ROOT / "tests"
-UNSEEN = "## What the tests do not see yet"
+PAGE = ROOT / "docs" / "rules.md"
 
 
 def check(mutants: list[Mutant], slips: list[Slip]) -> list[str]:
@@ -48,25 +47,17 @@ def wrong_kills(mutant: Mutant, tests: dict[str, list[Path]]) -> Iterator[str]:
             yield f"{mutant.name}: {error}"
 
 
-def pages(mutants: list[Mutant]) -> dict[Path, str]:
-    """Return the text of each generated page. What the tests don't see is written by hand and stays."""
-    rules, marks = tables.read_rules(), tables.read_marks(mutants)
-    hazards = TESTS / "HAZARDS.md"
-    _, head, unseen = hazards.read_text().partition(UNSEEN)
-    return {
-        TESTS / "SEEDS.md": tables.seeds_page(rules, marks, mutants),
-        hazards: tables.hazards_page(rules, marks, head + unseen),
-    }
+def page(mutants: list[Mutant]) -> str:
+    return tables.rules_page(tables.read_rules(), tables.read_marks(mutants))
 
 
 def main(argv: list[str]) -> int:
     mutants, slips = catalogue.read_all(), catalogue.read_slips()
     wrong = check(mutants, slips)
-    for path, text in pages(mutants).items() if not wrong else ():
-        if "--write" in argv:
-            path.write_text(text)
-        elif path.read_text() != text:
-            wrong.append(f"{path.name} is stale: python tests/mutants/check.py --write")
+    if not wrong and "--write" in argv:
+        PAGE.write_text(page(mutants))
+    elif not wrong and PAGE.read_text() != page(mutants):
+        wrong.append(f"{PAGE.name} is stale: python tests/mutants/check.py --write")
     print("\n".join(wrong) or f"{len(mutants)} mutants and {len(slips)} slips fit the code")
     return 1 if wrong else 0
 

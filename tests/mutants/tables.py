@@ -1,4 +1,4 @@
-"""Make SEEDS.md and HAZARDS.md out of rules.toml, the marks on tests and the mutants.
+"""Make docs/rules.md out of rules.toml, the marks on tests and the mutants.
 
 A test says which rules it keeps, `@pytest.mark.rule("S7", "H6")`. A mutant says which it breaks, `rules = ["S7"]`. The
 texts of the rules stand in rules.toml. Reads source text only; runs no test.
@@ -16,23 +16,42 @@ from pathlib import Path
 from catalogue import ROOT, CatalogueError, Mutant, find_scope
 
 RULES = Path(__file__).with_name("rules.toml")
-MADE = "`python tests/mutants/check.py --write`\nmakes this page; the texts are in tests/mutants/rules.toml."
 MARK = "pytest.mark.rule"
+INTRODUCTION = """# The rules of the engine
+
+This page is for readers who meet a name such as S6, H11, I3 or "rule c" in the code. It shows the rule, its reason, the
+code that keeps the rule, and the tests that fail without it.
+
+- **S1 to S12** are the rules from five reports on sgl-project/sglang: #25818, #25862, #25879, #25945, #26020.
+  [engine.md](engine.md) explains them in context.
+- **Ra to Rk** are the regressions that the five reports suggest.
+- **La to Lf** are the liveness rules of memory. The code calls them rule a to rule f.
+- **H1 to H46** are hazards: ways in which engines of this kind have failed, or could fail.
+- **I1 to I10** are invariants that hold at every moment.
+
+Tests are named as `file::test`. A mutant is an edit in `tests/mutants/catalogue/` that breaks a rule; `make mutants`
+checks that its tests fail. The catalogue has many more mutants, for fences, checks and locks without a rule here.
+`python tests/mutants/check.py --write` makes this page from `tests/mutants/rules.toml`, the marks
+`@pytest.mark.rule("S7")` on tests, and the mutants.
+"""
+SECTIONS = (
+    ("S", "Rules of the relay and of lengths", "rule", "why"),
+    ("R", "Regressions", "what happened", "what prevents it"),
+    ("L", "Liveness of memory", "rule", "why"),
+    ("H", "Hazards", "hazard", "what prevents it"),
+    ("I", "Invariants", "invariant", "why"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the engine (S), regression (R), hazard (H) or invariant (I).
-
-    A hazard whose mechanism is not there has no test, but a `reason` and the `types` that rule it out.
-    """
+    """One rule. Its first letter is its section's. `no_mutant` says why no mutant can break it."""
 
     name: str
     rule: str
-    kept_in: tuple[str, ...] = ()
-    note: str = ""
-    reason: str = ""
-    types: tuple[str, ...] = ()
+    why: str
+    kept_in: tuple[str, ...]
+    no_mutant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +96,15 @@ def marked_tests(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def check_marks(rules: list[Rule], marks: Marks, root: Path = ROOT) -> list[str]:
-    """Return what is wrong: a mark that is no rule, a rule without test or reason, a name that is not there."""
+    """Return what is wrong: a mark that is no rule, a rule without a test, a name that is not there."""
     names = {rule.name for rule in rules}
     wrong = [
         f"{name}: no such rule, but a mark names it" for name in (marks.tests.keys() | marks.mutants.keys()) - names
     ]
     for rule in rules:
-        if not marks.tests[rule.name] and not (rule.reason and rule.types):
-            wrong.append(f"{rule.name}: no test has its mark, and no reason with types says why it can't occur")
-        for dotted in (*rule.kept_in, *rule.types):
+        if not marks.tests[rule.name]:
+            wrong.append(f"{rule.name}: no test has its mark")
+        for dotted in rule.kept_in:
             try:
                 find_scope(dotted, root)
             except CatalogueError as error:
@@ -93,71 +112,20 @@ def check_marks(rules: list[Rule], marks: Marks, root: Path = ROOT) -> list[str]
     return wrong
 
 
-def seeds_page(rules: list[Rule], marks: Marks, mutants: list[Mutant]) -> str:
-    seeds = [rule for rule in rules if rule.name[0] == "S"]
-    regressions = [rule for rule in rules if rule.name[0] == "R"]
-    told = {rule.name for rule in (*seeds, *regressions)}
-    return f"""# From the seeds to the tests
-
-Baton's engine begins where five reports on sgl-project/sglang ended: #25818, #25862, #25879, #25945, #26020. The first
-two tables list each rule that they left and each regression that they suggest: the code that keeps it, the tests that
-fail without it, and the mutants that prove it (`make mutants` takes away what a mutant names, and its tests must fail).
-The last table lists all other mutants. {MADE}
-
-## Rules
-
-{_table(seeds, marks)}
-
-## Regressions
-
-{_table(regressions, marks)}
-
-## What Baton adds
-
-{_mutant_table([mutant for mutant in mutants if told.isdisjoint(mutant.rules)])}
-"""
+def rules_page(rules: list[Rule], marks: Marks) -> str:
+    sections = (
+        f"## {title}\n\n{_table([rule for rule in rules if rule.name[0] == letter], marks, what, why)}\n"
+        for letter, title, what, why in SECTIONS
+    )
+    return "\n".join([INTRODUCTION, *sections])
 
 
-def _table(rules: list[Rule], marks: Marks) -> str:
-    rows = ["| | rule | kept in | tests | mutants |", "|---|---|---|---|---|"]
+def _table(rules: list[Rule], marks: Marks, what: str, why: str) -> str:
+    rows = [f"| | {what} | {why} | kept in | tests | mutants |", "|---|---|---|---|---|---|"]
     for rule in rules:
-        mutants = _code(marks.mutants[rule.name]) or rule.note
-        rows.append(
-            f"| {rule.name} | {rule.rule} | {_code(rule.kept_in)} | {_code(marks.tests[rule.name])} | {mutants} |"
-        )
-    return "\n".join(rows)
-
-
-def _mutant_table(mutants: list[Mutant]) -> str:
-    rows = ["| taken away | in | noticed by |", "|---|---|---|"]
-    for mutant in sorted(mutants, key=lambda one: (one.edits[0].at, one.name)):
-        places = dict.fromkeys(edit.at for edit in mutant.edits)
-        rows.append(f"| {mutant.why} (`{mutant.name}`) | {_code(places)} | {_code(mutant.kills)} |")
-    return "\n".join(rows)
-
-
-def hazards_page(rules: list[Rule], marks: Marks, unseen: str) -> str:
-    return f"""# Hazards
-
-Ways in which engines of this kind have been seen to fail, or could. Each has a test that would notice. Where Baton does
-not have the mechanism, the row says "can't occur" and names the types that rule it out: whoever brings the mechanism
-brings the test. {MADE}
-
-{_hazard_table([rule for rule in rules if rule.name[0] == "H"], marks, "hazard")}
-
-## Invariants
-
-{_hazard_table([rule for rule in rules if rule.name[0] == "I"], marks, "invariant")}
-
-{unseen}"""
-
-
-def _hazard_table(rules: list[Rule], marks: Marks, kind: str) -> str:
-    rows = [f"| | {kind} | tests, or reason | mutants |", "|---|---|---|---|"]
-    for rule in rules:
-        found = f"can't occur: {rule.reason} ({_code(rule.types)})" if rule.reason else _code(marks.tests[rule.name])
-        note = f"; {rule.note}" if rule.note else ""
-        rows.append(f"| {rule.name} | {rule.rule} | {found}{note} | {_code(marks.mutants[rule.name])} |")
+        mutants = _code(marks.mutants.get(rule.name, ())) or rule.no_mutant
+        cells = (rule.rule, rule.why, _code(rule.kept_in), _code(marks.tests[rule.name]), mutants)
+        rows.append(f"| {rule.name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -71,7 +71,7 @@ def test_a_seed_and_a_recorded_schedule_both_replay() -> None:
 
 
 @pytest.mark.slow
-def test_a_failing_case_shrinks_and_still_fails_for_the_same_reason() -> None:
+def test_a_failing_case_shrinks_and_keeps_its_failure_reason() -> None:
     mutant = MUTANTS["stash_off_stream"]
     case = Case("plain", 4)
     verdict = run_case(case, mutant)

@@ -86,6 +86,7 @@ def run(seed: int) -> int:
     return sum(bool(one.sampling.grammar) and outcome.streams[f"r{one.rid}"][-1] == EOS for one in jobs)
 
 
+@pytest.mark.rule("H16")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_streams_under_grammars(block: int) -> None:
     ended = 0
@@ -116,7 +117,7 @@ def test_hand_offs_under_grammars(seed: int, width: int) -> None:
     assert_clean(p, d)
 
 
-def test_nodes_that_follow_grammars_unlike_share_no_request_with_one() -> None:
+def test_nodes_with_unlike_grammars_share_only_plain_requests() -> None:
     """Another llguidance on the decode node: its masks may be others. Plain requests go there as ever."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
     other = msgspec.structs.replace(d.ctx.facts.fingerprint, grammar="llguidance 99")
@@ -131,6 +132,7 @@ def test_nodes_that_follow_grammars_unlike_share_no_request_with_one() -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.rule("H16")
 def test_an_answer_goes_on_in_the_middle_of_its_grammar() -> None:
     """After a lost node: the next one has the emitted tokens and no memory of what they were drawn from."""
     whole = with_grammar(Job(0, (4, 5, 6), SamplingParams(40, temperature=0.8), 9), JSON)
@@ -160,7 +162,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_request_alone(backend: str) ->
     core.close()
 
 
-def test_a_request_whose_grammar_is_being_compiled_holds_nobody_up() -> None:
+def test_a_request_whose_grammar_compiles_holds_up_no_other() -> None:
     """It waits in its place; those behind it begin before it, and it begins when it can."""
     executor = Later()
     core = make_core(CoreKnobs(), grammars=make_grammars(executor))

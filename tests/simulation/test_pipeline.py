@@ -67,7 +67,7 @@ def test_the_first_stage_goes_on_while_the_second_has_not_begun() -> None:
     assert_streams(jobs, script.finish())
 
 
-def test_chunks_of_one_prompt_follow_one_another_through_the_stages() -> None:
+def test_chunks_of_a_prompt_follow_one_another_through_stages() -> None:
     script = Script(stages=2, chunk_size=8)
     running, long = job(1, 9, 30), job(2, 60, 8)
     (req,) = script.submit(running)
@@ -93,7 +93,7 @@ def test_a_lone_row_steps_without_waiting_for_others() -> None:
 
 
 @pytest.mark.rule("H2")
-def test_an_arrival_comes_behind_the_sampling_of_its_row_s_last_owner() -> None:
+def test_an_arrival_follows_the_sampling_of_its_row_s_last_owner() -> None:
     """H2 in a pipeline: the zombie's sampling was to be launched with the next step, and would have overwritten the
     relay of the arrival, which has none."""
     script = Script(stages=2, max_running=1)
@@ -129,7 +129,7 @@ def fill_from_elsewhere(script: Script, req, arriving) -> TransferJobs:  # noqa:
     return jobs
 
 
-def test_a_pull_comes_after_all_stages_of_the_zombie_that_writes_the_page() -> None:
+def test_a_pull_follows_all_stages_of_the_zombie_writing_a_page() -> None:
     script = Script(stages=2, prefix_cache=False)
     (dying,) = script.submit(job(1, 9, 30))
     script.run_until_running(dying)
@@ -148,7 +148,7 @@ def test_a_pull_comes_after_all_stages_of_the_zombie_that_writes_the_page() -> N
     assert script.finish().streams["r2"] == arriving.expected()
 
 
-def test_pages_are_announced_when_the_last_stage_has_written_them() -> None:
+def test_pages_are_announced_after_the_last_stage_writes_them() -> None:
     script = Script(stages=2, chunk_size=8)
     req = job(1, 30, 8).request(handoff_to="there")
     script.core.scheduler.submit(req)
@@ -198,7 +198,7 @@ def test_rows_have_room_for_a_window_in_every_open_step(stages: int, overlap: bo
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_row_s_next_owner_comes_behind_the_drafts_of_its_last_one(tree: bool) -> None:
+def test_a_row_s_next_owner_follows_the_drafts_of_its_last_one(tree: bool) -> None:
     """Sampling writes history and, of a tree, KV: a step late, they would hit whoever has row and pages by then."""
     shape = {"width": 7, "topk": 2, "steps": 2} if tree else {"width": 4}
     for seed in range(4):

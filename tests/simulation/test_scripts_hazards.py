@@ -1,4 +1,4 @@
-"""Scripted schedules for hazards that no rule of the seeds speaks of; HAZARDS.md names each. Nothing runs on a stream
+"""Scripted schedules for hazards outside of the rules S1 to S12; docs/rules.md has each. Nothing runs on a stream
 until the test says so."""
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_penalties_of_a_cached_prefix_are_seeded() -> None:
 
 
 @pytest.mark.rule("S9", "H4")
-def test_a_step_that_runs_again_does_not_find_its_staging_installed_again() -> None:
+def test_a_step_that_runs_twice_finds_its_staging_consumed() -> None:
     """Injected fault: the forward closure of a chunk is run twice on the same lease. The second run must be an error
     that names the step, not a second prefill."""
     script = Script(chunk_size=8)
@@ -72,7 +72,7 @@ def test_a_step_that_runs_again_does_not_find_its_staging_installed_again() -> N
 
 
 @pytest.mark.rule("S9", "I4")
-def test_each_chunk_s_tokens_are_copied_once_and_never_after_the_step() -> None:
+def test_a_chunk_s_tokens_are_copied_once_and_not_after_the_step() -> None:
     """I4, over a run with retraction: a re-prefill stages its tokens anew."""
     script = Script(chunk_size=8)
     taken: list[tuple[int, list[int]]] = []

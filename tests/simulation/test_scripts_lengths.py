@@ -37,7 +37,7 @@ def test_host_lengths_are_those_that_the_newest_step_published(spec: str) -> Non
 
 @pytest.mark.rule("S12")
 @pytest.mark.parametrize("spec", ["ngram", "eagle", "mtp"])
-def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: str) -> None:
+def test_lengths_are_published_and_told_before_draft_extend(spec: str) -> None:
     """S4, S12: value, then event, then draft-extend; every drafter's worker publishes by the same callback."""
     script = Script(width=4, spec=spec)
     one = job(1, 12, 40)
@@ -61,7 +61,7 @@ def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: st
 
 
 @pytest.mark.rule("Rc", "H3")
-def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_steps() -> None:
+def test_two_steps_publish_lengths_of_arrivals_and_running_rows() -> None:
     """The newest lease may be an admission: waiting for its publish is enough, for the forward stream is in order."""
     script = Script(width=4, needs_cpu_seq_lens=True)
     (req,) = script.submit(job(1, 12, 40))
@@ -113,7 +113,7 @@ def test_the_copy_stream_waits_for_the_sampling() -> None:
 
 
 @pytest.mark.rule("S5", "Re")
-def test_a_mixed_step_takes_the_lengths_of_its_tail_from_the_relay() -> None:
+def test_a_mixed_step_reads_its_tail_s_lengths_from_the_relay() -> None:
     """Regression (e): the chunk is planned while a verify whose accept is more than one is in flight. The host has
     bounds only, and the lower one is wrong by then."""
     script = Script(width=4, chunk_size=8)

@@ -70,6 +70,7 @@ def start(core: NodeCore, *jobs: Job) -> list[Request]:
     raise AssertionError("they never ran")
 
 
+@pytest.mark.rule("La")
 def test_rule_a_a_running_row_goes_on_under_a_storm_of_offers() -> None:
     """Every free page is asked for in every round. Admission leaves room for one reservation per decoding row; without
     it the row would need a page in each round, revoke a grant for it, and find the page granted away again."""
@@ -82,6 +83,7 @@ def test_rule_a_a_running_row_goes_on_under_a_storm_of_offers() -> None:
     core.close()
 
 
+@pytest.mark.rule("Lb")
 def test_rule_b_two_long_prompts_do_not_wait_for_each_other() -> None:
     """Each fits alone, both do not: whoever begins has all its pages. With half of them each, none could go on."""
     core = tight_core(48, chunk_size=8)
@@ -99,7 +101,7 @@ def test_rule_b_two_long_prompts_do_not_wait_for_each_other() -> None:
     core.close()
 
 
-@pytest.mark.rule("H38")
+@pytest.mark.rule("H38", "Lc")
 def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     """Its pages are held for a transfer that never comes; it is younger than the row that needs one, so it goes."""
     core = tight_core(42)
@@ -120,7 +122,7 @@ def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     core.close()
 
 
-@pytest.mark.rule("I10")
+@pytest.mark.rule("I10", "Lc")
 def test_rule_c_the_oldest_ends_however_many_come_after_it() -> None:
     """A closed loop of young ones in a pool that is always short. Youngest first as victims, and seniority that
     survives retraction: the oldest runs as if it were alone."""
@@ -141,7 +143,8 @@ def test_rule_c_the_oldest_ends_however_many_come_after_it() -> None:
     core.close()
 
 
-def test_rule_d_one_short_page_costs_one_grant_and_not_a_long_prompt() -> None:
+@pytest.mark.rule("Ld")
+def test_rule_d_a_missing_page_costs_one_grant_not_a_long_prompt() -> None:
     """While the revoked grant's pages are on their way back, short rows skip a step. Retracting on until somebody's
     pages are free at once would send the long prompt back to its beginning every time, so it never ends."""
     core = tight_core(600, chunk_size=2)
@@ -156,6 +159,7 @@ def test_rule_d_one_short_page_costs_one_grant_and_not_a_long_prompt() -> None:
     core.close()
 
 
+@pytest.mark.rule("Le")
 def test_rule_e_pages_of_a_given_up_grant_come_back() -> None:
     """Whatever waits, waits for something that surely ends, and somebody is told when it may end it."""
     core = tight_core(40)

@@ -32,7 +32,7 @@ def finish(script: Script, *jobs: Job) -> None:
     script.core.check_integrity(idle=True)
 
 
-def test_a_retracted_row_goes_on_without_computing_anything_again() -> None:
+def test_a_retracted_row_goes_on_without_recomputing_anything() -> None:
     script = cold_script(prefix_cache=False)
     one = job(1, 9, 30, presence_penalty=0.5)
     (req,) = script.submit(one)
@@ -90,7 +90,7 @@ def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
 
 @pytest.mark.rule("H34")
 @pytest.mark.parametrize("end", ["abort", "retract"])
-def test_pages_that_come_back_for_nobody_are_held_until_they_are_there(end: str) -> None:
+def test_pages_restored_for_a_gone_request_are_held_until_copied(end: str) -> None:
     script, one, req, _ = restoring_behind_a_zombie()
     heir = job(2, 12, 12)
     getattr(script.core.scheduler, end)(req.key if end == "abort" else req)
@@ -112,7 +112,7 @@ def fill_the_tier(script: Script, *jobs: Job) -> None:
         script.step()
 
 
-def test_cached_pages_go_out_before_they_are_evicted_and_come_back() -> None:
+def test_cached_pages_are_copied_out_before_eviction_and_return() -> None:
     script = cold_script(num_pages=12)
     first, other = job(0, 20, 8), job(1, 30, 8)
     again = replace(first, rid=2, seed=5)

@@ -125,7 +125,7 @@ def _compute_pages_elsewhere(script: Script, req: Request) -> None:
 
 
 @pytest.mark.rule("H46")
-def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
+def test_an_admission_off_the_forward_stream_is_found_by_its_tag() -> None:
     """Injected fault: the seed of a PREBUILT row is launched on the transfer stream, so nothing orders it before the
     row's first step. The step reads a value that another step wrote, and the report says so."""
     script = Script()
@@ -184,7 +184,7 @@ def test_a_matched_prefix_stays_while_its_reader_lives() -> None:
 
 
 @pytest.mark.rule("H14")
-def test_a_token_in_flight_at_retraction_is_dropped_with_its_incarnation() -> None:
+def test_a_token_in_flight_at_retraction_goes_with_its_life() -> None:
     """H14: the request is planned again before the old step's result is processed; taking both would say it twice."""
     script = Script()
     one = job(1, 12, 12)

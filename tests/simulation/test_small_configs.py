@@ -70,7 +70,7 @@ CONFIGS = [(True, GROWING, 1 << 30), (False, GROWING, 4), (True, LARGE, 4), (Fal
 
 
 @pytest.mark.rule("I10")
-@pytest.mark.parametrize("depth", [QUICK_DEPTH, pytest.param(DEPTH, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", [QUICK_DEPTH, pytest.param(DEPTH, marks=pytest.mark.long)])
 @pytest.mark.parametrize("config", CONFIGS, ids=["overlap", "plain capped", "overlap capped large", "plain large"])
 def test_every_order_of_the_first_moves_ends(config: tuple[bool, tuple[int, int], int], depth: int) -> None:
     for order in orders(depth):

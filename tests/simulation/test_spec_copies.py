@@ -77,7 +77,7 @@ class Watched:
 
 @pytest.mark.parametrize("shortest", [1, 2, 3])
 @pytest.mark.parametrize("tree", [{}, {"topk": 2, "steps": 3}])
-def test_a_row_copies_where_its_end_stood_before_and_the_head_drafts_for_the_others(shortest: int, tree: dict) -> None:
+def test_rows_with_repeated_ends_copy_and_the_head_drafts_others(shortest: int, tree: dict) -> None:
     rng = random.Random(shortest)
     bias = tuple((token, 40.0) for token in range(WORDS[shortest]))
     jobs = [replace(one, sampling=replace(one.sampling, logit_bias=bias)) for one in draw_jobs(rng, 24)]

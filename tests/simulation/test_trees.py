@@ -124,7 +124,7 @@ def test_penalties_count_a_node_s_ancestors_and_no_sibling() -> None:
     assert trees.num_checked > 20 and trees.num_moved > 10
 
 
-def test_kv_up_to_published_lengths_is_whole_when_they_are_published(hazards) -> None:  # noqa: ANN001
+def test_kv_up_to_published_lengths_is_whole_when_published(hazards) -> None:  # noqa: ANN001
     """Somebody reads the new lengths the moment they are published, and then the pages up to there. He must find what
     will lie there for good, and his reads must be ordered behind the compaction's writes."""
     one = job(1, 9, 60)

@@ -112,12 +112,10 @@ def chosen(is_all: bool) -> list[tuple]:
 
 def compiled(pair: tuple) -> Result:
     """Return the kept result of this very source, or compile it."""
-    from shared.gpu_kernel.launcher import OPTIONS
-
     signature, chip = pair
     kernel = signature.find_kernel()
     version, exact = importlib.metadata.version("triton"), is_exact(signature)
-    parts = (FORMAT, version, kernel.cache_key, signature, OPTIONS, tuple(INEXACT.values()), exact, chip)
+    parts = (FORMAT, version, kernel.cache_key, signature, options_of(signature), tuple(INEXACT.values()), exact, chip)
     path = CACHE / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
     if path.exists():
         kept = json.loads(path.read_text())
@@ -135,12 +133,10 @@ def compile_now(signature, kernel, chip: int) -> Result:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from shared.gpu_kernel.launcher import OPTIONS
-
     places = {name: place for place, name in enumerate(kernel.arg_names)}
     attributes = {(places[name],): [["tt.divisibility", 16]] for name in signature.aligned}
     source = ASTSource(kernel, dict(signature.types), dict(signature.constants), attributes)
-    options = {"num_warps": signature.num_warps, "num_stages": signature.num_stages, **OPTIONS}
+    options = {"num_warps": signature.num_warps, "num_stages": signature.num_stages, **options_of(signature)}
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         done = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
@@ -148,6 +144,12 @@ def compile_now(signature, kernel, chip: int) -> Result:
     inexact = tuple(what for what, pattern in INEXACT.items() if pattern.search(done.asm["ptx"]))
     exact, shared = is_exact(signature), done.metadata.shared
     return Result(signature.kernel, signature.describe(), chip, registers, local, shared, exact, inexact)
+
+
+def options_of(signature) -> dict[str, object]:
+    from shared.gpu_kernel.launcher import OPTIONS, register_option
+
+    return {**OPTIONS, **register_option(signature.max_registers)}
 
 
 def is_exact(signature) -> bool:
@@ -178,13 +180,27 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
+def page_of(results: Iterable[Result]) -> str:
+    from tests.support.gpu_counts import counted
+
+    return "\n".join((PAGE, table(results), COUNTED, counted(), ""))
+
+
 COMMAND = "python -m tests.support.ahead --all --table docs/gpu-kernels.md"
 PAGE = f"""# Kernels in Triton, compiled ahead of time
 
-For each kernel and chip the most that a variant takes: registers of a thread, bytes that spill, bytes of shared memory.
-The variants are those of a table of real models (shared/gpu_kernel/signatures.py). Written by
-`{COMMAND}`. Compiled, never run: nobody had a GPU.
+The table shows, for each kernel and chip, the most that any variant needs: registers per thread, bytes that spill, and
+bytes of shared memory. The variants come from a table of real models (shared/gpu_kernel/signatures.py). No kernel has
+run on a GPU, because none was available. This page is written by
+`{COMMAND}`.
+"""
+COUNTED = """
+## A decode step, counted
 
+The table shows the launches of one layer with the sizes of Llama 3.1 8B, and the bytes that a step of all 32 layers
+reads and writes. They are counted on the "meta" device. "Least" is the size of weights and KV, each read once. A step
+has one upload, two graph replays and one download (tests/unit/test_cuda_graphs.py counts them). Sampling is not in the
+table.
 """
 
 
@@ -205,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = list(pool.map(compiled, pairs))
     print(table(results))
     if args.table:
-        args.table.write_text(PAGE + table(results) + "\n")
+        args.table.write_text(page_of(results))
     complaints = [f"{result.variant} on sm_{result.chip}: {text}" for result in results for text in result.complaints()]
     print(*complaints, sep="\n")
     return 1 if complaints else 0

@@ -1,4 +1,4 @@
-"""A router for `baton generate` that does as a request's prompt says, and keeps what it was asked.
+"""A fake router for `baton generate`. It does what a prompt says, and keeps the requests that it received.
 
 plain text        answered with the prompt itself, 5 + 2 tokens, of the 5 one from a cache
 busy N: ...       429 to the first N tries, then answered; `down N: ...` 503
@@ -114,7 +114,7 @@ class BatchHandler(BaseHTTPRequestHandler):
 
 
 def whole_answer(prompt: str) -> bytes:
-    """With line breaks, which must not end up in a file of lines."""
+    """Return an answer with line breaks, which must not end up in a file of lines."""
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
     return json.dumps({"choices": [{"index": 0, "text": prompt}], "usage": usage}, indent=1).encode()
 

@@ -98,7 +98,7 @@ class Framer:
         return b"\r\n".join([*lines, b"", b""])
 
     def _odd_id(self) -> bytes:
-        """Any bytes that end no line. Those that no header may have are left out mostly."""
+        """Return bytes without a line end. Most of the time they are bytes that a header may have."""
         rng = self._rng
         given = rng.randbytes(rng.choice((0, 1, 16, 128, 129, 3000)))
         if rng.random() < 0.1:
@@ -124,7 +124,7 @@ class Framer:
         return self._rng.choice((b"", b"", b";a=b", b';q="x"'))
 
     def _wrong_length(self) -> Request:
-        """Too short, too long, or no number."""
+        """Return a Content-Length that is too short, too long, or not a number."""
         rng, size = self._rng, len(self._body)
         draw = rng.randrange(3)
         if draw == 2:

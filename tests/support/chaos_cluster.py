@@ -20,6 +20,8 @@ import msgspec
 import psutil
 
 from shared.wire.messages import Hello, Message
+from tests.support.curve_ends import Secrets
+from tests.support.key_folders import make_keys
 from tests.support.metrics_page import at_rest, bearer, nodes_of, pages_partition, read_metrics
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.procs import NodeProcess
@@ -53,11 +55,19 @@ class ChaosCluster:
         router_flags: tuple[str, ...] = (),
         node_flags: tuple[str, ...] = (),
         api_key: str = "",
+        has_keys: bool = False,
     ) -> None:
+        """has_keys: between routers and nodes; the proxy ends them on both sides."""
         self._log_dir = log_dir
-        self._node_flags = node_flags
         self._lives: dict[str, int] = {}
-        self.proxy = FaultProxy(self._rewrite)
+        secrets = None
+        if has_keys:
+            names = [f"router{i}" for i in range(routers)]
+            secrets = Secrets(make_keys(log_dir / "keys", nodes=nodes, routers=names))
+            router_flags += ("--keys", str(secrets.folder))
+            node_flags += ("--keys", str(secrets.folder))
+        self._node_flags = node_flags
+        self.proxy = FaultProxy(self._rewrite, secrets)
         if api_key:
             router_flags += ("--api-key-file", str(write_api_key(log_dir, api_key)))
         self.routers = [router_process(f"router{i}", *router_flags, api_key=api_key) for i in range(routers)]
@@ -108,6 +118,7 @@ class ChaosCluster:
         self.proxy.traps.clear()
         for link in self.proxy.links.values():
             link.delay_s, link.bytes_per_s, link.held, link.refused = 0.0, float("inf"), False, False
+            link.held_way = None
 
     def restart_dead(self) -> None:
         for name, node in self.nodes.items():

@@ -73,7 +73,7 @@ class CorePair:
                 self.handoffs[event.request.key].held_row = event.row
 
     def _advance(self, handoff: Handoff) -> bool:
-        """What this hand-off can do now; True when it did something."""
+        """Do the next step that this hand-off can take now. Return whether there was one."""
         if handoff.cached is None:
             return self._grant(handoff)
         if handoff.pull is not None and handoff.pull.done.query():
@@ -98,7 +98,7 @@ class CorePair:
         return handoff.cached is not None
 
     def _give_up(self, handoff: Handoff) -> None:
-        """It ended with its first token at the prefill core, or the grant was revoked before its pull began."""
+        """Drop a hand-off that ended with its first token, or whose grant was revoked before its pull began."""
         if handoff.decode.state is RequestState.GRANTED:
             _abort_quietly(self.decode, handoff.decode.key)
             self._take_events()
@@ -147,7 +147,7 @@ class CorePair:
 
 
 def _abort_quietly(core: NodeCore, key: RequestKey) -> None:
-    """One side's end of a hand-off that is not the request's end."""
+    """Abort a hand-off on one core, and drop the event: the request itself goes on."""
     core.scheduler.abort(key)
     kept = [event for event in core.scheduler.take_events() if not (isinstance(event, Ended) and event.key == key)]
     core.scheduler.queues.events.extend(kept)

@@ -143,7 +143,7 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
 
 
 def stages_of(model: HashLM, num_stages: int) -> tuple[Stage, ...]:
-    """A layer in the first stage and one in the last; those between hand on what they are given."""
+    """Split the model: a layer in the first stage, one in the last. Stages between pass on their input."""
     if num_stages == 1:
         return ()
     lower, upper = split(model)
@@ -253,7 +253,7 @@ def draw_jobs(rng: random.Random, count: int, temperature: float | None = None, 
 
 
 def draw_sampling(rng: random.Random, temperature: float | None = None) -> SamplingParams:
-    """All that is asked for at times. What came later is not drawn, but follows, so that seeds stay what they were."""
+    """Draw sampling parameters. Features added later are derived, not drawn, so that old seeds keep their workloads."""
     penalised = rng.random() < 0.4
     drawn = SamplingParams(
         max_tokens=rng.choice([1, 2, 5, 17, 40, 80]),
@@ -279,7 +279,7 @@ def draw_sampling(rng: random.Random, temperature: float | None = None) -> Sampl
 
 
 def some_follow_grammars(jobs: Sequence[Job]) -> list[Job]:
-    """Every third one does, each another one."""
+    """Put every third job under a grammar. The grammars take turns."""
     grammars = itertools.cycle(GRAMMARS)
     return [
         replace(job, sampling=following(job.sampling, next(grammars))) if number % 3 == 0 else job

@@ -83,7 +83,7 @@ KINDS = {
 
 
 def new_folder() -> Path:
-    """Gone with the process."""
+    """Make a temporary folder that is removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="baton-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -123,9 +123,10 @@ def make_core(
     kernels: str = "torch",
     graphs: bool = False,
     chunk_size: int = 16,
+    max_running: int = 8,
 ) -> NodeCore:
     """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
-    LoadOptions. `graphs`: decode steps are captured."""
+    LoadOptions. `graphs`: decode steps are captured, for up to `max_running` rows."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
@@ -136,7 +137,7 @@ def make_core(
         16, 128, chunk_size=chunk_size, mixed_chunk_size=chunk_size, width=kind.width, mix=kind.mix, device=device,
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
-    sizes = CoreSizes(60, 8, prefix_cache=kind.cache, shared_memory=shared_memory)
+    sizes = CoreSizes(60, max_running, prefix_cache=kind.cache, shared_memory=shared_memory)
     how = {"drafter": _drafter(kind, model, kernels), "grammars": _grammars() if kind.grammars else None}
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)

@@ -51,7 +51,7 @@ def parts_of(
 
 @dataclass
 class Built:
-    """`gpu`: which the node believes to be torch.cuda's."""
+    """Build a node's core on `gpu`, a virtual one that the node takes for torch.cuda's."""
 
     gpu: VirtualGpu
     said: io.StringIO = field(default_factory=io.StringIO)

@@ -159,7 +159,7 @@ class Watch:
         scheduler.process = check  # type: ignore[method-assign]
 
     def off(self, core: NodeCore) -> None:
-        """The cell is over."""
+        """Add the counts of a finished cell. No restore from the cold tier may have failed."""
         self.readmissions += core.scheduler.counters.readmissions
         self.restored_pages += core.scheduler.counters.restored_pages
         assert not core.scheduler.counters.offload_failures
@@ -185,7 +185,7 @@ def retract_somebody(core: NodeCore, rng: random.Random) -> None:
 
 @dataclass
 class Retractor:
-    """Forced retraction: somebody, now and then, and at most so often."""
+    """Retract a running request every `every` rounds, at most `left` times."""
 
     core: NodeCore
     rng: random.Random

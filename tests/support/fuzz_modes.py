@@ -24,7 +24,7 @@ BYTES_PER_S = 4.0 * MIB  # of each thread of an outsider
 
 
 class Fuzzer(Protocol):
-    """Whoever troubles: a node, or threads of an outsider."""
+    """A source of fuzzing: a node of the cluster, or the threads of an outsider."""
 
     counts: Counter[str]
 
@@ -36,7 +36,7 @@ class Fuzzer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """`node`: the fuzzer where it is a node of the cluster, whose requests may fail."""
+    """A fuzzer and its targets. `node`: the fuzzer if it is a node of the cluster; its requests may fail."""
 
     fuzzer: Fuzzer
     node: FuzzNode | None
@@ -52,7 +52,7 @@ class Mode:
 
 @contextlib.contextmanager
 def open_mode(name: str, cluster: FuzzCluster, seed: int) -> Iterator[Mode]:
-    """Begins at full speed; what its threads raised is raised at the end."""
+    """Start a fuzzer at full speed. Stop it at the end, and raise what its threads raised."""
     kind = {"outsider": "zmtp", "http": "http"}.get(name, "zmq")
     with Sink(kind, cluster.keys if cluster.has_keys else None) as sink:
         mode = _node_mode(name, cluster, sink, seed) if name in NODES else _outsider_mode(name, cluster, sink, seed)

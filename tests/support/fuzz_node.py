@@ -77,11 +77,11 @@ class FuzzNode:
         return self.error is not None or self._stopping.is_set()
 
     def aim(self, aim: NodeAim) -> None:
-        """It hangs up on whom it knows, and dials the others."""
+        """Hang up on the present peers, and dial those of `aim`. The fuzzer's thread does it in its next round."""
         self._next_aim = aim
 
     def stop(self) -> None:
-        """Its connections close; raises what its thread raised."""
+        """End the thread and close its connections. Raise what the thread raised."""
         self._stopping.set()
         self._thread.join()
         if self.error is not None:

@@ -4,36 +4,25 @@ nothing runs. Sampling is not in it: it does not grow with the model's layers.""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.kernel.attention import HostLengths
-from shared.kernel.block_weights import BlockWeights
-from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.interface import ModelInputs, ModelSpec
-from shared.model.kernels import AS_DTYPE, gpu_kernels
-from shared.model.llama import LlamaModel, kv_planes
+from shared.model.kernels import AS_DTYPE, Formats
 from shared.model.tensor_shapes import tensor_shapes
-from shared.model.weights import load_weights
+from tests.support.meta_models import PAGE_SIZE, Step, meta_model
 
-META = torch.device("meta")
-PAGE_SIZE = 16
+PRODUCTS = {"q", "k", "v", "o", "gate", "up", "down"}
 # No work of the device: views, and memory that is only handed out.
 FREE = {"view", "empty", "empty_like", "new_empty", "slice", "select", "t", "as_strided", "_unsafe_view", "detach"}
 FREE |= {"unsqueeze", "expand", "reshape", "alias", "permute", "transpose", "split", "unbind", "chunk", "zeros"}
 FREE |= {"flatten"}
-LOOKED_UP = {
-    "kv",
-    "scales",
-    "cos",
-    "sin",
-    "page_table",
-}  # of these a kernel reads little: what it needs of `kv` is added
+# Of these a kernel reads little: what it needs of `kv` is added.
+LOOKED_UP = {"kv", "scales", "cos", "sin", "page_table"}
 WRITTEN_TOO = {"x"}  # read, and written in place
 
 
@@ -44,26 +33,6 @@ class StepCount:
     launches: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     ideal: int = 0
-
-
-class MetaSource:
-    """A TensorSource of a model's shapes and no numbers."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        self.config = config
-        self._shapes = tensor_shapes(config)
-
-    def has(self, name: str) -> bool:
-        return name in self._shapes
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return torch.empty(self._shapes[name], dtype=torch.bfloat16, device=META)
-
-    def blocks(self, name: str) -> BlockWeights | None:
-        return None
-
-    def content_hash(self) -> str:
-        return "none"
 
 
 class Operators(TorchDispatchMode):
@@ -90,22 +59,40 @@ def size(tensor: torch.Tensor) -> int:
 
 
 def llama(num_layers: int) -> LlamaConfig:
-    """Of the shape of Llama 3.1 8B, with as many layers as asked for."""
+    """Return the configuration of Llama 3.1 8B with another number of layers."""
     return LlamaConfig(
         "8B shape", "llama", 128256, 4096, 14336, num_layers, 32, 8, 128, 1e-5, RopeConfig(5e5), 131072, False, (0,)
     )
 
 
-def count_step(config: LlamaConfig, batch: int, context: int) -> StepCount:
+COUNTED = ((1, 2048), (64, 128), (64, 2048), (256, 512))  # batch, context
+
+
+def count_layer(batch: int, context: int, formats: Formats = AS_DTYPE) -> StepCount:
+    """Return what one more layer adds to a step."""
+    two, three = (count_step(llama(layers), batch, context, formats) for layers in (2, 3))
+    return StepCount(three.launches - two.launches, three.bytes - two.bytes, three.ideal - two.ideal)
+
+
+def counted() -> str:
+    """Return a row for each kind of step."""
+    lines = ["| weights | rows | context | launches a layer | GB | least GB | times |", "|---|---|---|---|---|---|---|"]
+    for weights in ("bfloat16", "fp8"):
+        formats = Formats(weights=weights) if weights == "fp8" else AS_DTYPE
+        for batch, context in COUNTED:
+            count = count_step(llama(32), batch, context, formats)
+            launches = count_layer(batch, context, formats).launches.total()
+            sizes = f"{count.bytes / 1e9:.2f} | {count.ideal / 1e9:.2f} | {count.bytes / count.ideal:.3f}"
+            lines.append(f"| {weights} | {batch} | {context:,} | {launches} | {sizes} |")
+    return "\n".join(lines)
+
+
+def count_step(config: LlamaConfig, batch: int, context: int, formats: Formats = AS_DTYPE) -> StepCount:
     """One token of each of `batch` rows behind `context` others."""
     from shared.gpu_kernel import launcher
 
-    kernels, source = gpu_kernels(config, torch.bfloat16, META, AS_DTYPE), MetaSource(config)
-    weights = load_weights(source, torch.bfloat16, META, context + 1, kernels.make_weight, kernels.make_head)
-    spec = ModelSpec("8B shape", config.vocab_size, context + 1, "bfloat16", "none", config.eos_ids)
-    attention = kernels.make_attention(weights.rope, weights.local_rope)
-    model, per_row = LlamaModel(config, spec, weights, attention, kernels.blocks), context // PAGE_SIZE + 1
-    pool = KVPool(kv_planes(config, spec, PAGE_SIZE), 1 + batch * per_row, PAGE_SIZE, META)
+    config, per_row = replace(config, max_context=context + 1), context // PAGE_SIZE + 1
+    model, pool = meta_model(config, 1 + batch * per_row, formats)
     count, device_of = StepCount(), launcher.device_of
 
     def see(kernel: Any, args: tuple[object, ...]) -> torch.device:
@@ -118,25 +105,15 @@ def count_step(config: LlamaConfig, batch: int, context: int) -> StepCount:
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode(), Operators(count):
         patch.setattr(launcher, "device_of", see)
-        model.forward(decode_inputs(batch, context, per_row), pool)
+        model.forward(Step(batch, context=context + 1).inputs(), pool)
     kv_bytes = 2 * config.kv_size * 2 * config.num_layers * batch
     count.bytes += kv_bytes * (context + 2)  # the new ones are written, too
     shapes = {name: shape for name, shape in tensor_shapes(config).items() if name != "embed"}
-    count.ideal = sum(2 * torch.Size(shape).numel() for shape in shapes.values()) + kv_bytes * (context + 1)
+    count.ideal = sum(weight_bytes(name, formats) * torch.Size(shape).numel() for name, shape in shapes.items())
+    count.ideal += kv_bytes * (context + 1)
     return count
 
 
-def decode_inputs(batch: int, context: int, per_row: int) -> ModelInputs:
-    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
-
-    return ModelInputs(
-        input_ids=empty(batch),
-        positions=empty(batch),
-        cu_q_lens=empty(batch + 1, dtype=torch.int32),
-        page_table=empty(batch, per_row, dtype=torch.int32),
-        logits_idx=empty(batch),
-        max_q_len=1,
-        max_seq_len=context + 1,
-        host=HostLengths(torch.arange(batch + 1, dtype=torch.int32).numpy(), None, None, batch),
-    )
+def weight_bytes(name: str, formats: Formats) -> int:
+    """Return the bytes of one number: layers' products may have fewer than norms and head."""
+    return 1 if formats.weights == "fp8" and name.rpartition(".")[2] in PRODUCTS else 2

@@ -24,6 +24,7 @@ from router.api.writer import AnswerFacts, Writer
 from router.dispatch import NewRequest
 from router.effects import News, Update
 from router.mailbox import Mailbox
+from router.tenants.tenant import EVERYBODY
 from router.text.hashlm import HashTokenizer
 from router.tools.formats import BY_NAME
 from router.tools.reasoning import TAGS, Thought
@@ -99,10 +100,11 @@ class Reader:
         self.status: int | None = None
         self.failure: Exception | None = None
         self.was_admitted = False
+        self.tenant = EVERYBODY
         self.data = b""
 
     def header(self, name: bytes) -> str | None:
-        """It sends none."""
+        """Return None: this client sends no headers."""
         return None
 
     async def start(self, status: int, headers: object) -> None:

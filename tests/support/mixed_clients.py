@@ -42,13 +42,14 @@ class Answer:
 
 @dataclass
 class Client:
-    """One request and what came of it. `arrivals`: when each event with tokens came."""
+    """One request and what came of it. `arrivals`: when each event with tokens came. `usage`: if it was asked for."""
 
     prompt: list[int]
     fields: dict[str, Any]
     sampling: SamplingParams
     got: list[Answer] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -128,6 +129,7 @@ def take(client: Client, event: dict[str, Any]) -> None:
     if "error" in event:
         client.error = json.dumps(event["error"])
         return
+    client.usage = event.get("usage") or client.usage
     for choice in event["choices"]:
         answer = client.got[choice["index"]]
         assert answer.finish_reason is None, "tokens after the end"
@@ -159,3 +161,23 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         await asyncio.sleep(0.01)
+
+
+async def under_load(url: str, num_users: int, meanwhile: Callable[[], bool]) -> list[Client]:
+    """Each user streams one answer after another, until `meanwhile` has come true. Returns all of them, to check."""
+    clients: list[Client] = []
+    is_over = asyncio.Event()
+
+    async def user(number: int) -> None:
+        for round_ in range(10_000):
+            clients.append(make_client(number + num_users * round_, 60))
+            await stream_all(url, [clients[-1]])
+            if is_over.is_set():
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(num_users):
+            tasks.create_task(user(number))
+        await wait_until(meanwhile)
+        is_over.set()
+    return clients

@@ -72,7 +72,7 @@ class Mock:
         self._cluster = ClusterMetrics(self._registry)
 
     def note(self, prompt: str) -> int | None:
-        """The how manieth repetition this is; None for a prompt that is new."""
+        """Count a repeated prompt and return the repetitions before it; None for a new prompt."""
         if prompt not in self.asked:
             self.asked.add(prompt)
             return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from decode_node.side import DecodeSide
+from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
 from shared.device.gpu import Gpu
 from shared.node.context import NodeContext, NodeFacts
@@ -25,6 +26,7 @@ from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.group_thread import Group
+from shared.transfer.interface import PageReceiver
 from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import decode, encode, key_of, to_wire
 from shared.wire.messages import (
@@ -36,6 +38,7 @@ from shared.wire.messages import (
     Hello,
     Key,
     Message,
+    PrefixSource,
     Scores,
     SequenceEnd,
     TokenLogprob,
@@ -87,11 +90,16 @@ def make_node(
     books = (Routers((ROUTER,)), Tombstones(LEASE_S), NodeMetrics(), log)
     ctx = NodeContext(core, facts, *books, clock=lambda: 0.0, make_group=make_group)
     side = (
-        PrefillSide(ctx, {transport: make_sender(transport, core.pool, gpu)})
+        PrefillSide(ctx, {transport: make_sender(transport, core.pool, gpu)}, receivers_of(transport, core, gpu))
         if role == "prefill"
         else DecodeSide(ctx, {transport: make_receiver(transport, core.pool, gpu)})
     )
     return Node(ctx, side)
+
+
+def receivers_of(transport: str, core: NodeCore, gpu: Gpu | None) -> dict[str, PageReceiver]:
+    """Return what a prefill node pulls prefixes with."""
+    return {transport: make_receiver(transport, core.pool, gpu)} if transport in TRANSPORTS else {}
 
 
 def name_of(node: Node) -> str:
@@ -194,6 +202,7 @@ class Net:
         remaining_ms: int = 3_600_000,
         attempt: int = 0,
         endpoint: str | None = None,
+        source: PrefixSource | None = None,
     ) -> Key:
         key = Key(ROUTER_ID, ROUTER_EPOCH, f"r{job.rid}", attempt, 0)
         facts = decode_node.ctx.facts if decode_node is not None else None
@@ -213,6 +222,7 @@ class Net:
             scored=1,
             cache_salt=job.cache_salt,
             ticket=ticket_for(key, name_of(node), name_of(decode_node), job, num_sequences) if decode_node else None,
+            source=source,
         )
         self.to_node(name_of(node), message)
         return key
@@ -228,7 +238,7 @@ class Net:
         self.inboxes[name].clear()
         for other in self.nodes:
             if other not in self.dead:
-                self.inboxes[other].append(PeerClosed(name))
+                self.inboxes[other] += PeerClosed(name), PeerClosed(name, accepted=True)
 
     def tick(self, name: str) -> bool:
         """One tick with everything that has come; whether anything happened."""
@@ -242,7 +252,7 @@ class Net:
             elif isinstance(action, Dial):
                 self._dial(name, action.peer)
             elif isinstance(action, HangUp):
-                self.links.discard((name, action.peer))
+                self._hang_up(name, action.peer)
         return bool(inbox) or node.busy or any(not self._is_heartbeat(a) for a in actions)
 
     def _dial(self, name: str, peer: str) -> None:
@@ -250,6 +260,11 @@ class Net:
         if peer in self.nodes and peer not in self.dead and link not in self.links | self.no_way:
             self.links.add(link)
             self.inboxes[name].append(PeerUp(peer))
+
+    def _hang_up(self, name: str, peer: str) -> None:
+        if (name, peer) in self.links:
+            self.links.discard((name, peer))
+            self.inboxes[peer].append(PeerClosed(name, accepted=True))
 
     @staticmethod
     def _is_heartbeat(action: object) -> bool:
@@ -351,6 +366,7 @@ def assert_clean(*nodes: Node) -> None:
         side = node.side
         if isinstance(side, PrefillSide):
             assert not side.bootstrap.offered and not side.inflight.granted and not side.bootstrap._followers
+            assert not side.loans.open and not side.pulls.open and not side.pulls.held
         else:
             assert isinstance(side, DecodeSide)
             assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.held

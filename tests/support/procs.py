@@ -162,7 +162,7 @@ class NodeProcess:
 
 @contextlib.contextmanager
 def few_descriptors(pid: int, spare: int) -> Iterator[None]:
-    """The process may open only so many more."""
+    """Limit the process to `spare` more open descriptors."""
     process = psutil.Process(pid)
     before = process.rlimit(psutil.RLIMIT_NOFILE)
     process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + spare, before[1]))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -21,8 +21,14 @@ SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
 
 
 class RouterProcess:
-    def __init__(self, *flags: str, model: str = "hashlm", api_key: str = "") -> None:
-        command = [sys.executable, "-m", "deploy.cli", "router", "--model", model]
+    def __init__(
+        self,
+        *flags: str,
+        model: str = "hashlm",
+        api_key: str = "",
+        program: Sequence[str] = ("-m", "deploy.cli", "router"),
+    ) -> None:
+        command = [sys.executable, *program, "--model", model]
         command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []

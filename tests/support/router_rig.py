@@ -8,8 +8,9 @@ from router.dispatch import Dispatcher, DispatchLimits, NewRequest
 from router.effects import Effects, Failure, Update
 from router.journal import Journal
 from router.placement import Placer
-from router.policy.least_load import LeastLoad
+from router.policy.choose import make_policy
 from router.registry import RegisteredNode, Registry
+from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (
     Abort,
@@ -50,17 +51,23 @@ class RouterRig:
         self,
         *,
         max_open: int = 100,
+        max_queued: int = 100,
         max_attempts: int = 1,
         local_tokens: int = 0,
         resume_wait_s: float = 0.0,
         identity: tuple[str, int] = ("r", 9),
+        router_id: str = "",
+        policy: str = "least_load",
+        silence_s: float = 5.0,
     ) -> None:
-        self.registry = Registry(silence_s=5.0)
+        chosen = make_policy(policy)
+        self.registry = Registry(silence_s, router_id=router_id, follows_caches=chosen.reads_caches)
         self.journal = Journal(lambda: "n")
-        placer = Placer(self.registry, LeastLoad(), local_tokens)
-        limits = DispatchLimits(max_open, max_attempts, request_timeout_s=60.0, resume_wait_s=resume_wait_s)
+        placer = Placer(self.registry, chosen, local_tokens)
+        limits = DispatchLimits(max_open, max_attempts, 60.0, resume_wait_s, max_queued)
         self.dispatcher = Dispatcher(identity, self.registry, placer, self.journal, limits)
         self.now = 0.0
+        self.opened = Effects(0.0)  # of the last `open`
 
     def join(self, role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT) -> RegisteredNode:
         node, _ = self.registry.hello(peer_name(node_id, epoch), hello(role, node_id, epoch, fingerprint), self.now)
@@ -74,11 +81,14 @@ class RouterRig:
         max_tokens: int = 5,
         rounds: int = 1,
         sampling: SamplingParams | None = None,
+        tenant: Tenant = EVERYBODY,
+        within_s: float | None = None,
     ) -> list[Generate]:
         """The Generates of `rounds` new requests."""
-        new = NewRequest(list(prompt), n, sampling or SamplingParams(max_tokens=max_tokens), seed=7)
-        _, effects = self.dispatcher.open([new] * rounds, self.now)
-        return generates(effects)
+        sampling = sampling or SamplingParams(max_tokens=max_tokens)
+        new = NewRequest(list(prompt), n, sampling, seed=7, tenant=tenant, within_s=within_s)
+        _, self.opened = self.dispatcher.open([new] * rounds, self.now)
+        return generates(self.opened)
 
     def run(
         self, node: RegisteredNode, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] = ()
@@ -92,7 +102,7 @@ class RouterRig:
 
     def check_quiet(self) -> None:
         """Nothing is open, and no node seems to have work."""
-        assert len(self.journal) == 0
+        assert len(self.journal) == 0 and not self.dispatcher.waiting(self.now)
         self.journal.check_integrity()
         assert all(node.open_sequences == 0 and node.open_prompt_tokens == 0 for node in self.registry)
 

@@ -29,6 +29,7 @@ from shared.config.processes import RayClusterConfig
 from shared.observe.metric_names import NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STAGES
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics
 from shared.observe.node_metrics import NodeMetrics
+from shared.observe.tenant_metrics import TenantMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "tests" / "unit" / "surface.txt"
@@ -101,15 +102,22 @@ def file_keys() -> Iterator[str]:
     yield from (f"baton ray up: [{table}]" for table in concerns_of(RayClusterConfig))
 
 
-def metrics() -> Iterator[str]:
-    """The page of a router that served one request, with one node that reported all there is to report. Then names in
-    the source that are not on it: of a metric that is made elsewhere."""
+def families() -> list[Metric]:
+    """Return what a router shows that served one request, with one node that reported all there is to report."""
     registry = CollectorRegistry()
     RequestMetrics(registry).refused(ANY)
+    tenants = TenantMetrics(registry)
+    tenants.used(ANY, 1)
+    tenants.refused(ANY, ANY)
     queues = tuple(QUEUE_PREFIX + stage for stage in QUEUE_STAGES)
     counters, seen = NodeMetrics().counters(), dict.fromkeys((*NODE_HISTOGRAMS, *queues), (1.0,))
     ClusterMetrics(registry).update(NodeReport(ANY, ANY, 1, 1, {}, {}, 0, 1, counters, seen))
-    page = {shown_name(family): family for family in registry.collect()}
+    return list(registry.collect())
+
+
+def metrics() -> Iterator[str]:
+    """A router's page. Then names in the source that are not on it: of a metric that is made elsewhere."""
+    page = {shown_name(family): family for family in families()}
     yield from map(metric, page.values())
     yield from (f"elsewhere {name}" for name in literals(sources(), METRIC) if name not in page)
 

@@ -12,6 +12,10 @@ from router.dispatch import NewRequest
 from router.effects import Failure, Update
 from router.gateway import TICK_S, Gateway
 from router.mailbox import Mailbox
+from router.tenants.book import Tenants
+from router.tenants.keys_file import NO_KEYS, parse_keys
+from router.tenants.rate_limit import RateLimits
+from router.tenants.spending import Ledger
 from shared.core.sampling_params import SamplingParams
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
@@ -34,10 +38,14 @@ class Router:
 
     def __init__(self, site: Site, endpoint: str, router_id: str, epoch: int) -> None:
         self._site, self.endpoint = site, endpoint
-        self.rig = RouterRig(max_attempts=1, resume_wait_s=10.0, identity=(router_id, epoch))
+        self.rig = RouterRig(max_attempts=1, resume_wait_s=10.0, identity=(router_id, epoch), policy=site.policy)
         self._lines, self.metrics = io.StringIO(), CollectorRegistry()
+        self.tenants, self.limits = Tenants(parse_keys(site.keys_text) if site.keys_text else NO_KEYS), RateLimits()
+        books = (self.tenants.now.stream_secret, self.tenants, self.limits, self.rig.dispatcher.queue)
+        ledger = Ledger((router_id, epoch), *books, site.now)
         parts = (self.rig.registry, self.rig.dispatcher, self, ClusterMetrics(self.metrics))
-        self.gateway = Gateway((router_id, epoch), *parts, Logger(router_id, self._lines), lambda: site.now)
+        log = Logger(router_id, self._lines)
+        self.gateway = Gateway((router_id, epoch), *parts, log, lambda: site.now, ledger=ledger)
 
     async def receive(self) -> list[Received]:
         return []
@@ -64,18 +72,20 @@ class Router:
 class Site:
     """Time goes in ticks of a gateway; a node takes a step or two in each."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, policy: str = "least_load", keys_text: str = "") -> None:
+        self.now, self.policy, self.keys_text = 0.0, policy, keys_text
         self.routers: dict[str, Router] = {}
         self.nodes: dict[str, Node] = {}
         self.inboxes: dict[str, list[Inbound]] = defaultdict(list)
+        self.hung_up: list[tuple[str, str]] = []  # (node, router that is not on its list)
 
     def router(self, endpoint: str, router_id: str, epoch: int) -> Router:
         """Start one; what was there is gone, its connections too."""
         self.lose(endpoint)
         router = self.routers[endpoint] = Router(self, endpoint, router_id, epoch)
-        for name in self.nodes:
-            self.inboxes[name].append(PeerUp(endpoint))
+        for name, node in self.nodes.items():
+            if endpoint in node.ctx.routers.peers:
+                self.inboxes[name].append(PeerUp(endpoint))
         return router
 
     def lose(self, endpoint: str) -> None:
@@ -83,13 +93,18 @@ class Site:
             for name in self.nodes:
                 self.inboxes[name].append(PeerClosed(endpoint))
 
-    def node(self, role: str, node_id: str) -> Node:
+    def node(self, role: str, node_id: str, listed: tuple[str, ...] = (A, B)) -> Node:
         node = make_node(role, node_id, CoreKnobs())
-        node.ctx.routers, node.ctx.clock = Routers((A, B)), lambda: self.now
+        node.ctx.routers, node.ctx.clock = Routers(listed), lambda: self.now
         node.ctx.log = LogOnce(Logger(node_id, io.StringIO()))
         self.nodes[name_of(node)] = node
-        self.inboxes[name_of(node)].extend(map(PeerUp, self.routers))
+        self.inboxes[name_of(node)].extend(PeerUp(endpoint) for endpoint in self.routers if endpoint in listed)
         return node
+
+    def list_routers(self, node: Node, *endpoints: str) -> None:
+        """Its list says something else now."""
+        for action in node.listed(endpoints, self.now):
+            self._carry(name_of(node), action)
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -106,6 +121,12 @@ class Site:
         if isinstance(action, Outgoing) and action.peer in self.routers:
             message = Received(name, decode(encode(action.message)))
             self.routers[action.peer].gateway.handle(message)
+        elif isinstance(action, HangUp) and action.peer not in self.nodes[name].ctx.routers.listed:
+            self.hung_up.append((name, action.peer))
+            if action.peer in self.routers:
+                self.routers[action.peer].gateway.handle(PeerClosed(name))
+        elif isinstance(action, Dial) and action.peer in self.routers:
+            self.inboxes[name].append(PeerUp(action.peer))
 
 
 def job(number: int, max_tokens: int = 300) -> Job:

@@ -15,6 +15,7 @@ from shared.wire.messages import (
     Drain,
     Failed,
     Fingerprint,
+    FramesTaken,
     Generate,
     Goodbye,
     Grant,
@@ -22,15 +23,20 @@ from shared.wire.messages import (
     Hello,
     Installed,
     Join,
+    Lent,
     Message,
     NodeLoad,
     Offer,
-    PoolRef,
     Prebuilt,
+    PrefixSource,
+    Pull,
     Ready,
     Refuse,
+    Release,
+    Returned,
     Scores,
     SequenceEnd,
+    Spending,
     StoreEntry,
     Take,
     TokenLogprob,
@@ -40,6 +46,8 @@ from shared.wire.messages import (
     Wait,
     Welcome,
 )
+from shared.wire.others_load import OthersLoad
+from shared.wire.pool_ref import PoolRef
 from shared.wire.tickets import Ticket
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
@@ -76,6 +84,7 @@ GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
     ended=[], adapter="b", scored=3, cache_salt=2**64 - 1, ticket=TICKET,
+    source=PrefixSource("s", 1, "tcp://127.0.0.1:4", 2, b"\x05" * 16, 50, TICKET),
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False, 2, 3, b"", 0)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
@@ -85,7 +94,8 @@ MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")],
           1, True),
     Welcome("router", 1, 1, b"\x01" * 32, 7), Unwelcome("d", 1, "tcp://127.0.0.1:2"),
-    Heartbeat("d", 1, LOAD, True, 500, 5), Goodbye("d", 1), Drain("d", "", 500), GENERATE,
+    Heartbeat("d", 1, LOAD, True, 500, 5, OthersLoad(1, 2, 3, 4), True, ["tcp://127.0.0.1:3"]), Goodbye("d", 1),
+    Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b", 7, TICKET),
@@ -95,5 +105,8 @@ MESSAGES: list[Message] = [
     STAGED, REMOTE, Begun("d", 1, [WIRE_KEY]), Scores("d", 1, WIRE_KEY, 1, [LOGPROBS]),
     Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
     Broken(1, "reset by peer"),
-    CacheEvents("d", 1, 5, True, [b"\x03" * 16], [b"\x04" * 16]), CacheReplay("d", 4),
+    CacheEvents("d", 1, 5, True, [b"\x03" * 16], [b"\x04" * 16]), CacheReplay("d", 4), Release("d"),
+    Spending("router", 1, 3, b"\x06" * 40),
+    Pull(WIRE_KEY, 7, [1, 2], 1, 2, b"\x05" * 16, 50, FINGERPRINT, "host", ["zmq"], "b", 7, TICKET),
+    Lent(WIRE_KEY, 7, 2, "zmq", ""), Returned(WIRE_KEY, 7), FramesTaken(WIRE_KEY, 7),
 ]  # fmt: skip

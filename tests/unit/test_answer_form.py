@@ -99,7 +99,7 @@ def test_calls_may_follow_a_thought(choice: str) -> None:
     assert answer.reasoning == "it can" and [call.name for call in answer.calls] == ["f"] and delta.has_calls
 
 
-def test_a_response_format_says_nothing_of_an_answer_that_must_be_a_call() -> None:
+def test_a_forced_call_ignores_the_response_format() -> None:
     """instructor and others send both."""
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
         grammar = plan_of("plain", tools=[TOOL], tool_choice=choice, **JSON).sampling.grammar

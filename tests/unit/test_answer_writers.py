@@ -72,7 +72,7 @@ def test_any_split_gives_the_same_blocks(text: str, places: list[int], reason: F
     assert ["".join(texts) for texts in said] == [text for _, _, text, _ in expected]
 
 
-def test_space_between_blocks_is_none_and_an_answer_of_space_stays() -> None:
+def test_space_between_blocks_goes_and_an_answer_of_space_stays() -> None:
     (answer,) = [Delta(text=" \n", finish_reason=FinishReason.STOP)]
     assert shown(whole_blocks(answer)) == [(BlockKind.TEXT, "", " \n", True)]
     spaced = Delta(parts=[d for one in deltas_of([f"\n\n{CALL}"]) for d in one.parts], has_calls=True)
@@ -227,7 +227,7 @@ def test_a_response_that_fails_says_so_with_what_it_had() -> None:
     assert item["content"][0]["text"] == "x" and item["status"] == "incomplete"
 
 
-def test_a_response_that_fails_before_its_first_token_was_created() -> None:
+def test_a_response_that_fails_before_any_token_was_created() -> None:
     data = responses_writer(facts_of()).failed(Overloaded("too much"))
     names = [name for name, _ in events_of(data)]
     assert names == ["response.created", "response.in_progress", "response.failed"]

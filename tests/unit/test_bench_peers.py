@@ -84,14 +84,14 @@ def test_without_a_peer_nothing_is_met():
     assert found.score is None and not found.is_met
 
 
-def test_rows_are_chosen_by_how_they_begin_and_the_machine_is_always_measured():
+def test_prefixes_choose_rows_and_the_machine_is_always_measured():
     assert units_of(["decode", "ttft_8"]) == ("machine", "engine", "server")
     assert units_of([]) == needed.UNITS == units_of(needed.UNITS)
     with pytest.raises(ValueError, match="no row 'speed'"):
         units_of(["speed"])
 
 
-def test_every_row_has_a_unit_and_what_peers_compute_with_is_known():
+def test_every_row_has_a_unit_and_peers_products_are_known():
     assert {one.unit for one in ROWS} | {needed.MACHINE} == set(needed.UNITS)
     assert {name for one in ROWS for name in one.known} <= needed.PRODUCTS.keys()
     assert set(needed.PRODUCTS.values()) < QUIET_MACHINE.keys()

@@ -119,9 +119,7 @@ def test_an_installer_that_fails_is_quoted_with_its_last_line() -> None:
         run_installer(["no-such-npm"])
 
 
-def test_an_environment_is_made_again_when_its_line_in_the_table_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_is_remade_when_its_table_line_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, ...]] = []
     monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
     monkeypatch.setattr(environment, "install_pip", lambda client, folder: made.append(client.packages))
@@ -131,9 +129,7 @@ def test_an_environment_is_made_again_when_its_line_in_the_table_changes(
     assert made == [("one==1",), ("one==2",)]
 
 
-def test_requests_that_are_written_by_hand_need_nothing_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handwritten_requests_need_nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
     client = Client("shapes", "stand_in.py", kind=Kind.BY_HAND)
     assert ensure(client).is_dir() and version_of(client) == ""

@@ -54,7 +54,7 @@ def test_shares(num_cores, prefill, decode, shares):
     prefill=st.integers(0, 8),
     decode=st.integers(1, 8),
 )
-def test_every_plan_uses_given_cores_only_and_no_core_twice_when_there_are_enough(cores, prefill, decode):
+def test_plans_use_only_given_cores_and_share_none_if_enough(cores, prefill, decode):
     plan = plan_cores(cores, prefill, decode)
     nodes = plan.prefill + plan.decode
     used = [cpu for node in nodes for cpu in node.cpus]
@@ -85,7 +85,7 @@ def test_without_cores_of_their_own_ranks_share_the_threads():
 
 
 @pytest.mark.parametrize(("threads", "stages", "each"), [(2, 1, 2), (2, 2, 1), (5, 2, 2), (8, 4, 2), (1, 2, 1)])
-def test_the_stages_of_a_node_share_its_threads_and_stay_on_its_cores(threads, stages, each):
+def test_a_node_s_stages_share_its_threads_and_stay_on_its_cores(threads, stages, each):
     cpus = tuple(range(threads))
     plan = of_node(CorePlan(cpus=cpus, wait_policy="active"), ParallelConfig(pp=stages))
     assert (num_threads(plan), plan.cpus, plan.wait_policy) == (each, cpus, "active")
@@ -103,7 +103,7 @@ def test_no_cores_or_no_nodes_is_a_mistake_of_the_caller():
             plan_cores(cores, prefill, 0)
 
 
-def test_threads_come_from_the_plan_then_its_cores_then_the_machine():
+def test_threads_come_from_the_plan_then_cores_then_the_machine():
     assert num_threads(CorePlan(threads=3, cpus=(0,))) == 3
     assert num_threads(CorePlan(cpus=(0, 1))) == 2
     assert num_threads(CorePlan()) == len(usable_cores())

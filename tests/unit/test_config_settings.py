@@ -87,7 +87,7 @@ def test_an_unproven_network_is_taken_where_somebody_says_so() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
-def test_other_addresses_than_loopback_are_refused_with_the_reason(host):
+def test_addresses_beyond_loopback_are_refused_with_the_reason(host):
     """Each with what opens it: keys between nodes, something that encrypts for clients."""
     for process in (NodeProcessConfig, ClusterConfig):
         with pytest.raises(ConfigError, match="`baton keys"):
@@ -110,7 +110,7 @@ def test_endpoints_beyond_this_machine_need_keys(process):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", ""])
 def test_a_node_tells_others_one_address(host):
-    with pytest.raises(ConfigError, match="name one address"):
+    with pytest.raises(ConfigError, match="name a single address of this machine"):
         NodeParts(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))
 
 
@@ -188,7 +188,7 @@ def test_field_names_are_unique_in_a_process_so_flags_are_too(process):
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_field_has_help_and_no_concern_grows_beyond_a_dozen():
+def test_every_field_has_help_and_a_concern_has_a_dozen_at_most():
     for settings in all_concerns().values():
         declared = [option_of(field) for field, _ in fields_of(settings)]
         assert all(len(option.help) > 5 for option in declared), settings

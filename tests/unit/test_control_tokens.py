@@ -140,7 +140,7 @@ def test_a_spelling_that_normalizing_makes_a_token_is_text() -> None:
     assert model.tokenizer.encode("<END>", add_special=False) == [inner.token_to_id("<End>")]
 
 
-def test_a_tokenizer_that_finds_its_tokens_in_some_places_only_has_no_twin() -> None:
+def test_a_tokenizer_that_misses_tokens_inside_text_has_no_twin() -> None:
     """What it prepends hides the token within a text. It encodes the template's text as ever."""
     inner = byte_level(normalizers.Prepend("_"), special("<End>", normalized=True))
     model = made(inner, "<s>{{ messages[0].content }}<End>")

@@ -31,7 +31,7 @@ def plans(parts: NodeParts) -> list[MemoryPlan]:
     return [plan_memory(parts, 512, num_bytes, depth, "cpu", 1 << 30) for depth in range(5)]
 
 
-def test_memory_is_the_same_up_to_two_open_steps_and_then_a_window_more_for_each() -> None:
+def test_memory_grows_by_a_window_per_open_step_beyond_two() -> None:
     """(pages with the sink, context) of a node, as it says at its start."""
     parts = NodeParts(memory=MemoryConfig(page_size=16, max_running=2), spec=SpecConfig("ngram", spec_width=8))
     found = [(made.num_pages, made.max_context) for made in plans(parts)]

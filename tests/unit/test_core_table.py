@@ -73,7 +73,7 @@ def test_a_folder_of_others_is_not_used(tmp_path: Path) -> None:
     elsewhere.symlink_to(tmp_path)
     (tmp_path / "file").touch(mode=0o600)
     for path in (open_to_all, elsewhere, tmp_path / "file"):
-        with pytest.raises(NoTable, match="not a folder of this user's alone"):
+        with pytest.raises(NoTable, match="not a private folder of this user"):
             joined(path, "a", (0,))
     assert not any(open_to_all.iterdir())
 
@@ -169,9 +169,7 @@ def test_a_stopped_node_is_not_dead(folder: Path, other: subprocess.Popen[str]) 
     table.close()
 
 
-def test_a_node_that_is_stopped_in_the_gate_holds_up_nobody_for_long(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_stopped_in_the_gate_holds_up_others_only_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = joined(folder, "a", (0,))
     then = "gate = through_gate(Path(sys.argv[1]), 0.0); gate.__enter__()"
     command = [sys.executable, "-c", JOIN.format(then=then), str(folder)]
@@ -182,14 +180,14 @@ def test_a_node_that_is_stopped_in_the_gate_holds_up_nobody_for_long(
         table.clear_up()
         assert time.monotonic() - began < HANG_GUARD_S
         monkeypatch.setattr(core_table, "COMING_S", 0.05)
-        with pytest.raises(NoTable, match="does not go on"):
+        with pytest.raises(NoTable, match="makes no progress"):
             joined(folder, "b", (1,))
     finally:
         end(process)
     table.close()
 
 
-def test_the_gate_lets_in_one_at_a_time_while_the_folder_comes_and_goes(folder: Path) -> None:
+def test_the_gate_admits_one_at_a_time_while_the_folder_changes(folder: Path) -> None:
     """Two processes and many rounds; who goes last takes the folder, which the other is just opening."""
     code = """
 import sys

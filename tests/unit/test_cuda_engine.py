@@ -35,6 +35,17 @@ def slow_but(quick: Sequence[str], names: Sequence[str]) -> list[object]:
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow], id=name) for name in names]
 
 
+LONG = pytest.mark.long
+MIXED = ("grammars, chain", "grammars, tree", "adapters, tree")
+SIMPLE = [name for name in KINDS if name not in MIXED]
+EACH_RUN = ("tree", "adapters", "int8 KV")  # the other kinds take minutes
+IN_ANY_ORDER = [
+    "plain",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in EACH_RUN),
+    *(pytest.param(name, marks=LONG) for name in KINDS if name not in ("plain", *EACH_RUN)),
+]
+
+
 class Heard:
     """The masks that the scheduler makes for a core's steps."""
 
@@ -102,7 +113,7 @@ def assert_steady(name: str, kind: Kind, outcome: Outcome, heard: Heard, counts:
     assert bool(heard.num_masked) == kind.grammars and bool(heard.num_drafted) == (kind.grammars and kind.width > 1)
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, list(KINDS)))
+@pytest.mark.parametrize("name", [*slow_but(QUICK, SIMPLE), *(pytest.param(name, marks=LONG) for name in MIXED)])
 def test_a_step_crosses_once_each_way_and_nobody_waits(name: str) -> None:
     """All sampling parameters, penalties and log-probabilities included, chunks and decode rows mixed."""
     kind = KINDS[name]
@@ -121,7 +132,7 @@ def test_every_family_runs_there(family: str) -> None:
     assert_steady(family, kind, *run_on(make_device("eager"), kind, FAMILY_JOBS))
 
 
-@pytest.mark.parametrize("name", slow_but(["plain"], list(KINDS)))
+@pytest.mark.parametrize("name", IN_ANY_ORDER)
 def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> None:
     """Retractions too. Freed memory is handed out again at once, full of garbage, and torch's sanitizer looks on."""
     gpu, kind = make_device("deferring", list(KINDS).index(name)), KINDS[name]
@@ -129,7 +140,7 @@ def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> N
     assert not gpu.races
 
 
-def test_exact_lengths_are_read_when_the_newest_step_has_published_them() -> None:
+def test_exact_lengths_are_read_after_the_newest_step_publishes() -> None:
     """By the host, which waits for nothing else here."""
     gpu = make_device("deferring", 1, laziness=1.0)
     run_on(gpu, KINDS["exact lengths"], 2)

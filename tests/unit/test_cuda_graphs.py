@@ -172,7 +172,7 @@ def test_the_flag_says_what_is_captured() -> None:
     assert graphs_of(load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts, None, model) is None
 
 
-def test_graphs_read_whole_texts_where_attention_takes_lengths_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_read_whole_texts_if_attention_has_device_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, parts = make_device("eager"), load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts
     model = load_model(str(folder_of("draft target")), LoadOptions("float32", kernels="torch"))
     asked = graphs_of(parts, gpu, model)

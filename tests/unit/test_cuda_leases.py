@@ -54,7 +54,7 @@ def fill_up(gpu: VirtualGpu, num_bytes: int) -> None:
         torch.zeros(num_bytes, dtype=torch.uint8, device=gpu.device)
 
 
-def test_a_slot_is_not_written_while_the_device_has_still_to_read_it() -> None:
+def test_a_slot_is_not_written_before_the_device_has_read_it() -> None:
     gpu = lazy()
     boundary, streams, leases = boundary_of(gpu), make_streams("cuda", gpu=gpu), [lease_of(1), lease_of(2)]
     with gpu.held():

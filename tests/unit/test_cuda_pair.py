@@ -106,7 +106,7 @@ def assert_equal(pair: Pair, kind: Kind, waves: Sequence[int] = WAVES) -> None:
 
 
 @pytest.mark.parametrize(("name", "waves"), [("plain", WAVES), *((name, (1, 3)) for name in KINDS if name != "plain")])
-def test_hand_offs_give_the_cpu_s_streams_and_the_loop_waits_for_nothing(name: str, waves: tuple[int, ...]) -> None:
+def test_hand_offs_give_the_cpu_s_streams_and_block_no_loop(name: str, waves: tuple[int, ...]) -> None:
     """One and more of them admitted in one step."""
     gpu = make_device("eager")
     pair = Pair(KINDS[name], gpu)

@@ -130,8 +130,56 @@ def cluster(**local_fields):
     )
 
 
-def test_children_are_commands_that_show_their_role_and_give_the_config_meant():
-    specs = local.child_specs(cluster(prefill=1, decode=2), (0, 1, 2), parent_pid=42)
+def specs_of(config, cores=(0, 1)):
+    """The children where nothing has to be dealt out."""
+    routers = [
+        replace(config.router, router_id=name, port=config.router.port + index)
+        for index, name in enumerate(local.router_names(config))
+    ]
+    return local.child_specs(config, routers, cores, parent_pid=42)
+
+
+def announce(config, num_routers=1):
+    routers = [replace(config.router, port=config.router.port + index) for index in range(num_routers)]
+    local.announce(config, routers)
+
+
+def test_several_routers_get_own_ports_and_every_node_dials_all():
+    config = cluster(routers=2)
+    with local.bound("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    routers = local.deal_routers(replace(config, router=replace(config.router, port=port - 1)))
+    assert [(router.router_id, router.port) for router in routers] == [("router-0", port - 1), ("router-1", port)]
+    specs = local.child_specs(config, routers, (0, 1), parent_pid=42)
+    assert [(spec.name, spec.vital) for spec in specs[:3]] == [
+        ("router-0", True),
+        ("router-1", True),
+        ("prefill-0", False),
+    ]
+    configs = [parsed(spec.argv[4:])[1] for spec in specs]
+    endpoints = tuple(one.router.node_endpoint for one in configs[:2])
+    assert len(set(endpoints)) == 2 and all(one.parts.node.router == endpoints for one in configs[2:])
+
+
+def test_any_ports_are_different_ones():
+    routers = local.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
+    ports = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
+    assert len(set(ports)) == 16
+
+
+def test_ports_end_somewhere():
+    with pytest.raises(cli.ConfigError, match="65535"):
+        local.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
+
+
+def test_each_router_is_announced(capsys):
+    announce(cluster(), num_routers=3)
+    text = capsys.readouterr().out
+    assert [f"http://127.0.0.1:{8123 + index}\n" in text for index in range(3)] == [True] * 3
+
+
+def test_children_s_commands_show_their_role_and_hold_the_config():
+    specs = specs_of(cluster(prefill=1, decode=2), (0, 1, 2))
     assert [(spec.name, spec.vital) for spec in specs] == [
         ("router", True),
         ("prefill-0", False),
@@ -152,7 +200,7 @@ def test_children_are_commands_that_show_their_role_and_give_the_config_meant():
 
 
 def test_children_share_the_cores_and_the_memory():
-    specs = local.child_specs(cluster(prefill=4, decode=4), (0, 1), parent_pid=42)
+    specs = specs_of(cluster(prefill=4, decode=4))
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
     assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
     assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
@@ -163,7 +211,7 @@ def test_children_share_the_cores_and_the_memory():
 def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
     config = replaced(cluster(prefill=1, decode=1), parallel={"tp": tp})
     config = replace(config, local=replace(config.local, decode_tp=decode_tp))
-    specs = local.child_specs(config, (0, 1), parent_pid=42)
+    specs = specs_of(config)
     assert [parsed(spec.argv[4:])[1].parts.parallel.tp for spec in specs[1:]] == sizes
 
 
@@ -171,7 +219,7 @@ def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
 def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
     config = replaced(cluster(prefill=1, decode=1), parallel={"pp": pp})
     config = replace(config, local=replace(config.local, decode_pp=decode_pp))
-    specs = local.child_specs(config, (0, 1), parent_pid=42)
+    specs = specs_of(config)
     assert [parsed(spec.argv[4:])[1].parts.parallel.pp for spec in specs[1:]] == sizes
 
 
@@ -180,14 +228,14 @@ def test_a_taken_port_is_refused_before_anything_starts():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(cli.ConfigError, match=f"--port {port}: can't serve.*choose another"):
-            local.with_ports(ClusterConfig(router=RouterConfig(port=port)))
+            local.deal_routers(ClusterConfig(router=RouterConfig(port=port)))
 
 
 def test_port_0_means_any_and_nodes_get_one_of_their_own():
-    config = local.with_ports(ClusterConfig(router=RouterConfig(port=0)))
-    assert config.router.port > 0
-    assert config.router.node_endpoint.startswith("tcp://127.0.0.1:")
-    assert config.router.node_endpoint != f"tcp://127.0.0.1:{config.router.port}"
+    (router,) = local.deal_routers(ClusterConfig(router=RouterConfig(port=0)))
+    assert router.port > 0 and router.router_id == "router"
+    assert router.node_endpoint.startswith("tcp://127.0.0.1:")
+    assert router.node_endpoint != f"tcp://127.0.0.1:{router.port}"
 
 
 def answer_once(listener, reply):
@@ -231,7 +279,7 @@ def test_nobody_there_is_not_ready():
 
 
 def test_the_announcement_can_be_pasted(capsys):
-    local.announce(cluster())
+    announce(cluster())
     text = capsys.readouterr().out
     body = json.loads(text.split("-d '")[1].split("'\n")[0])
     assert body["model"] == "hashlm" and "http://127.0.0.1:8123/v1/chat/completions" in text
@@ -240,7 +288,7 @@ def test_the_announcement_can_be_pasted(capsys):
 def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()
-    local.announce(replaced(cluster(), model={"model": str(tmp_path)}))
+    announce(replaced(cluster(), model={"model": str(tmp_path)}))
     text = capsys.readouterr().out
     body = json.loads(text.split("-d '")[1].split("'\n")[0])
     assert body["prompt"] and "http://127.0.0.1:8123/v1/completions" in text and "browser" not in text
@@ -250,7 +298,7 @@ def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
 def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, stream, full)
-        local.announce(cluster())
+        announce(cluster())
         local.write_line("a line")
         monkeypatch.undo()
         with contextlib.suppress(OSError):

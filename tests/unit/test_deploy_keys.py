@@ -31,9 +31,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_create_writes_for_this_user_only_and_says_what_goes_where(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_create_writes_private_files_and_says_what_goes_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mode(folder) == 0o700
     assert {path.name: mode(path) for path in folder.iterdir()} == dict.fromkeys(
         ("allowed", "r0.secret", "p0.secret", "d0.secret"), 0o600
@@ -157,7 +155,7 @@ def test_what_others_may_read_or_change_is_refused(folder: Path, name: str, open
         KeyRing(folder, NODE, "d0")
 
 
-def test_a_running_ring_keeps_its_keys_while_the_files_make_no_sense(
+def test_a_running_ring_keeps_its_keys_while_files_make_no_sense(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring = KeyRing(folder, NODE, "d0")
@@ -180,7 +178,7 @@ def test_a_running_ring_keeps_its_keys_while_the_files_make_no_sense(
     [
         ("node d0", "line 1"), (f"# fine\nnode d0 {KEY}\nking d1 {OTHER}", "line 3"), (f"node d0 {KEY[1:]}", "64 hexa"),
         (f"node d0 {'x' * 64}", "64 hexa"), (f"node d0 {KEY}\nnode d1 {KEY}", "twice"),
-        (f"node d0 {KEY}\nrouter d0 {OTHER}", "both"), (f"node ../d0 {KEY}", "can't name"),
+        (f"node d0 {KEY}\nrouter d0 {OTHER}", "the same name"), (f"node ../d0 {KEY}", "can't name"),
     ],
 )  # fmt: skip
 def test_a_list_that_makes_no_sense(text: str, message: str) -> None:

@@ -98,7 +98,7 @@ def test_the_first_difference_is_named(server: Server, capsys: pytest.CaptureFix
     ("words", "message"),
     [
         (["http://127.0.0.1:9"], "no answer"),
-        (["ftp://x"], "no address"),
+        (["ftp://x"], "not a server's address"),
         (["--cells", "moon"], "there is no moon"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["http://127.0.0.1:9", "--api-key-file", "/nowhere/key"], "--api-key-file"),
@@ -125,7 +125,7 @@ def test_where_two_streams_part() -> None:
         [(AnswerChoice((1, 2)), AnswerChoice((3, 9)))],
     )
     (one,) = differences(["a"], wanted, got)
-    assert (one.choice, one.position, one.margin) == (1, 1, 0.5) and "no tie" in str(one)
+    assert (one.choice, one.position, one.margin) == (1, 1, 0.5) and "not a tie" in str(one)
     (cut,) = differences(["a"], [(AnswerChoice((1, 2)),)], [(AnswerChoice((1,)),)])
     assert cut.position == 1 and cut.got == () and cut.margin is None
 

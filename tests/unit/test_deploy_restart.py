@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from deploy import cli
 from deploy.cluster import restart as again
+from deploy.cluster.admin import read_admin_key
 from deploy.cluster.admin_key import ensure_key, with_admin_key
 from deploy.cluster.restart_policy import RestartPolicy
+from deploy.router_http import read_api_key
 from shared.config.processes import ClusterConfig
 from shared.config.router_settings import RouterConfig
+from shared.core.errors import ConfigError
 from shared.core.exit_codes import EXIT_DRAINED, exit_code_after, start_again_as
 from shared.observe.log import Logger
 
@@ -73,6 +77,45 @@ def test_without_a_home_admin_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     config = ClusterConfig()
     assert with_admin_key(config, Logger("up", sys.stderr)) is config
+
+
+def by_flag(key: Path, home: Path) -> str:
+    return read_admin_key(key)
+
+
+def by_default(key: Path, home: Path) -> str:
+    """The launcher's own file."""
+    (home / ".baton").mkdir()
+    key.rename(home / ".baton" / "admin.key")
+    return read_admin_key(None)
+
+
+def as_a_client(key: Path, home: Path) -> str:
+    return read_api_key(key)
+
+
+@pytest.mark.parametrize("read", [by_flag, by_default, as_a_client])
+@pytest.mark.parametrize(
+    ("text", "mode", "message"), [("k", 0o600, ""), ("k", 0o644, "chmod 600"), ("\n", 0o600, "empty")]
+)
+def test_commands_show_no_key_that_others_may_read(
+    read: Callable[[Path, Path], str],
+    text: str,
+    mode: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The defect: any file was taken, and one that is empty asked without a key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_admin_key(None) == "", "there is none"
+    (tmp_path / "key").write_text(text)
+    (tmp_path / "key").chmod(mode)
+    if not message:
+        assert read(tmp_path / "key", tmp_path) == "k"
+        return
+    with pytest.raises(ConfigError, match=f"-key-file.*{message}"):
+        read(tmp_path / "key", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_router_that_can_not_start_ends_all_of_it():
     assert "router ended with status 1 and stays down; stopping" in run.log.getvalue()
 
 
-def test_a_node_that_dies_with_the_router_does_not_hide_that_the_router_is_gone():
+def test_a_simultaneous_node_death_does_not_hide_the_router_s():
     specs = (child("router", "", vital=True), child("a", ""), child("b", ""))
     supervisor = Supervisor(
         specs,
@@ -122,6 +122,19 @@ def test_a_node_that_dies_with_the_router_does_not_hide_that_the_router_is_gone(
     supervisor._ready = True
     for one in supervisor.children[:2]:
         supervisor._after_death(one, EXIT_CONFIG, now=0.0)
+    assert supervisor._failed
+
+
+def test_one_of_two_routers_may_stay_down():
+    specs = (child("router-0", "", vital=True), child("router-1", "", vital=True), child("a", ""), child("b", ""))
+    parts = (Readiness(bool, bool, 1.0), Logger("up", io.StringIO()))
+    supervisor = Supervisor(specs, *parts, max_restarts=0, stop_timeout_s=1.0, write_line=print)
+    supervisor._ready = True
+    supervisor._after_death(supervisor.children[0], EXIT_CONFIG, now=0.0)
+    assert not supervisor._failed
+    supervisor._after_death(supervisor.children[2], EXIT_CONFIG, now=0.0)
+    assert not supervisor._failed, "a node is left, and a router"
+    supervisor._after_death(supervisor.children[1], EXIT_CONFIG, now=0.0)
     assert supervisor._failed
 
 

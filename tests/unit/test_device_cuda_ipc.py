@@ -114,7 +114,7 @@ def with_handle(ready: Ready, **changes: object) -> Ready:
     return msgspec.structs.replace(ready, handle=msgspec.msgpack.encode(handle))
 
 
-def test_a_pool_is_opened_once_and_closed_when_its_owner_shows_another() -> None:
+def test_a_pool_is_opened_once_and_closed_when_replaced() -> None:
     gpu = make_device()
     opened = []
     open_shared = gpu.open_shared
@@ -147,14 +147,14 @@ def test_a_process_that_has_the_number_of_a_dead_one_is_another(monkeypatch: pyt
     assert receiver.num_open == 0
 
 
-def test_devices_are_known_by_their_uuid_whatever_number_they_have() -> None:
+def test_devices_are_known_by_uuid_whatever_their_number() -> None:
     """The two nodes may have been given different devices, or the same in another order (CUDA_VISIBLE_DEVICES)."""
     gpu = make_device()
     source, target = pool(gpu), pool(gpu)
     receiver, ready = RemoteReceiver(target, CudaIpc(target, gpu)), ready_of(source, gpu)
     receiver.pull(with_handle(ready, device=7), (), [1])
     assert torch.equal(target.pages_bytes[1].cpu(), source.pages_bytes[2].cpu())
-    with pytest.raises(HandoffFailed, match="GPU other is none of the 1 that this process sees.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(HandoffFailed, match="GPU other is not one of the 1 GPUs of this process.*CUDA_VISIBLE_DEVICES"):
         receiver.pull(with_handle(ready, gpu="other"), (), [1])
 
 
@@ -162,7 +162,7 @@ def test_a_pool_of_other_pages_is_not_kept_open() -> None:
     gpu = make_device()
     source, target = KVPool((PlaneSpec("kv", (3,), torch.int64),), 6, 16, device=gpu.device), pool(gpu)
     receiver = RemoteReceiver(target, CudaIpc(target, gpu))
-    with pytest.raises(HandoffFailed, match="bytes of a page"):
+    with pytest.raises(HandoffFailed, match="the sender's pages have 64 bytes"):
         receiver.pull(ready_of(source, gpu), (), [1])
     gpu.new_tensor((1,), (1,), torch.uint8)
     block = block_of(source.pages_bytes)

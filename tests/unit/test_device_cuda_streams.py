@@ -293,7 +293,7 @@ def test_behind_an_event_of_the_host_launches_are_held_in_order() -> None:
     streams.stop()
 
 
-def test_behind_a_transfer_the_host_waits_and_launches_stay_on_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_for_a_transfer_and_launches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, gate, synchronize = lazy(), threading.Event(), Event.synchronize
 
     def open_gate(event: Event, timeout_s: float | None = None) -> None:
@@ -319,7 +319,7 @@ def test_what_is_held_when_the_stream_stops_is_skipped() -> None:
     gate.fire()
 
 
-def test_held_work_that_raises_fails_its_epoch_and_lets_the_others_go_on() -> None:
+def test_held_work_that_raises_fails_its_epoch_and_no_other() -> None:
     gpu, gate = lazy(), Event("gate")
     streams = make_streams("cuda", gpu=gpu)
     streams.forward.wait(gate)

@@ -28,27 +28,38 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 GIVE_BACK = """
-import ctypes, psutil
-from shared.device.malloc import give_freed_memory_back, keep_freed_memory
-keep_freed_memory()
+import ctypes, psutil, sys, threading
+from shared.device import malloc
+getattr(malloc, sys.argv[1])()
 libc = ctypes.CDLL("libc.so.6")
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
-blocks = [libc.malloc(1 << 20) for _ in range(64)]
-for block in blocks:
-    ctypes.memset(block, 1, 1 << 20)
-for block in blocks[:-1]:
-    libc.free(block)
-kept = psutil.Process().memory_info().rss
-give_freed_memory_back()
-print(kept - psutil.Process().memory_info().rss)
+def use():
+    libc.free(libc.malloc(31 << 20))  # glibc's own thresholds rise with the largest freed block
+    blocks = [libc.malloc(100 << 10) for _ in range(600)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100 << 10)
+    for block in blocks[1:]:
+        libc.free(block)
+before = psutil.Process().memory_info().rss
+if sys.argv[2] == "main":
+    use()
+else:
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+malloc.give_freed_memory_back()
+print(psutil.Process().memory_info().rss - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
-def test_freed_blocks_are_given_back() -> None:
-    run = subprocess.run([sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True)
-    assert int(run.stdout) > 60 << 20
+@pytest.mark.parametrize("settings", ["keep_freed_memory", "share_one_heap"])
+@pytest.mark.parametrize("thread", ["main", "thread"])
+def test_freed_blocks_are_given_back(settings: str, thread: str) -> None:
+    command = [sys.executable, "-c", GIVE_BACK, settings, thread]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 4 << 20, "of 60 MiB"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")

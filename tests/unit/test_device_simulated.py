@@ -149,7 +149,7 @@ def test_a_closure_that_blocks_is_an_error_not_a_hang() -> None:
     assert isinstance(ticket.error, DeadlockError)
 
 
-def test_skipping_takes_its_turn_and_reset_keeps_old_work_skipped() -> None:
+def test_skips_take_their_turn_and_reset_keeps_old_work_skipped() -> None:
     world = World.script()
     stream = world.stream("forward")
 

@@ -259,7 +259,7 @@ def test_events_fire_once_and_call_back_once(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.rule("H8")
-def test_closures_of_the_cpu_s_streams_run_on_threads_of_their_own() -> None:
+def test_cpu_streams_run_their_closures_on_threads_of_their_own() -> None:
     streams = make_streams("cpu")
     threads = {stream.launch(threading.get_ident).take(HANG_GUARD_S) for stream in streams.all()}
     assert len(threads) == len(streams.all()) and threading.get_ident() not in threads

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.tools.doctor.check_clocks import check_clocks
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.check_links import check_dials, check_handoffs, check_links
+from deploy.tools.doctor.check_links import check_dials, check_handoffs, check_links, check_routers
 from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import ADVICE, check_nodes, differs
 from deploy.tools.doctor.check_pages import check_pages
@@ -50,7 +50,7 @@ def test_where_all_is_well_each_check_says_so() -> None:
     assert bad(found) == []
     checks = {finding.check for finding in found}
     assert checks == {"nodes", "pairs", "transports", "leaks", "counters", "hand-offs", "clocks", "ports", "reach",
-                      "cpu", "memory", "disk"}  # fmt: skip
+                     "routers", "cpu", "memory", "disk"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_prefill_node_without_a_head_is_a_partner() -> None:
     assert bad(check_nodes(cluster(P, node("decode-0", spec="eagle", page_layout="k;v;dk")))) == []
 
 
-def test_a_rolling_upgrade_where_everybody_has_a_partner_is_not_broken() -> None:
+def test_a_rolling_upgrade_with_a_partner_for_each_is_not_broken() -> None:
     nodes = (P, D, node("prefill-1", weights="new"), node("decode-1", weights="new"))
     found = [finding for finding in check_nodes(cluster(*nodes)) if finding.check == "pairs"]
     assert bad(found) == [(LOOK, "decode-0, decode-1, prefill-0, prefill-1")]
@@ -371,3 +371,11 @@ def test_no_router_is_broken_where_one_was_asked_for(must_answer: bool, level: s
     found = examine(facts(cluster=None, no_cluster="no router answers: refused", must_answer=must_answer))
     assert bad(found) == [(level, "http://r")] and "refused" in found[0].what
     assert {"cpu", "memory", "disk"} <= {finding.check for finding in found}
+
+
+def test_a_router_of_the_list_that_can_t_be_reached_is_named() -> None:
+    lacking = replace(node("decode-0"), lacks_routers=("tcp://10.0.0.9:7001",))
+    found = check_routers(status(lacking, node("decode-1")))
+    assert [(one.level, one.where) for one in found] == [(BROKEN, "decode-0")]
+    assert "tcp://10.0.0.9:7001" in found[0].what
+    assert [one.level for one in check_routers(status(node("decode-0")))] == [OK]

@@ -29,7 +29,7 @@ def of_device(**changes: object) -> Finding:
     return check_gpus(replace(FACTS, devices=(replace(WELL, **changes),)))[0]
 
 
-def test_a_gpu_that_does_all_is_well_and_what_was_not_tried_is_said() -> None:
+def test_a_good_gpu_is_ok_and_untried_parts_are_named() -> None:
     well, untried = check_gpus(FACTS)
     assert (well.level, well.where) == (OK, "GPU 0 (H100)")
     for told in ("70.0 of 80.0 GiB free", "50.0 GB/s to it", "5e-07", "CUDA 13.0", "driver 580.1"):
@@ -41,7 +41,7 @@ def test_a_gpu_that_does_all_is_well_and_what_was_not_tried_is_said() -> None:
     ("changes", "level", "told"),
     [
         ({"problem": "computing a tiny network: CUDA error: an illegal memory access"}, BROKEN, "illegal memory"),
-        ({"copies_arrive": False}, BROKEN, "are others"),
+        ({"copies_arrive": False}, BROKEN, "come back changed"),
         ({"difference": 2.1 * MOST_DIFFERENCE}, BROKEN, "differ from the CPU's"),
         ({"difference": float("nan")}, BROKEN, "differ from the CPU's"),
         ({"difference": 1.9 * MOST_DIFFERENCE}, OK, "logits are the CPU's"),
@@ -93,7 +93,7 @@ class NoPinnedMemory(VirtualGpu):
         raise RuntimeError("CUDA error: out of memory\nmore words")
 
 
-def test_the_first_trial_that_fails_is_named_and_ends_the_trials_of_that_gpu() -> None:
+def test_a_gpu_s_first_failed_trial_is_named_and_ends_its_trials() -> None:
     gpu = make_device()
     gpu.__class__ = NoPinnedMemory
     (device,) = look_at_gpus(gpu).devices
@@ -101,7 +101,7 @@ def test_the_first_trial_that_fails_is_named_and_ends_the_trials_of_that_gpu() -
     assert device.name == "virtual" and device.difference == 0.0
 
 
-def test_copies_that_bring_other_bytes_and_logits_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_copied_bytes_and_differing_logits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look_gpu, "best_rate", lambda gpu, where, copy: 1e10)  # nothing is copied
     (device,) = look_at_gpus(make_device()).devices
     assert not device.copies_arrive
@@ -111,7 +111,7 @@ def test_copies_that_bring_other_bytes_and_logits_that_differ_are_seen(monkeypat
     assert device.difference > 0.9
 
 
-def test_the_command_says_what_it_found_of_gpus_only_to_those_who_ask(
+def test_the_command_reports_gpus_only_when_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch_cuda, "TorchCuda", make_device)

@@ -99,7 +99,7 @@ def test_without_a_status_the_rest_is_looked_at(status: tuple[int, Any], says: s
     assert found.status is None and says in found.no_status
 
 
-def test_pairs_that_can_t_connect_are_read_where_the_router_says_so() -> None:
+def test_pairs_that_can_t_connect_are_read_if_the_router_says_so() -> None:
     found = look_at_router(Scripted(PAGES), "http://r", 0.0, lambda _: None)
     assert found.status is not None and found.status.unreachable == ()
     found = look_at_router(Scripted(PAGES, (200, STATUS | {"unreachable": [CUT]})), "http://r", 0.0, lambda _: None)

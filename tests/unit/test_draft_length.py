@@ -198,7 +198,7 @@ def test_steps_that_compute_prompts_too_say_nothing_of_cost() -> None:
     assert choice.choose(1) == WIDTHS[-1]
 
 
-def test_plans_that_come_to_nothing_and_prompts_alone_change_nothing() -> None:
+def test_empty_plans_and_steps_of_prompts_alone_change_nothing() -> None:
     choice = adaptive()
     assert {choice.choose(0) for _ in range(100)} == {WIDTHS[-1]}
     for _ in range(100):

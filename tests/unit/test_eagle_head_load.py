@@ -96,7 +96,7 @@ def test_a_wrong_shape_is_named(tmp_path: Path, name: str) -> None:
         ({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}, "no tensor midlayer.self_attn.q_proj.bias"),
         ({"layers.1.mlp.up_proj.weight": torch.zeros(2, 2)}, "no tensor layers.1.mlp.up_proj.weight"),
         ({"d2t": torch.zeros(DRAFT_VOCAB)}, "d2t is torch.float32"),
-        ({"d2t": torch.full((DRAFT_VOCAB,), VOCAB - 1)}, rf"d2t leads to ids {VOCAB - 1}\.\.{VOCAB + DRAFT_VOCAB - 2}"),
+        ({"d2t": torch.full((DRAFT_VOCAB,), VOCAB - 1)}, rf"d2t maps to ids {VOCAB - 1}\.\.{VOCAB + DRAFT_VOCAB - 2}"),
         ({"d2t": -torch.arange(DRAFT_VOCAB)}, "two draft ids to one"),
         ({"t2d": torch.ones(VOCAB, dtype=torch.bool)}, "t2d marks other ids"),
         ({"t2d": torch.arange(VOCAB) < DRAFT_VOCAB}, "t2d marks other ids"),
@@ -116,9 +116,9 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 96}, "hidden_size 96 does not fit tiny, whose is 128"),
-        ({"vocab_size": 98}, "vocab_size 98 does not fit tiny, whose is 97"),
-        ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM' is no EAGLE-3 head"),
+        ({"hidden_size": 96}, "hidden_size 96 does not fit tiny, which has 128"),
+        ({"vocab_size": 98}, "vocab_size 98 does not fit tiny, which has 97"),
+        ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM' is not a supported head"),
         ({"intermediate_size": None}, "missing or wrong field 'intermediate_size'"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"sliding_window": 512}, "sliding_window"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.api.chat import CHAT, Chat
 from router.api.choices_writer import ChoicesWriter
 from router.api.completions import COMPLETIONS, Completions, CompletionShape
-from router.api.generation import Generation
+from router.api.generation import Asker, Generation
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
@@ -63,13 +63,13 @@ def sent(text: TextModel, plan: GenerationPlan) -> list[NewRequest]:
     """What a node will get."""
     shape = CompletionShape(text.tokenizer, plan.show)
     generation = Generation(plan, lambda facts: ChoicesWriter(shape, facts), text.tokenizer, None, None, 0.0)
-    return [generation._new_request(job, "") for job in range(len(plan.jobs))]
+    return [generation._new_request(job, Asker()) for job in range(len(plan.jobs))]
 
 
 # ---- text
 
 
-def test_prompts_end_with_the_encoder_s_end_and_the_decoder_s_start(text: TextModel) -> None:
+def test_prompts_end_with_the_encoder_end_and_the_decoder_start(text: TextModel) -> None:
     made = plan(text, prompt=[PROMPT, "moon"])
     assert [job.ids[-1] for job in made.jobs] == [EOS, EOS]
     assert [request.prompt_ids for request in sent(text, made)] == [[*job.ids, PAD] for job in made.jobs]
@@ -106,7 +106,7 @@ def test_a_context_holds_the_start_token_too(text: TextModel) -> None:
         plan(text, prompt=[5] * (CONTEXT - 1))
 
 
-def test_an_empty_text_is_an_input_of_one_token_and_no_ids_are_none(text: TextModel) -> None:
+def test_empty_text_is_one_token_and_an_empty_id_list_is_refused(text: TextModel) -> None:
     assert plan(text, prompt="").jobs[0].ids == [EOS]
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         plan(text, prompt=[[]])

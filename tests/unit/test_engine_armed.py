@@ -70,7 +70,7 @@ def test_a_step_of_nobody_promises_nothing(backend: str) -> None:
 
 
 @pytest.mark.rule("S6")
-def test_lengths_behind_a_step_of_nobody_are_those_of_the_step_before() -> None:
+def test_lengths_after_an_empty_step_are_those_of_the_one_before() -> None:
     script = Script(width=4, needs_cpu_seq_lens=True)
     engine = script.core.engine
     (req,) = script.submit(job(1, 9, 30))
@@ -83,7 +83,7 @@ def test_lengths_behind_a_step_of_nobody_are_those_of_the_step_before() -> None:
     script.core.close()
 
 
-def test_whoever_asks_for_lengths_or_results_finds_late_sampling_launched() -> None:
+def test_asking_for_lengths_or_results_launches_late_sampling() -> None:
     """A pipeline launches a step's sampling a step late: until then there is nothing that one could wait for."""
     core = make_core(CoreKnobs("inline", width=4))
     flushed: list[str] = []

@@ -88,7 +88,7 @@ def test_token_ids_of_any_integer_shape_are_stored_flat(dtype: torch.dtype, shap
 
 
 @pytest.mark.rule("S5", "Rj")
-def test_extras_exist_from_the_start_and_may_be_absent_in_a_payload() -> None:
+def test_extras_exist_from_the_start_and_a_payload_may_lack_them() -> None:
     """Regression (j): no buffer is made by looking at the first payload, so a later one may be the first with it."""
     future_map = FutureMap(6, 32, (HIDDEN,))
     assert set(future_map.extras) == {"hidden_states"}
@@ -125,7 +125,7 @@ def test_resolve_waits_for_publish_and_for_nothing_behind_it() -> None:
     assert lengths.tolist() == [33, 12] and not ticket.done.peek()
 
 
-def test_history_is_written_by_row_and_position_and_seeded_from_the_start() -> None:
+def test_history_is_written_by_row_and_position_and_seeded_at_0() -> None:
     future_map = FutureMap(4, 16)
     seeds = [HistorySeed(2, np.asarray([9, 8, 7])), HistorySeed(1, np.asarray([4]))]
     future_map.seed_history(seeds, torch.tensor([9, 8, 7, 4], dtype=torch.int32))
@@ -166,7 +166,7 @@ def test_closing_a_lease_drops_all_it_held() -> None:
     assert lease.closed and lease.carry is None and logits() is None and lease.staging is None
 
 
-def test_closing_a_failed_lease_raises_after_the_references_are_gone() -> None:
+def test_closing_a_failed_lease_drops_references_before_raising() -> None:
     def boom() -> None:
         raise ValueError("boom")
 

@@ -29,7 +29,7 @@ def test_streams_follow_their_grammars(kind: str) -> None:
 @pytest.mark.parametrize("kind", KNOBS)
 @pytest.mark.parametrize("place", ["forward", "copy"])
 @pytest.mark.parametrize("nth", [2, 5, 9])
-def test_a_step_that_waits_for_its_masks_is_drained_when_another_fails(kind: str, place: str, nth: int) -> None:
+def test_a_step_waiting_for_masks_is_drained_when_another_fails(kind: str, place: str, nth: int) -> None:
     """The host will not make them any more: the results before the step's own never come."""
     core = make_core(KNOBS[kind])
     raised = break_at(core, place, nth)

@@ -105,7 +105,7 @@ def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
 
 
 @pytest.mark.rule("S1", "Rg")
-def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
+def test_seq_lens_sum_is_computed_here_and_needs_host_lengths() -> None:
     """Regression (g), S1: the sum belongs to the ForwardBatch; with bounds only there is none, and nobody reads it."""
     core = make_core(CoreKnobs(width=4))
     plans = record_plans(core)
@@ -120,7 +120,7 @@ def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
 
 
 @pytest.mark.rule("S8", "I1")
-def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
+def test_making_and_running_a_batch_leaves_its_plan_unchanged() -> None:
     """S8, I1: a plan is bit-identical from its freezing to the end. The lengths of what is in flight are not known when
     it is frozen, so a forward that wrote them there would change it: on a CPU its arrays are the forward's tensors."""
     core = make_core(CoreKnobs("simulated", width=4, chunk_size=8, seed=3))
@@ -147,7 +147,7 @@ def _copied(value: object) -> object:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def test_mixed_steps_list_chunks_first_and_name_their_decode_tail() -> None:
+def test_mixed_steps_list_chunks_first_and_name_the_decode_tail() -> None:
     core = make_core(CoreKnobs(chunk_size=8))
     plans = record_plans(core)
     run_local(core, draw_jobs(random.Random(3), 8))

@@ -79,7 +79,7 @@ def long_job(rid: int, prompt: tuple[int, ...], max_tokens: int = 30) -> Job:
     return Job(rid, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.8), rid)
 
 
-def test_pages_that_a_failed_step_should_have_filled_are_not_cached() -> None:
+def test_pages_that_a_failed_step_did_not_fill_are_not_cached() -> None:
     """Both rows had their last chunk in flight when it failed: offering those pages to the prefix cache would give
     the next request with this prompt garbage."""
     prompt = tuple(range(60))
@@ -94,7 +94,7 @@ def test_pages_that_a_failed_step_should_have_filled_are_not_cached() -> None:
 
 @pytest.mark.rule("Rf")
 @pytest.mark.parametrize("way_out", ["retract", "abort"])
-def test_a_row_that_left_before_its_chunk_failed_leaves_no_garbage(way_out: str) -> None:
+def test_a_row_gone_before_its_chunk_fails_leaves_no_garbage(way_out: str) -> None:
     """The second life of a request: it has output already, its chunk is in flight, it leaves, and then the chunk
     fails. What lies in its pages was never computed."""
     prompt = tuple(range(40))

@@ -63,7 +63,7 @@ def record_results(core: NodeCore) -> list[StepResult]:
         (4, {(1, 2), (2, 3)}),  # begin, (draft, draft,) extend, extend, end
     ],
 )
-def test_a_step_takes_from_its_forward_s_begin_to_its_sampling_s_end(width: int, spans: set[tuple[int, int]]) -> None:
+def test_a_step_lasts_from_forward_start_to_sampling_end(width: int, spans: set[tuple[int, int]]) -> None:
     core = make_core(CoreKnobs("inline", width=width))
     core.streams = core.engine.streams = replace(core.streams, clock=Ticks())
     results = record_results(core)

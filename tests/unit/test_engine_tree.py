@@ -159,7 +159,7 @@ def slots_of(pool: KVPool, name: str, pages: np.ndarray, slots: list[int]) -> li
 @pytest.mark.rule("H12")
 @PAGE_SIZES
 @pytest.mark.parametrize("seed", range(6))
-def test_compaction_moves_every_plane_s_slots_and_the_step_s_rows(page_size: int, seed: int) -> None:
+def test_compaction_moves_all_planes_slots_and_the_step_s_rows(page_size: int, seed: int) -> None:
     """Windows that cross pages, paths whose sources and targets overlap."""
     rng = random.Random(seed)
     width = rng.choice([3, 8, 16])

@@ -91,7 +91,7 @@ def test_a_folder_without_a_template_has_none(tmp_path: Path) -> None:
     assert template_sources(tmp_path, {"chat_template": [{"name": "x"}, 5]}) == {}
 
 
-def test_templates_without_a_default_and_unreadable_ones_are_told(tmp_path: Path) -> None:
+def test_missing_default_and_unreadable_templates_are_errors(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})
     with pytest.raises(ConfigError, match="none is called 'default'"):
         load_folder(folder, TextConfig())

@@ -80,7 +80,7 @@ def test_the_code_and_the_project_know_the_same_extras() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_ships_loads_on_the_base_dependencies_but_for_the_extras(base_site: Path) -> None:
+def test_all_but_the_extras_loads_on_the_base_dependencies(base_site: Path) -> None:
     done = run_in(base_site, IMPORT_ALL, *sorted(extras.OURS))
     assert done.returncode == 0, done.stderr
     lacking: dict[str, str] = json.loads(done.stdout)
@@ -96,7 +96,7 @@ def test_all_that_ships_loads_on_the_base_dependencies_but_for_the_extras(base_s
     ("words", "extra"),
     [(["load", "--out", "out"], "load"), (["load", "--sweep", "--out", "out"], "load"), (["ray", "status"], "ray")],
 )
-def test_a_command_without_its_extra_says_the_line_before_it_does_anything(
+def test_a_command_without_its_extra_says_the_line_before_acting(
     base_site: Path, tmp_path: Path, words: list[str], extra: str
 ) -> None:
     done = run_in(base_site, RUN, *words, cwd=tmp_path)
@@ -260,7 +260,14 @@ def test_what_is_not_for_the_router_says_how_to_install_the_rest(router_site: Pa
 def pages() -> list[Path]:
     kinds = ("*.md", "*.py", "*.txt", "*.yaml", "*.toml", "*.sbatch", "*.service", "Dockerfile")
     own = [file for name in sorted(extras.OURS) for kind in kinds for file in (ROOT / name).rglob(kind)]
-    return [*own, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+    beside = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").iterdir()]
+    return [
+        *own,
+        *(file for file in beside if file.is_file()),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*.toml"),
+        ROOT / "Makefile",
+    ]
 
 
 def test_no_line_takes_baton_from_an_index() -> None:
@@ -293,8 +300,8 @@ def test_what_a_line_wants(line: str, extra: set[str], names: list[str]) -> None
     assert (found.extras, [one.name for one in found.from_index]) == (extra, names)
 
 
-def test_the_readme_says_what_every_command_needs() -> None:
-    table = (ROOT / "README.md").read_text("utf-8").partition("| command | needs |")[2].partition("\n\n")[0]
+def test_a_page_says_what_every_command_needs() -> None:
+    table = (ROOT / "docs/installing.md").read_text("utf-8").partition("| command | needs |")[2].partition("\n\n")[0]
     said = set(re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[1:] if row)))
     assert {*cli.COMMANDS, *cli.TOOLS} <= said
     assert all(f".[{extra}]" in table for extra in extras.PACKAGES) and ROUTER_LIST.name in table

@@ -61,7 +61,7 @@ def test_requirements_are_those_of_the_project_and_of_its_extras(name):
 
 
 @pytest.mark.parametrize("was_there", [True, False])
-def test_the_distribution_under_its_old_name_goes_before_the_new_one_comes(monkeypatch, tmp_path, was_there):
+def test_the_distribution_s_old_name_goes_before_the_new_comes(monkeypatch, tmp_path, was_there):
     calls = []
     monkeypatch.setattr(setup_env, "make_venv", lambda folder: Path(sys.executable))
     monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
@@ -73,7 +73,7 @@ def test_the_distribution_under_its_old_name_goes_before_the_new_one_comes(monke
     assert calls[-1][-2:] == ("--editable", str(setup_env.ROOT))
 
 
-@pytest.mark.parametrize(("status", "said"), [(0, "compiled in"), (1, "the first node that starts tries again")])
+@pytest.mark.parametrize(("status", "said"), [(0, "compiled in"), (1, "the first node to start tries again")])
 def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, said):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {status}\n')

@@ -112,7 +112,7 @@ def test_a_tier_that_could_run_must(monkeypatch, status):
     assert tiers.main(["tiers.py", "lint"]) == 1
 
 
-def test_the_drill_s_word_for_a_machine_that_can_t_is_the_runner_s():
+def test_the_drill_and_runner_have_the_same_word_for_can_t_run():
     assert needs.CANT_RUN_HERE == tiers.CANT_RUN_HERE
     assert tiers.DRILL in tiers.PLANS["all"] and tiers.DRILL.needs[-1] == needs.__name__
 

@@ -26,6 +26,7 @@ from deploy.tools.generate.line_file import BatchStopped, OutputLine, ResponsePa
 from deploy.tools.generate.lines import BatchRequest
 from deploy.tools.generate.runner import run_all
 from tests.support.batch_server import BatchServer, batch_server
+from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +147,7 @@ def test_a_line_torn_by_a_crash_is_asked_again(
     whole = out.read_bytes()
     out.write_bytes(whole[:-9])
     assert cli.main(["generate", str(file), server.url]) == 0
-    assert "torn by a crash" in capsys.readouterr().err
+    assert "a crash cut its last line" in capsys.readouterr().err
     assert server.seen == ["one", "two", "two"] and list(read(out)) == ["a", "b"]
 
 
@@ -189,7 +190,7 @@ def test_keys_are_asked_for_and_sent(server: BatchServer, tmp_path: Path, capsys
     file = write(tmp_path / "r.jsonl", request("a", "one"))
     assert cli.main(["generate", str(file), server.url]) == 2
     assert "--api-key-file" in capsys.readouterr().err
-    (tmp_path / "key").write_text("secret\n")
+    write_key(tmp_path / "key", "secret\n")
     assert cli.main(["generate", str(file), server.url, "--api-key-file", str(tmp_path / "key")]) == 0
 
 
@@ -201,7 +202,7 @@ def test_keys_are_asked_for_and_sent(server: BatchServer, tmp_path: Path, capsys
         (["r.jsonl", "--concurrency", "0"], "--concurrency"),
         (["r.jsonl", "--retries", "-1"], "--retries"),
         (["r.jsonl", "--timeout", "0"], "--timeout"),
-        (["r.jsonl", "http://127.0.0.1:9", "--model", "hashlm"], "--model and --up are for a cluster of its own"),
+        (["r.jsonl", "http://127.0.0.1:9", "--model", "hashlm"], "--model and --up are for the command's own cluster"),
         (["r.jsonl", "--up", "'"], "--up"),
         (["r.jsonl", "http://127.0.0.1:9"], "no answer from http://127.0.0.1:9"),
         (["r.jsonl", "http://127.0.0.1:9", "--url", "http://127.0.0.1:8"], "the URL is given twice"),
@@ -301,7 +302,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("others_are_answered", [True, False])
-def test_a_line_that_alone_breaks_its_connection_is_its_own_error(others_are_answered: bool) -> None:
+def test_a_line_that_alone_breaks_a_connection_is_its_own_error(others_are_answered: bool) -> None:
     async def sleep(seconds: float) -> None:
         asker.num_answers += others_are_answered
 

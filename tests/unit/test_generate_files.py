@@ -66,7 +66,7 @@ def test_a_whole_file_has_no_torn_line(path: Path) -> None:
 def test_somebody_else_s_file_is_refused_and_stays(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "notes"
     path.write_bytes(text)
-    with pytest.raises(ConfigError, match=r"is no file of answers \(line 1\), and stays as it is"):
+    with pytest.raises(ConfigError, match=r"is not a file of answers \(line 1\) and stays unchanged"):
         names(path)
     assert path.read_bytes() == text
 
@@ -74,7 +74,7 @@ def test_somebody_else_s_file_is_refused_and_stays(tmp_path: Path, text: bytes) 
 def test_what_can_not_be_a_file_of_answers_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be written"):
         LineFile(tmp_path / "nowhere" / "out.jsonl")
-    with pytest.raises(ConfigError, match="no plain file"):
+    with pytest.raises(ConfigError, match="not a plain file"):
         LineFile(Path("/dev/null"))
     assert Path("/dev/null").exists()
 

@@ -40,8 +40,8 @@ def test_a_request_keeps_its_body_as_it_stands_in_the_file() -> None:
         ({"method": None}, "method is missing"),
         ({"url": "/v1/embeddings"}, "url is '/v1/embeddings'; it must be /v1/chat/completions or /v1/completions"),
         ({"url": ["x"]}, "url is ['x']"),
-        ({"body": None}, "body is no JSON object"),
-        ({"body": [1]}, "body is no JSON object"),
+        ({"body": None}, "body is not a JSON object"),
+        ({"body": [1]}, "body is not a JSON object"),
         ({"body": {"stream": True}}, "asks for a stream"),
     ],
 )
@@ -54,7 +54,7 @@ def test_what_can_not_be_asked_is_said_with_its_line(fields: dict[str, Any], say
 @pytest.mark.parametrize("text", [b"{", b"[]", b"nonsense", b"\xff\xfe", b"[" * 100_000, b'{"custom_id": "\\ud800"'])
 def test_what_is_no_json_object_is_a_bad_line_and_nothing_worse(text: bytes) -> None:
     found = parse_line(7, text)
-    assert isinstance(found, BadLine) and "line 7 is no JSON object" in found.message
+    assert isinstance(found, BadLine) and "line 7 is not a JSON object" in found.message
 
 
 def test_a_line_without_a_body_says_so() -> None:
@@ -67,7 +67,7 @@ def test_a_stream_that_is_off_is_no_stream() -> None:
     assert isinstance(parsed(body={"stream": None}), BatchRequest)
 
 
-def test_a_changed_line_is_another_request_and_its_place_does_not_matter() -> None:
+def test_a_changed_line_is_a_new_request_wherever_it_stands() -> None:
     same, elsewhere = parsed(), parse_line(99, json.dumps(CHAT).encode())
     others = [parsed(custom_id="b"), parsed(url="/v1/completions"), parsed(body={"messages": [], "n": 2})]
     assert same.id == elsewhere.id

@@ -144,7 +144,7 @@ def test_a_check_fails_where_what_it_looks_for_is_wrong(
     assert told in str(failed.value)
 
 
-def test_a_run_through_the_command_says_what_was_found_and_on_what(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_command_s_run_says_what_was_found_and_on_what(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(run, "checks_of", lambda name: [plan.check_named(n) for n in (CHECKS[0].name, ONE_PROCESS[0])])
     assert run.main(["test", "--device", "virtual", "--out", str(tmp_path), "--wheels", str(tmp_path)]) == 0
     told = json.loads((tmp_path / SUMMARY).read_text())
@@ -186,7 +186,7 @@ class CutOff(BaseException):
     """As a machine that is taken away: nothing is written any more."""
 
 
-def test_a_run_that_is_cut_off_goes_on_and_tries_the_check_that_was_running_once_more(tmp_path: Path) -> None:
+def test_a_cut_run_goes_on_and_retries_its_running_check_once(tmp_path: Path) -> None:
     started: list[str] = []
 
     def cut_in_b(check: Check) -> Outcome:
@@ -217,7 +217,7 @@ def test_a_line_that_was_cut_off_is_no_result(tmp_path: Path) -> None:
     assert again.outcome("b") == passing(some("b")[0]) and again.tries["b"] == 2
 
 
-def test_what_other_sources_were_found_to_do_says_nothing_of_these(tmp_path: Path) -> None:
+def test_results_of_other_sources_say_nothing_of_these(tmp_path: Path) -> None:
     book, checks = Book(tmp_path), some("a")
     for code, is_left in ("first", True), ("first", False), ("second", True), ("second", False):
         book.begin_run({}, code)
@@ -225,7 +225,7 @@ def test_what_other_sources_were_found_to_do_says_nothing_of_these(tmp_path: Pat
         run.run(book, checks, passing, 1e9, lambda: None)
 
 
-def test_a_run_stops_before_what_does_not_fit_and_the_next_begins_there(tmp_path: Path, capsys) -> None:
+def test_a_run_ends_before_a_too_long_check_and_resumes_there(tmp_path: Path, capsys) -> None:
     book, checks = Book(tmp_path), some("a", "b", "c", seconds=1e6)
     for done in ("a", "b", "c"):
         run.run(book, checks, passing, 5e5, lambda: None)
@@ -248,7 +248,7 @@ def test_a_failed_check_is_told_and_run_again_only_when_asked(tmp_path: Path, mo
     assert (tmp_path / FILE).read_text().count('"begin"') == 2
 
 
-def test_a_check_that_hangs_or_dies_costs_its_process_and_its_children(tmp_path: Path) -> None:
+def test_a_check_that_hangs_or_dies_costs_only_its_process_tree(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     child = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     hanging = [sys.executable, "-c", f"{child}; open({str(pid)!r}, 'w').write(str(p.pid)); time.sleep(600)"]
@@ -294,7 +294,7 @@ def test_three_runs_of_nine_minutes_are_thought_to_be_enough() -> None:
     assert len({check.name for check in CHECKS}) == len(CHECKS) and all(check.plans for check in CHECKS)
 
 
-def test_what_is_packed_are_the_packages_that_a_node_needs_beside_torch() -> None:
+def test_packed_packages_are_those_a_node_needs_beside_torch() -> None:
     wanted = {line.split("==")[0] for line in wheels.wanted()}
     assert {"pyzmq", "msgspec", "starlette", "uvicorn", "httptools", "gguf", "llguidance"} <= wanted
     assert not wanted & {"torch", "numpy", "numba", "llvmlite"}
@@ -309,7 +309,7 @@ def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None
     assert wheels.install_missing(tmp_path) is None
 
 
-def test_packages_that_are_missing_are_installed_beside_the_others_once(tmp_path: Path) -> None:
+def test_missing_packages_are_installed_once_beside_the_others(tmp_path: Path) -> None:
     """Without network, from the folder alone; an installation that was cut off is begun again."""
     with zipfile.ZipFile(tmp_path / "a_baton_test_package-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("a_baton_test_package.py", "ANSWER = 42\n")

@@ -76,7 +76,7 @@ def close(core: NodeCore) -> None:
     assert not thread.is_alive(), "the end of a node hangs at its dead device"
 
 
-@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 4)])
+@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 2)])
 @pytest.mark.parametrize("place", LASTING)
 def test_a_cuda_error_ends_the_node_and_no_token_is_made_up(place: str, mode: str, after: int) -> None:
     """Wherever it shows: at a launch, in a kernel, in the copy of the results, at an event that somebody waits for.
@@ -109,7 +109,7 @@ def test_an_error_that_passes_costs_one_step(place: str, mode: str) -> None:
     core.close()
 
 
-def test_memory_that_runs_out_for_one_request_ends_that_one_alone() -> None:
+def test_memory_that_runs_out_for_one_request_ends_it_alone() -> None:
     """It is the largest: alone it runs out of memory again."""
     gpu = make_device("eager")
     core = make_core(Kind(), gpu)
@@ -130,7 +130,7 @@ def test_memory_that_runs_out_for_one_request_ends_that_one_alone() -> None:
     core.close()
 
 
-def test_steps_that_fail_in_a_row_end_a_node_whose_device_fails_too() -> None:
+def test_failed_steps_in_a_row_end_a_node_with_a_failing_device() -> None:
     """With an error that does not name the device."""
     core, outcome = running(make_device("eager"))
     core.engine.worker.model.forward = lambda *_: 1 // 0  # type: ignore[method-assign, assignment, return-value]
@@ -150,7 +150,7 @@ def run_job(core: NodeCore, pulls: TransferJobs[int, int], job: Callable[[], int
 
 
 @pytest.mark.parametrize("place", ["launch", "kernel", "event"])
-def test_a_dead_device_is_found_by_a_transfer_where_nothing_steps(place: str) -> None:
+def test_a_transfer_finds_a_dead_device_where_nothing_steps(place: str) -> None:
     """A decode node would refuse all hand-offs for ever, one by one, and look well."""
     gpu = make_device("deferring", 4)
     core = make_core(Kind(), gpu)

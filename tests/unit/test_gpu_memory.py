@@ -119,9 +119,7 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow(
     core.close()
 
 
-def test_what_is_made_at_the_start_is_there_before_the_streams_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_start_up_work_is_done_before_the_streams_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, adapters, draft head, pool and relay are made on the default stream, which nothing orders with those of
     the steps. The largest steps run before the pool of the node is made: nothing else waits for it."""
     gpu = make_device("deferring", 1, laziness=1.0)
@@ -176,7 +174,7 @@ def test_memory_that_runs_out_is_a_fault_of_the_settings(
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
 
 
-def test_a_pool_that_finds_less_memory_than_was_measured_is_a_fault_of_the_settings(
+def test_a_pool_with_less_memory_than_measured_blames_settings(
     gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may have come meanwhile."""

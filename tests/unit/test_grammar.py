@@ -72,6 +72,7 @@ def test_two_vocabularies_have_two_digests() -> None:
     assert GrammarCompiler(first).version != GrammarCompiler(swapped).version
 
 
+@pytest.mark.rule("H16")
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=range(len(GRAMMARS)))
 def test_masks_along_an_answer_are_those_of_its_beginning(grammar: str) -> None:
     """Asked at each token, at every third, and once at the end: what came before makes no difference."""
@@ -84,6 +85,7 @@ def test_masks_along_an_answer_are_those_of_its_beginning(grammar: str) -> None:
     ours.close()
 
 
+@pytest.mark.rule("H16")
 @pytest.mark.parametrize("seed", range(12))
 def test_masks_of_a_tree_are_those_of_each_path(seed: int) -> None:
     """Right and wrong drafts, ends among them, in chains and trees; then the answer goes on."""

@@ -133,7 +133,7 @@ def test_each_wrong_piece_of_draft_state_lowers_acceptance(fault) -> None:  # no
 
 
 @pytest.mark.parametrize("fault", FAULTS[:3], ids=lambda fault: fault.__name__)
-def test_it_goes_on_being_wrong_until_the_slots_are_written_again(fault) -> None:  # noqa: ANN001
+def test_drafts_stay_wrong_until_the_slots_are_written_again(fault) -> None:  # noqa: ANN001
     committed = LUCKY[3]
     draft = Draft(committed + 1)
     draft.committed = committed

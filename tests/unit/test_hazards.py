@@ -59,7 +59,7 @@ def bench() -> Iterator[Bench]:
     ],
 )
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_an_unordered_conflicting_pair_is_a_race_in_whatever_order_it_ran(
+def test_an_unordered_conflicting_pair_is_a_race_in_any_order(
     bench: Bench, first: Mode, second: Mode, is_race: bool, order: str
 ) -> None:
     bench.a.launch(bench.toucher(3, first), label="forward(7)")
@@ -104,7 +104,7 @@ def test_a_wait_orders_and_only_what_was_before_the_fire(bench: Bench) -> None:
         bench.detector.check()
 
 
-def test_the_host_is_ordered_by_synchronize_and_by_a_true_query_and_by_nothing_else(bench: Bench) -> None:
+def test_only_synchronize_and_a_true_query_order_the_host(bench: Bench) -> None:
     for learn in ("synchronize", "query", "nothing"):
         done = bench.a.launch(bench.toucher(5)).done
         bench.world.run("a")
@@ -119,7 +119,7 @@ def test_the_host_is_ordered_by_synchronize_and_by_a_true_query_and_by_nothing_e
         bench.detector.check()
 
 
-def test_what_the_host_did_before_a_launch_is_before_it_and_what_it_does_after_is_not(bench: Bench) -> None:
+def test_a_launch_is_ordered_behind_earlier_host_work_only(bench: Bench) -> None:
     bench.touch(1)
     bench.a.launch(bench.toucher(1))
     bench.world.run_until_idle()
@@ -204,7 +204,7 @@ def test_tensors_that_nobody_declared_are_watched_by_storage(bench: Bench) -> No
         bench.detector.check()
 
 
-def test_a_new_tensor_in_the_place_of_an_old_one_is_another_storage(bench: Bench) -> None:
+def test_a_new_tensor_in_an_old_one_s_place_is_another_storage(bench: Bench) -> None:
     for _ in range(50):
         bench.a.launch(lambda: torch.ones(64).add_(1))
         bench.b.launch(lambda: torch.ones(64).add_(1))

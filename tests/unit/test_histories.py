@@ -63,7 +63,7 @@ def test_items_of_the_assistant_are_one_turn() -> None:
     assert said == {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
 
 
-def test_results_stand_in_the_order_of_their_calls_and_texts_behind_them() -> None:
+def test_results_follow_the_order_of_their_calls_before_texts() -> None:
     """Many templates show no ids."""
     calls = ("assistant", [used("a", "f", x=1), used("b", "g")])
     results = [text("see"), result("b", [text("of b")]), result("zz", "of none"), result("a", "of a", is_error=True)]

@@ -36,6 +36,7 @@ class Site:
         self.log = io.StringIO()
         self.state = ServerState()
         self.hold: asyncio.Event | None = None
+        self.gone = asyncio.Event()  # somebody was told that its client has gone
         once = LogOnce(Logger("r", self.log))
         self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1)
         self._config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
@@ -51,6 +52,10 @@ class Site:
             if message["type"] == "http.disconnect":
                 return
             num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            self.gone.set()
+            return
         if self.hold is not None:
             await self.hold.wait()
         body = str(num_bytes).encode()
@@ -185,7 +190,7 @@ def test_a_connection_without_a_whole_head_is_hung_up(said: bytes) -> None:
     assert serve(told, HttpConfig(header_timeout_s=0.1)).metric("header_timeout")
 
 
-def test_a_head_that_begins_beside_an_answer_has_its_time_from_then_on() -> None:
+def test_a_head_begun_during_an_answer_is_timed_after_the_answer() -> None:
     async def told(site: Site, port: int) -> None:
         site.hold = asyncio.Event()
         task = asyncio.create_task(sent(port, GET + b"\r\n" + GET))
@@ -242,6 +247,40 @@ def test_so_many_requests_are_sent_ahead(ahead: int, is_served: bool) -> None:
         assert (await task).count(b"200 OK") == (ahead + 1 if is_served else 0)
 
     serve(told, HttpConfig(header_timeout_s=30.0))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -> None:
+    """The defect: the newest request was told, and the work of the one before it went on to its end."""
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
+            while not most_ahead(site):
+                await asyncio.sleep(0)
+            if refused:
+                writer.write(b"\x00\r\n\r\n")
+                await writer.drain()
+            else:
+                writer.close()
+            await site.gone.wait()
+        finally:
+            await close(writer)
+
+    serve(told)
+
+
+@pytest.mark.parametrize("bad", [b"GET http://a:99999/ HTTP/1.1\r\n\r\n", b"\x00\r\n\r\n"], ids=["url", "noise"])
+def test_what_is_refused_behind_a_request_is_not_its_answer(bad: bytes) -> None:
+    """The defect: a head with a bad URL was answered while the request before it waited for its own answer."""
+
+    async def told(site: Site, port: int) -> None:
+        site.hold = asyncio.Event()
+        assert await sent(port, GET + b"\r\n" + bad) == b""
+        site.hold.set()
+
+    serve(told)
 
 
 def test_who_reads_nothing_keeps_no_connection() -> None:

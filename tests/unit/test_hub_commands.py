@@ -64,12 +64,12 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRig]:
         yield made
 
 
-def test_router_and_nodes_of_a_cluster_get_the_path_and_clients_the_name(rig: HubRig) -> None:
+def test_routers_and_nodes_get_the_path_and_clients_the_name(rig: HubRig) -> None:
     config = replace(ClusterConfig(nodes=NODES), nodes=with_local_model(NODES))
     path = config.nodes.model.model
     assert Path(path, WEIGHTS).is_file()
     assert config.nodes.model.public_name == NAME
-    for child in local.child_specs(local.with_name(config), (0, 1), os.getpid()):
+    for child in local.child_specs(config, local.deal_routers(config), (0, 1), os.getpid()):
         assert {f"--model={path}", f"--served-model-name={NAME}"} <= {*child.argv}
 
 
@@ -179,7 +179,7 @@ def test_the_command_says_one_sentence(tmp_path: Path, rig: HubRig) -> None:
     assert rig.hub.endpoint in done.stderr and done.stderr.count("\n") == 1
     offline = subprocess.run([*command[:-1], NAME, "--offline"], cwd=ROOT, env=own, capture_output=True, text=True)
     assert offline.returncode == 2
-    assert offline.stderr.startswith(f"baton router: --model {NAME}: offline, and it is not")
+    assert offline.stderr.startswith(f"baton router: --model {NAME}: offline, and the cache ")
     assert str(tmp_path / "home" / "hub") in offline.stderr and offline.stderr.count("\n") == 1
 
 

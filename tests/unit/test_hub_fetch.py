@@ -91,7 +91,7 @@ def test_a_model_is_fetched_and_loads_as_the_local_folder_does(
     )
 
 
-def test_once_fetched_nothing_is_fetched_again_and_offline_asks_nobody(rig: HubRig, files: dict[str, bytes]) -> None:
+def test_nothing_is_fetched_twice_and_offline_sends_no_request(rig: HubRig, files: dict[str, bytes]) -> None:
     rig.state.add(NAME, files)
     folder = rig.fetch()
     rig.state.taken.clear()
@@ -107,7 +107,7 @@ def test_a_router_fetches_no_weights_and_a_node_adds_them(rig: HubRig, files: di
     folder = rig.fetch(with_weights=False)
     assert rig.cached() == SERVED - {WEIGHTS}
     load_text_model(str(folder))
-    assert "not whole, in the cache" in rig.refusal(offline=True)
+    assert "lacks it or a part of it" in rig.refusal(offline=True)
     rig.state.taken.clear()
     rig.fetch()
     assert rig.state.taken == [Seen(WEIGHTS, "")]
@@ -122,9 +122,7 @@ def test_a_gguf_file_by_its_name_is_all_that_is_fetched(rig: HubRig, tmp_path: P
     assert rig.fetch(f"{NAME}:q/tiny.gguf", offline=True) == fetched
 
 
-def test_of_weights_that_are_there_twice_the_shards_of_the_index_are_fetched(
-    rig: HubRig, files: dict[str, bytes]
-) -> None:
+def test_the_index_decides_which_of_duplicate_weights_is_fetched(rig: HubRig, files: dict[str, bytes]) -> None:
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     more = {INDEX: json.dumps(index).encode(), "model-00001-of-00001.safetensors": files[WEIGHTS]}
     rig.state.add(NAME, files | more | {"consolidated.safetensors": b"twice"})
@@ -133,9 +131,7 @@ def test_of_weights_that_are_there_twice_the_shards_of_the_index_are_fetched(
 
 
 @pytest.mark.parametrize("shard", ["../../../model.safetensors", "other.safetensors", "modeling_tiny.py", 3])
-def test_an_index_that_names_what_is_no_file_of_weights_is_refused(
-    rig: HubRig, files: dict[str, bytes], shard: object
-) -> None:
+def test_an_index_that_names_no_weight_file_is_refused(rig: HubRig, files: dict[str, bytes], shard: object) -> None:
     rig.state.add(NAME, files | {INDEX: json.dumps({"weight_map": {"a": shard}}).encode()})
     assert INDEX in rig.refusal()
     assert WEIGHTS not in rig.cached()
@@ -146,7 +142,7 @@ def test_names_that_lead_out_of_the_folder_match_nothing() -> None:
     assert matching(("*.safetensors",), names) == ["a.safetensors"]
 
 
-def test_two_revisions_of_one_name_are_told_apart_by_their_fingerprints(rig: HubRig, files: dict[str, bytes]) -> None:
+def test_two_revisions_of_a_name_differ_by_their_fingerprints(rig: HubRig, files: dict[str, bytes]) -> None:
     repo = rig.state.add(NAME, files)
     repo.push(files | {WEIGHTS: changed_last_byte(files[WEIGHTS])}, "other-weights")
     repo.push(files | {"generation_config.json": b'{"eos_token_id": [1, 2]}'}, "other-ends")
@@ -209,7 +205,7 @@ def test_while_the_hub_is_down_the_cache_serves(rig: HubRig, files: dict[str, by
     rig.state.status = 503
     rig.said.clear()
     assert rig.fetch() == folder
-    assert rig.said == [f"can't reach {rig.hub.endpoint} (it answers 503): taking {NAME} from the cache"]
+    assert rig.said == [f"can't reach {rig.hub.endpoint} (it answers 503): using {NAME} from the cache"]
 
 
 def test_a_folder_of_the_cache_that_lost_a_file_is_made_whole(rig: HubRig, files: dict[str, bytes]) -> None:
@@ -217,7 +213,7 @@ def test_a_folder_of_the_cache_that_lost_a_file_is_made_whole(rig: HubRig, files
     folder = rig.fetch()
     (folder / WEIGHTS).resolve().unlink()
     (folder / WEIGHTS).unlink()
-    assert "not whole, in the cache" in rig.refusal(offline=True)
+    assert "lacks it or a part of it" in rig.refusal(offline=True)
     assert (rig.fetch() / WEIGHTS).read_bytes() == files[WEIGHTS]
 
 
@@ -256,7 +252,7 @@ def test_what_is_not_served_is_refused_by_its_config_alone(
     assert set(rig.state.taken_paths()) == {"config.json", "generation_config.json"}
 
 
-def test_a_gguf_of_an_architecture_that_is_not_served_is_refused_by_the_hubs_word(rig: HubRig) -> None:
+def test_an_unsupported_gguf_is_refused_by_the_hub_s_word_alone(rig: HubRig) -> None:
     rig.state.add(NAME, {"q.gguf": b"GGUF"}, gguf="mamba")
     assert "GGUF architecture 'mamba' is not supported" in rig.refusal(f"{NAME}:q.gguf")
     assert rig.state.taken == []

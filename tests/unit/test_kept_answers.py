@@ -35,7 +35,7 @@ class Rig:
         return is_again
 
 
-def test_a_second_request_waits_for_the_first_and_a_third_gets_what_was_kept() -> None:
+def test_a_second_request_waits_and_a_third_gets_the_kept_answer() -> None:
     async def work() -> None:
         rig, gate = Rig(), asyncio.Event()
         asks = [asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker(gate=gate))) for _ in range(2)]
@@ -47,7 +47,7 @@ def test_a_second_request_waits_for_the_first_and_a_third_gets_what_was_kept() -
     asyncio.run(work())
 
 
-def test_another_body_is_refused_while_the_first_runs_and_behind_it() -> None:
+def test_another_body_is_refused_during_and_after_the_first() -> None:
     async def work() -> None:
         rig, gate = Rig(), asyncio.Event()
         first = asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker(gate=gate)))
@@ -113,6 +113,24 @@ def test_bytes_are_bounded_at_the_border_and_one_beyond() -> None:
         await rig.ask("d", b"123456789")
         assert not await rig.ask("d", b"123456789"), "longer than all that may be kept"
         assert rig.kept.num_bytes <= 8
+
+    asyncio.run(work())
+
+
+def test_a_new_answer_is_not_dropped_before_it_is_counted() -> None:
+    """The defect: between a task's end and the callback that counts its answer, a new request dropped it, and the
+    callback found nothing, or the next request of that name."""
+
+    async def work() -> None:
+        rig, errors = Rig(max_entries=1), list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        first = asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker()))
+        while not (entries := list(rig.kept._entries.values())) or not entries[0].task.done():
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await rig.kept.answer((b"", "b"), b"d", rig.maker())
+        assert await first == (b"1234", False)
+        assert not await rig.ask("b") and rig.kept.num_bytes == 4 and not errors
 
     asyncio.run(work())
 

@@ -182,7 +182,7 @@ def host_lengths(spans: dict[int, tuple[int, int]], num_running: int, exact: boo
         ({0: (1, 2), 1: (3, 4), 2: (2, 3), 3: (4, 5), 4: (119, 120)}, 5, RAGGED),  # hardly a key but the last row's
     ],
 )
-def test_rows_alone_and_padded_give_what_rows_give_for_themselves(
+def test_rows_alone_and_padded_equal_rows_computed_separately(
     name: str,
     spans: dict[int, tuple[int, int]],
     num_running: int,

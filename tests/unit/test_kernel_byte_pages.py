@@ -12,6 +12,12 @@ from shared.kernel.quantized import DTYPES, dequantize, quantize
 from tests.support.paged_attention import SHAPE, SHAPES, Paged, numba_backend, tables
 
 WINDOW = SHAPES["sliding window"]
+LARGE = ("one kv head, odd group", "large group and head")
+SHAPES_AND_DTYPES = [  # large groups take a minute each to compile
+    pytest.param(heads, name, marks=[pytest.mark.long] if name == "fp8" and heads in LARGE else [])
+    for heads in SHAPES
+    for name in DTYPES
+]
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
@@ -83,8 +89,7 @@ def test_every_byte_is_read_as_it_is(name: str) -> None:
         assert torch.equal(paged.step({0: (0, 1)})[0], dequantize(*quantize(values * scale, DTYPES[name])))
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize(("heads", "name"), SHAPES_AND_DTYPES)
 def test_results_are_near_the_reference_s(heads: str, name: str) -> None:
     ours, reference = numba_and_torch(SHAPES[heads], name, torch.float32, 16)
     for spans in ({0: (0, 70)}, {1: (0, 1)}, {0: (70, 71), 1: (1, 30)}, {0: (71, 90)}):
@@ -105,8 +110,7 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(heads: str, name: str, d
         assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize("heads", SHAPES)
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize(("heads", "name"), SHAPES_AND_DTYPES)
 def test_a_run_over_bytes_has_the_bits_of_each_token_alone(heads: str, name: str) -> None:
     """A key that one query reads is not widened as one is that many read."""
     shape, pages = SHAPES[heads], DTYPES[name]

@@ -109,7 +109,7 @@ def test_a_start_says_that_it_lives_and_not_more_often() -> None:
     assert "kernel=product done=1" in lines_of(stream, "compiling")[1]
 
 
-def test_only_what_comes_after_the_start_has_kept_somebody_waiting() -> None:
+def test_only_kernels_made_after_the_start_kept_a_client_waiting() -> None:
     stream, log = make_log()
     news = KernelLog(log)
     news.made_ready("attend", 2.5)

@@ -35,7 +35,7 @@ def open_row(kv: KVManager, owner: str, keys: Keys, num_pages: int, tag: Tag = P
     return row
 
 
-def test_a_request_leaves_its_full_pages_in_the_cache_and_frees_the_rest() -> None:
+def test_a_request_caches_its_full_pages_and_frees_the_rest() -> None:
     kv = build()
     row = open_row(kv, "r1", tokens(10), 3)
     before = kv.rows.pages_of(row).tolist()
@@ -63,7 +63,7 @@ def test_a_second_request_shares_the_prefix() -> None:
     kv.check_integrity(idle=True)
 
 
-def test_pages_that_another_request_cached_first_stay_private_and_are_freed() -> None:
+def test_pages_another_cached_first_stay_private_and_are_freed() -> None:
     kv = build()
     first, second = (open_row(kv, owner, tokens(8), 2) for owner in ("r1", "r2"))
     assert kv.insert_prefix(first, tokens(8), 8) == 2
@@ -76,7 +76,7 @@ def test_pages_that_another_request_cached_first_stay_private_and_are_freed() ->
     kv.check_integrity(idle=True)
 
 
-def test_allocation_evicts_only_what_it_needs_and_only_when_it_helps() -> None:
+def test_allocation_evicts_no_more_than_needed_and_never_in_vain() -> None:
     kv = build(num_pages=7)
     row = open_row(kv, "r1", tokens(16), 4)
     kv.insert_prefix(row, tokens(16), 16)
@@ -112,7 +112,7 @@ def test_without_a_cache_everything_is_private() -> None:
     assert kv.allocator.num_free == kv.allocator.num_total
 
 
-def test_a_row_without_a_match_can_still_put_pages_into_the_cache() -> None:
+def test_a_row_without_a_match_can_still_cache_pages() -> None:
     kv = build()
     row = kv.alloc_row("r1")
     assert row is not None and kv.grow(row, 2)
@@ -177,9 +177,9 @@ def test_misuse_of_rows_is_refused() -> None:
     with pytest.raises(IntegrityError, match="'r3': the match's lock was given back"):
         kv.take_cached(fresh, match)
     kv.release(fresh)
-    with pytest.raises(IntegrityError, match="row 2 belongs to nobody"):
+    with pytest.raises(IntegrityError, match="row 2 has no owner"):
         kv.release(fresh)
-    with pytest.raises(IntegrityError, match="row 2 belongs to nobody"):
+    with pytest.raises(IntegrityError, match="row 2 has no owner"):
         kv.grow(fresh, 1)
     kv.check_integrity()
 

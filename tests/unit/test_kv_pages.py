@@ -50,7 +50,7 @@ def test_is_all_or_nothing() -> None:
     allocator.check_integrity()
 
 
-def test_last_freed_is_first_reused_and_the_ids_are_the_callers_own() -> None:
+def test_last_freed_is_reused_first_and_ids_belong_to_the_caller() -> None:
     allocator = PageAllocator(8)
     pages = take(allocator, 4)
     allocator.free(pages[1:3])

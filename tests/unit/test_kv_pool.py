@@ -171,7 +171,7 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
 
 @linux_only
 @pytest.mark.parametrize("changes", [{"pid": 0}, {"fd": -1}, {"num_pages": 1}, {"page_bytes": 0}])
-def test_a_senseless_number_is_named_before_anything_is_looked_at(shared_pool: KVPool, changes: dict[str, int]) -> None:
+def test_a_senseless_number_is_named_before_anything_is_read(shared_pool: KVPool, changes: dict[str, int]) -> None:
     with pytest.raises(HandoffFailed, match="make no sense"):
         open_peer(shared_pool, **changes)
 
@@ -206,7 +206,7 @@ def has_view(pool: KVPool, page: int) -> bool:
 @linux_only
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("num_pages", [2, 508, 509])
-def test_pages_begin_on_a_page_of_the_system_and_the_sink_has_bytes_too(num_pages: int, shared: bool) -> None:
+def test_pages_begin_on_a_system_page_and_the_sink_has_bytes_too(num_pages: int, shared: bool) -> None:
     """Numbers and generations of 508 pages fill 4 KiB exactly; one more needs another 4."""
     pool = KVPool(PLANES, num_pages, 4, shared=shared)
     assert pool.pages_bytes.data_ptr() % 4096 == 0

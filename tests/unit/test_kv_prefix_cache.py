@@ -64,7 +64,7 @@ def test_a_page_matches_only_below_its_own_prefix() -> None:
     assert cache.num_cached == 4
 
 
-def test_insert_takes_new_pages_and_leaves_duplicates_to_the_caller() -> None:
+def test_insert_takes_new_pages_and_leaves_the_caller_duplicates() -> None:
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2), ids(11, 12))
     match = cache.match(keys_of(1), PAGE, "r2")
@@ -122,7 +122,7 @@ def test_two_locks_pin_until_both_are_gone() -> None:
     assert cache.num_evictable == 2
 
 
-def test_pages_that_were_used_since_are_cold_again_and_those_that_were_copied_are_not() -> None:
+def test_pages_used_since_are_cold_again_and_copied_ones_are_not() -> None:
     """A tier smaller than the cache would never come to rest if its own copying counted as use."""
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
@@ -149,7 +149,7 @@ def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
     cache.check_integrity(expect_idle=True)
 
 
-def test_evicts_the_least_recently_unlocked_leaf_and_then_its_parents() -> None:
+def test_the_longest_unlocked_leaf_goes_first_then_its_parents() -> None:
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2), ids(11, 12))
     put_unlocked(cache, (1, 3), ids(11, 13))
@@ -237,7 +237,7 @@ def test_a_bad_insert_is_refused_and_changes_nothing(names: tuple[int, ...], pag
     cache.check_integrity(expect_idle=True)
 
 
-def test_a_disabled_cache_caches_nothing_but_keeps_the_lock_rules() -> None:
+def test_a_disabled_cache_caches_nothing_but_keeps_lock_rules() -> None:
     cache = PrefixCache(PAGE, enabled=False)
     match = cache.match(keys_of(1, 2), 99, "r1")
     lock, taken = cache.insert(keys_of(1, 2), ids(11, 12), match.lock)
@@ -248,7 +248,7 @@ def test_a_disabled_cache_caches_nothing_but_keeps_the_lock_rules() -> None:
     cache.check_integrity(expect_idle=True)
 
 
-def test_any_int64_keys_will_do_and_the_callers_array_is_not_kept() -> None:
+def test_any_int64_keys_work_and_the_caller_s_array_is_not_kept() -> None:
     cache = PrefixCache(2)
     keys = np.array([-1, 2**62, 3, 4, 5, 6, 7, 8], dtype=np.int64)
     strided = np.stack([keys, keys], axis=1).reshape(-1)[::2]

@@ -23,7 +23,7 @@ def filled() -> ReqToTokenPool:
     return pool
 
 
-def test_row_0_is_never_handed_out_and_a_freed_row_is_reused_at_once() -> None:
+def test_row_0_is_never_given_out_and_a_freed_row_is_reused_next() -> None:
     pool = ReqToTokenPool(4, 5)
     assert [pool.alloc_row() for _ in range(4)] == [1, 2, 3, None]
     pool.free_row(2)

@@ -44,7 +44,7 @@ def test_what_a_window_has_left_behind_is_no_gap() -> None:
     assert cache_of([11]).match(KEYS, 16).num_tokens == 4, "nothing lies before the beginning"
 
 
-def test_pages_that_nobody_will_read_are_matched_without_being_there() -> None:
+def test_absent_pages_that_will_not_be_read_still_match() -> None:
     """As for a grant: the KV of 16 tokens comes from elsewhere, and position 16 reads from position 8 on."""
     cache = cache_of([11, 12, 13])
     assert cache.first_needed(16) == 2 and cache.first_needed(8) == 0 and cache.first_needed(17) == 2

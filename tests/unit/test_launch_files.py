@@ -169,7 +169,7 @@ def test_folders_that_the_image_makes_are_mounted_over() -> None:
     assert set(made.split()) == {target for source, target, *_ in mounted if source in compose()["volumes"]}
 
 
-def test_compose_nodes_have_the_address_and_the_key_that_they_name() -> None:
+def test_compose_nodes_have_the_address_and_key_that_they_name() -> None:
     services = compose()["services"]
     made = take_through_the_cli(services["keys"]["command"])
     assert made.router == ["router"] and set(made.node) == {name for name in services if name[-1].isdigit()}
@@ -246,7 +246,7 @@ def readme() -> str:
     return (LAUNCH / "README.md").read_text("utf-8")
 
 
-def test_secrets_and_config_maps_are_made_by_what_the_readme_says() -> None:
+def test_the_readme_s_commands_make_all_secrets_and_config_maps() -> None:
     (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
     made = {one["name"] for one in kustomization["configMapGenerator"]}
     made |= set(re.findall(r"create (?:secret \w+|configmap) ([\w-]+)", readme()))

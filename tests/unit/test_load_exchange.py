@@ -106,8 +106,8 @@ def test_an_answer_without_a_length_ends_with_its_connection():
         (chunked(chunk("ab", [1], "stop", usage=USAGE)), "1 token ids came, the usage says 3"),
         (chunked(b'{"error": {"message": "node lost"}}'), "node lost"),
         (chunked(b'{"error": "plain"}'), "plain"),
-        (chunked(b"{"), "no sense"),
-        (b"SSH-2.0-x\r\n\r\n", "no HTTP"),
+        (chunked(b"{"), "invalid chunk"),
+        (b"SSH-2.0-x\r\n\r\n", "not HTTP"),
         (b'HTTP/1.1 429 X\r\ncontent-length: 31\r\n\r\n{"error":{"message":"too many"}}', "429"),
         (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 6\r\n\r\n<html>", "502 <html>"),
     ],
@@ -118,7 +118,7 @@ def test_failures_in_the_servers_words(data, words):
     assert made.is_over and words in made.record.error and not made.may_reuse and not made.record.is_whole
 
 
-def test_without_ids_the_usage_alone_says_how_many_tokens_there_were():
+def test_the_usage_alone_counts_tokens_if_chunks_have_no_ids():
     assert fed(chunked(chunk("abc", reason="stop", usage=USAGE))).record.error == ""
 
 
@@ -174,7 +174,7 @@ def with_ids(first, last, *, token=b"TOKEN", done=True):
 
 
 @given(st.integers(0, len(with_ids(0, 5)) - 1))
-def test_a_stream_that_breaks_anywhere_goes_on_behind_its_last_whole_event(length):
+def test_a_stream_cut_anywhere_resumes_at_its_last_whole_event(length):
     made = fed(with_ids(0, 5)[:length], (7,))
     made.end_of_stream(99.0)
     if not made.record.error:
@@ -199,14 +199,14 @@ def test_what_has_no_ids_or_is_refused_does_not_go_on():
 
 
 @pytest.mark.parametrize(("kind", "goes_on"), [("server_error", True), ("invalid_request_error", False)])
-def test_an_error_in_a_stream_is_gone_on_with_unless_it_is_the_client_s(kind, goes_on):
+def test_an_error_in_a_stream_resumes_it_unless_the_client_erred(kind, goes_on):
     error = b"data: " + json.dumps({"error": {"message": "m", "type": kind, "code": "c"}}).encode() + b"\n\n"
     data = with_ids(0, 2, done=False).split(b"\r\n\r\n")[1] + error
     made = fed(HEAD + b"content-length: %d\r\n\r\n" % len(data) + data)
     assert made.record.error == "m" and made.can_go_on == goes_on
 
 
-def test_a_router_that_is_full_is_asked_again_once_the_stream_has_begun():
+def test_a_full_router_is_asked_again_once_the_stream_has_begun():
     full = HEAD.replace(b"200 OK", b"503 No") + b"content-length: 2\r\n\r\n{}"
     assert not fed(full).can_go_on, "a first refusal is the answer"
     made = fed(with_ids(0, 2, done=False)[:-9])

@@ -110,12 +110,12 @@ def test_what_comes_after_the_window_is_no_rate_of_it():
     assert summary.output_tokens_per_s.value == pytest.approx(10 * 11 / 20, rel=0.05)
 
 
-def test_what_was_asked_for_while_warming_up_and_comes_later_counts_as_come():
+def test_answers_in_the_window_to_warm_up_requests_are_counted():
     summary = summarize(run(lambda request: Script(ttft=5.0)), Window(10.0, 20.0), Slo(), Reader())
     assert summary.requests_per_s.value == pytest.approx(5.0)
 
 
-def test_where_chunks_are_not_tokens_the_servers_count_is_spread_over_them():
+def test_chunks_that_are_not_tokens_share_the_server_s_count():
     one = record(1.0, 2.0, 30.0, 31.0)
     one.reported_tokens = 12
     assert summarize([one], WINDOW, Slo(), Reader()).output_tokens_per_s.value == pytest.approx(6 / 20)
@@ -128,7 +128,7 @@ def poisson(seed, per_s=8.0, seconds=60.0):
     return rate(list(times), [1.0] * len(times), Window(1.0, seconds), seed)
 
 
-def test_a_rate_is_as_uncertain_as_the_arrivals_are_even_where_all_requests_are_alike():
+def test_a_rate_is_as_uncertain_as_the_arrivals_of_like_requests():
     found = [poisson(seed) for seed in range(60)]
     assert sum(one.low <= 8.0 <= one.high for one in found) >= 50
     summary = summarize(run(), Window(0.1, 20.0), Slo(), Reader())

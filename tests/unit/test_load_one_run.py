@@ -39,7 +39,7 @@ class Server:
 
 def stage_of(*answers):
     builder = types.SimpleNamespace(target=types.SimpleNamespace(is_ours=True))
-    return types.SimpleNamespace(server=Server(*answers), builder=builder)
+    return types.SimpleNamespace(server=Server(*answers), builder=builder, others=())
 
 
 def own_checks(rest_s, *answers):
@@ -71,11 +71,11 @@ def test_a_server_that_no_longer_answers_is_a_finding(answer):
     assert checks["agreement"].verdict == "skipped"
 
 
-def test_a_router_that_shows_no_metrics_is_not_called_another_server():
+def test_a_router_without_metrics_is_not_called_another_server():
     stage = stage_of((503, b""))
     plan = types.SimpleNamespace(truth=types.SimpleNamespace(rest_s=0.0))
     checks = play.own_checks(plan, stage, [], play.metrics_of(stage), Lag())
-    assert [(one.verdict, "ahead of the load" in one.text) for one in checks] == [("doubtful", True)] * 2
+    assert [(one.verdict, "before the load" in one.text) for one in checks] == [("doubtful", True)] * 2
 
 
 def test_a_server_that_comes_back_while_it_is_asked_is_believed():
@@ -95,3 +95,14 @@ def test_a_loop_that_was_blocked_shows_in_its_pulse():
             return loop_lag.worst_between(begin, loop.time())
 
     assert asyncio.run(blocked()) >= 3.9 * BEAT_S
+
+
+def test_several_routers_add_requests_but_count_each_node_once():
+    """All of them show the same nodes."""
+    page = 'baton_requests_total{outcome="done"} %d\nbaton_kv_pages_total{node="d",role="decode"} 9\n'
+    stage = stage_of((200, (page % 3).encode()))
+    stage.others = (Server((200, (page % 4).encode())), Server((200, (page % 5).encode())))
+    found = play.metrics_of(stage)
+    assert (found.total("baton_requests_total"), found.total("baton_kv_pages_total")) == (12, 9)
+    stage.others[1].answers = [(503, b"")]
+    assert play.metrics_of(stage) is None

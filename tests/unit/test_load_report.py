@@ -64,7 +64,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path):
 def test_what_is_no_report_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="no report"):
+    with pytest.raises(ConfigError, match="not a report"):
         read_report(path)
 
 

@@ -26,7 +26,7 @@ def test_any_cut_gives_the_same_events(bodies, line_end, cuts):
     assert found == bodies
 
 
-def test_data_of_many_lines_is_one_event_and_other_fields_are_none():
+def test_data_of_many_lines_is_one_event_and_other_fields_none():
     assert Splitter().feed(b"event: x\ndata: a\ndata:b\nid: 3\n\n\n\ndata: [DONE]\n\n") == [b"a\nb", b"[DONE]"]
 
 
@@ -54,7 +54,7 @@ def test_thoughts_are_tokens(field):
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"choices": 3}'])
 def test_what_is_no_chunk_is_refused(data):
-    with pytest.raises(ValueError, match="no sense"):
+    with pytest.raises(ValueError, match="invalid chunk"):
         decode_chunk(data)
 
 

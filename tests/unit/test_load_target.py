@@ -45,7 +45,7 @@ def models(*cards):
     return 200, json.dumps({"data": [{"id": name, "owned_by": owner} for name, owner in cards]}).encode()
 
 
-def test_the_first_model_unless_one_is_named_and_whose_server_it_is():
+def test_the_named_or_first_model_and_the_server_s_kind_are_told():
     ours = look_at(Server(models(("a", "baton"), ("b", "baton"))), "")
     assert (ours.model, ours.is_ours) == ("a", True)
     other = look_at(Server(models(("a", "vllm"))), "lora")

@@ -146,7 +146,7 @@ def pulse_of(*beats):
     return loop_lag
 
 
-def test_a_pause_of_our_own_loop_is_met_by_whoever_comes_within_it():
+def test_a_pause_of_our_loop_is_seen_by_all_that_fall_into_it():
     loop_lag = pulse_of(0.01, 0.02, 0.53, 0.54)
     assert [round(late, 3) for late in loop_lag.late] == [0.0, 0.0, 0.5, 0.0]
     samples = loop_lag.samples()
@@ -223,7 +223,7 @@ def test_our_own_request_that_never_ends_there_is_a_leak():
     server.requests.started()
     ours = [record(0), record(1, (), hung_up=True)]
     check = check_rest(ours, before, server.page(), 5.0)
-    assert check.verdict == "failed" and "1 of our requests" in check.text
+    assert check.verdict == "failed" and "1 of our finished requests" in check.text
     server.requests.started()
     assert check_rest(ours, before, server.page(), 5.0).verdict == "doubtful"
 

@@ -86,7 +86,7 @@ def test_it_may_be_cut_again(
 
 
 @pytest.mark.parametrize("api", ["messages", "responses"])
-def test_an_answer_of_many_kinds_goes_on_behind_each_of_its_events(api: str) -> None:
+def test_an_answer_of_many_kinds_goes_on_after_each_event(api: str) -> None:
     """One run of tokens shows as several events, elsewhere as others."""
     asked = Asked(api, (MIXED_TEXT,), is_mixed=True)
     whole = read(asked, [60], Signer(KEY)).events
@@ -105,7 +105,7 @@ def test_numbered_events_keep_their_numbers(is_mixed: bool) -> None:
         assert numbers == list(range(len(numbers)))
 
 
-def test_ids_of_an_answer_and_its_calls_and_the_seed_are_the_same_elsewhere() -> None:
+def test_answer_ids_call_ids_and_the_seed_are_the_same_elsewhere() -> None:
     asked = Asked("chat", (MIXED_TEXT,), is_mixed=True)
     first, _ = begin_stream("/v1/chat", asked.body(), asked.plan(), Signer(KEY), None)
     plan = replace(asked.plan(), jobs=(replace(asked.plan().jobs[0], seed=78),))  # drawn anew there

@@ -10,7 +10,7 @@ from tests.support.router_rig import RouterRig, aborts
 from tests.support.scripted_core import job
 
 
-def test_a_decode_node_gives_up_a_hand_off_of_which_nothing_comes() -> None:
+def test_a_decode_node_gives_up_a_hand_off_that_brings_nothing() -> None:
     """Its prefill node lives, and its loop hangs: no word of it ends the hand-off, nor does its connection close."""
     p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs())
     net = Net([p, d])

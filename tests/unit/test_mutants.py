@@ -55,9 +55,7 @@ def one(tools: SimpleNamespace, at: str, old: str, new: str) -> SimpleNamespace:
     return tools.catalogue.Mutant("m", "why", (tools.catalogue.Edit(at, old, new),), ("test_x",))
 
 
-def test_an_edit_applies_under_its_name_alone_and_takes_the_code_s_indentation(
-    tools: SimpleNamespace, code: Path
-) -> None:
+def test_an_edit_applies_by_name_alone_and_takes_the_indentation(tools: SimpleNamespace, code: Path) -> None:
     mutant = one(tools, "water.pump.Pump.stop", "self.valve = 1", "if self.on:\n    self.valve = 0")
     (text,) = tools.catalogue.mutated(mutant, code).values()
     stop = "    def stop(self):\n        self.valve = 1\n"
@@ -142,11 +140,11 @@ def test_a_test_is_found_by_its_name_wherever_it_stands(tools: SimpleNamespace, 
             tools.catalogue.node_id(name, tests)
 
 
-def test_a_rule_needs_a_test_or_a_reason_and_a_mark_needs_a_rule(tools: SimpleNamespace) -> None:
+def test_a_rule_needs_a_test_and_a_mark_needs_a_rule(tools: SimpleNamespace) -> None:
     rules = [
-        tools.tables.Rule("S1", "kept"),
-        tools.tables.Rule("S2", "not kept"),
-        tools.tables.Rule("S3", "gone", ("no.way",)),
+        tools.tables.Rule("S1", "kept", "why", ()),
+        tools.tables.Rule("S2", "not kept", "why", ()),
+        tools.tables.Rule("S3", "gone", "why", ("no.way",)),
     ]
     marks = tools.tables.Marks(tests={"S1": ["t"], "S2": [], "S3": ["t"], "S9": ["t"]}, mutants={})
     wrong = tools.tables.check_marks(rules, marks)
@@ -154,12 +152,24 @@ def test_a_rule_needs_a_test_or_a_reason_and_a_mark_needs_a_rule(tools: SimpleNa
 
 
 def test_the_rules_are_those_of_the_seeds_and_the_hazards(tools: SimpleNamespace) -> None:
-    """12 rules, 11 regressions, 46 hazards, 10 invariants; at most 12 have a reason instead of a test."""
+    """12 rules, 11 regressions, 6 rules of liveness, 46 hazards, 10 invariants; each says what, why and where."""
     rules = tools.tables.read_rules()
     names = [f"S{n}" for n in range(1, 13)] + [f"R{letter}" for letter in "abcdefghijk"]
+    names += [f"L{letter}" for letter in "abcdef"]
     names += [f"H{n}" for n in range(1, 47)] + [f"I{n}" for n in range(1, 11)]
     assert [rule.name for rule in rules] == names
-    assert sum(bool(rule.reason) for rule in rules) <= 12
+    assert all(rule.rule and rule.why and rule.kept_in for rule in rules)
+
+
+def test_a_rule_s_row_names_its_tests_and_mutants(tools: SimpleNamespace) -> None:
+    rules = [
+        tools.tables.Rule("S1", "kept", "why", ("water.pump",)),
+        tools.tables.Rule("S2", "kept too", "why", ("water.tap",), no_mutant="none fits"),
+    ]
+    marks = tools.tables.Marks(tests={"S1": ["file::test_x"], "S2": []}, mutants={"S1": ["dry"], "S2": []})
+    page = tools.tables.rules_page(rules, marks)
+    assert "| S1 | kept | why | `water.pump` | `file::test_x` | `dry` |" in page
+    assert "| S2 | kept too | why | `water.tap` |  | none fits |" in page
 
 
 @pytest.mark.parametrize(

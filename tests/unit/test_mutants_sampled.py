@@ -54,7 +54,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return loaded
 
 
-def test_a_graft_reaches_those_who_hold_functions_classes_and_constants(
+def test_a_graft_reaches_holders_of_functions_classes_constants(
     tools: SimpleNamespace, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = ModuleType("user")
@@ -92,9 +92,7 @@ def test_only_an_oracle_kills(tools: SimpleNamespace, message: str, outcome: str
     assert tools.trial._verdict("test", message).outcome == outcome
 
 
-def test_of_two_results_for_one_place_the_later_counts_and_broken_ones_do_not(
-    tools: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_the_later_valid_result_for_a_place_counts(tools: SimpleNamespace, tmp_path: Path) -> None:
     sampled, trial = tools.sampled, tools.trial
     first, second = (sampled.Place("pools", "f.py", "AddNot", line, 4, "if a", "if not a") for line in (1, 2))
     path = tmp_path / "results.jsonl"

@@ -18,6 +18,7 @@ from router.api.endpoint import EndpointRules
 from router.api.field_page import ALL_TABLES
 from router.api.parse import BodyParser
 from router.api.routes import build_routes
+from router.tenants.book import Tenants
 from shared.core.errors import InvalidRequest
 from tests.chaos.bodies import Tally, is_json
 from tests.support.agent_turns import conversation
@@ -42,7 +43,7 @@ def made(seed: int, count: int, tables: tuple[Table, ...] = ALL_TABLES) -> list[
 def test_every_endpoint_that_takes_a_body_is_among_them() -> None:
     """Those under /admin move nodes, so they are left out."""
     handlers = Mock(generating=dict)
-    router = build_routes(EndpointRules(Mock(), Mock(), "", 1, 1.0), handlers, Mock(), Mock(), "")
+    router = build_routes(EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0), handlers, Mock(), Mock(), Tenants())
     posts = [one.path for one in router.routes if isinstance(one, Route) and one.app._method == "POST"]  # type: ignore[attr-defined]
     assert "/tokenize" in posts
     assert {path for path in posts if not path.startswith("/admin/")} <= {table.path for table in ALL_TABLES}

@@ -30,7 +30,7 @@ def job(rid: int, adapter: str) -> Job:
     return Job(rid, PROMPT, SAMPLING, 5, adapter=adapter)
 
 
-def test_the_same_prompt_under_different_adapters_has_different_answers() -> None:
+def test_adapters_give_the_same_prompt_different_answers() -> None:
     answers = {tuple(job(0, adapter).expected()) for adapter in ("", *ADAPTERS)}
     assert len(answers) == 3
 

@@ -32,7 +32,7 @@ def test_who_waits_for_memory_has_not_begun() -> None:
     assert_clean(p)
 
 
-def test_siblings_are_told_each_and_those_of_an_offer_where_they_are_computed() -> None:
+def test_each_sibling_s_start_is_told_by_the_node_computing_it() -> None:
     p, d = pair()
     net = Net([p, d])
     key = net.generate(p, job(), d, num_sequences=2)

@@ -88,7 +88,7 @@ def test_ranges_arrive_in_any_order() -> None:
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (4, 2), (5, 1), (0, 9)])
 def test_a_range_that_was_not_asked_for(first: int, count: int) -> None:
-    with pytest.raises(HandoffFailed, match="where 1..4 were asked for"):
+    with pytest.raises(HandoffFailed, match="asked for 1..4"):
         PageRanges(70, 16, 16).claim(first, count)
 
 
@@ -158,7 +158,7 @@ def test_of_two_that_are_up_under_one_name_the_first_is_served() -> None:
     assert routers.rival("b", second) is None and routers.welcome("b", second, WORD) is None
 
 
-def test_a_router_that_is_renamed_to_a_taken_name_is_served_no_more() -> None:
+def test_a_router_renamed_to_a_taken_name_is_served_no_more() -> None:
     routers = Routers(("a", "b"))
     routers.welcome("a", RouterLife("router", 3), WORD)
     routers.welcome("b", RouterLife("other", 1), WORD)
@@ -245,7 +245,7 @@ def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
     assert (record.token, record.committed, record.lease) == (9, 2, 4)
 
 
-def test_draft_state_crosses_by_name_in_whatever_order_it_was_made() -> None:
+def test_draft_state_crosses_by_name_in_whatever_order() -> None:
     specs = (RelaySpec("topk_index", (1,), torch.int64), RelaySpec("hidden_states", (2,), torch.float32))
     state = {"hidden_states": torch.tensor([0.5, 2.0]), "topk_index": torch.tensor([7])}
     here = draft_state_of_bytes(draft_state_to_bytes(state), FutureMap(2, 8, specs), peer_drafts=True)
@@ -278,7 +278,7 @@ def test_each_draft_is_a_token_of_the_vocabulary(drafts: tuple[int, ...], within
     assert drafts_within(state, vocab_size=96) is within
 
 
-def test_where_nothing_is_drafted_nothing_is_beyond_the_vocabulary() -> None:
+def test_without_drafts_nothing_is_beyond_the_vocabulary() -> None:
     assert drafts_within({}, vocab_size=96) and drafts_within({"topk_p": torch.tensor([-1.0])}, vocab_size=96)
 
 
@@ -310,7 +310,7 @@ def test_which_drafters_make_a_pair(prefill: str, decode: str, apart: str | None
     assert misfit(fingerprint(prefill), fingerprint(decode)) == apart
 
 
-def test_a_prefill_node_without_a_head_must_have_our_first_planes() -> None:
+def test_a_headless_prefill_node_must_have_our_first_planes() -> None:
     other = (PlaneSpec("kv", (4, 8), torch.int64),)
     ours = make_fingerprint(SPEC, planes_and("eagle"), 16, Named("eagle"), "1.0")  # type: ignore[arg-type]
     assert misfit(make_fingerprint(SPEC, other, 16, None, "1.0"), ours) == "page_layout"

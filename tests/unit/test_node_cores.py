@@ -104,7 +104,7 @@ def test_who_borrows_nothing_lends_nothing(watcher: CoreTable, plan: CorePlan, w
 def test_ranks_and_stages_keep_all_their_cores(watcher: CoreTable, parallel: ParallelConfig) -> None:
     cores, said = taken(CorePlan(threads=2, cpus=(0, 1), borrow=(0, 1, 2, 3)), parallel)
     assert holders(watcher) == {0: ("decode-0",), 1: ("decode-0",)}
-    assert IN_STEP in said and cores.told() == f"0,1; it keeps to them: {IN_STEP}"
+    assert IN_STEP in said and cores.told() == f"0,1; it uses only these: {IN_STEP}"
     assert cores.team.size == 1, "each has its own"
     cores.close()
 
@@ -119,14 +119,14 @@ def test_a_model_that_is_not_one_program_keeps_its_cores(watcher: CoreTable) -> 
     assert holders(watcher)[1] == ("decode-0",)
     for _ in range(20):
         compute(cores)
-        assert cores.told() == f"1; it keeps to them: {NO_PROGRAM}" and watcher._words[0, 0] == 0, "it takes none"
+        assert cores.told() == f"1; it uses only these: {NO_PROGRAM}" and watcher._words[0, 0] == 0, "it takes none"
     cores.close()
 
 
 def test_without_numba_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.node.cores.has_numba", lambda: False)
     cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.told() == f"1; it keeps to them: {NO_NUMBA}" and not any(folder.iterdir())
+    assert cores.told() == f"1; it uses only these: {NO_NUMBA}" and not any(folder.iterdir())
     cores.close()
 
 
@@ -140,7 +140,7 @@ def test_without_cpus_nobody_is_told(folder: Path) -> None:
 def test_without_a_table_the_plan_stays_fixed_and_it_says_so(folder: Path) -> None:
     (folder / core_table.FOLDER.format(os.getuid())).touch()
     cores, said = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.team.size == 1 and "not a folder" in said and "1; it keeps to them: " in cores.told()
+    assert cores.team.size == 1 and "not a private folder" in said and "1; it uses only these: " in cores.told()
     compute(cores)
     cores.close()
 
@@ -164,7 +164,7 @@ def test_what_is_borrowed_is_told(watcher: CoreTable) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "said"),
-    [({"borrow": (0,)}, "--borrow adds to --cpus"), ({"cpus": (0,), "borrow": (-1,)}, "--borrow is -1")],
+    [({"borrow": (0,)}, "--borrow needs --cpus too"), ({"cpus": (0,), "borrow": (-1,)}, "--borrow is -1")],
 )
 def test_what_makes_no_sense_is_refused(plan: dict[str, tuple[int, ...]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

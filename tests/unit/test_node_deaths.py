@@ -74,7 +74,7 @@ def test_a_peer_that_came_back_is_dialled_again() -> None:
 # ---- routers
 
 
-def test_a_new_life_of_the_router_ends_the_requests_of_the_old_one() -> None:
+def test_a_router_s_new_life_ends_the_requests_of_its_old_one() -> None:
     p, d = pair()
     net = Net([p, d])
     net.generate(p, job(0), d)
@@ -115,7 +115,7 @@ def test_a_closed_link_to_the_router_frees_everything() -> None:
 
 
 @pytest.mark.parametrize("retracted", [False, True])
-def test_a_prefill_node_that_lost_its_router_ends_nothing_that_the_decode_node_has_taken(retracted: bool) -> None:
+def test_a_prefill_node_without_router_ends_no_taken_hand_off(retracted: bool) -> None:
     """It has not heard Installed yet. The router has seen the decode node begin and leaves the request there, so the
     decode node must go on (simulation seed 21669)."""
     p, d = pair()
@@ -155,7 +155,7 @@ def retract_granted(node: Node) -> None:
         scheduler.retract(req)
 
 
-def test_what_is_queued_for_a_closed_router_is_not_sent_to_the_next() -> None:
+def test_messages_for_a_closed_router_do_not_go_to_the_next() -> None:
     p, _ = pair()
     assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
     p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1, 1))], 0.0)

@@ -82,7 +82,7 @@ def test_pages_without_draft_state_are_no_prefix_for_others() -> None:
     assert_clean(p, d)
 
 
-def test_pages_without_draft_state_bring_zeros_never_what_was_there() -> None:
+def test_pages_without_draft_state_bring_zeros_not_old_bytes() -> None:
     p, d = nodes(NEVER_DRAFTS, {})
     d.ctx.core.pool.pages_bytes.fill_(0xA5)
     one = job(max_tokens=300)

@@ -177,7 +177,7 @@ def test_too_many_waiting_requests_are_turned_away() -> None:
     assert_clean(p, d)
 
 
-def test_a_decode_node_with_too_many_offers_waiting_is_full_and_nothing_is_wrong() -> None:
+def test_a_decode_node_with_too_many_offers_is_full_not_failing() -> None:
     """No failed hand-off: those count against the prefill node, and clients see a 502 (simulation seed 100082)."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(max_running=1))
     d.ctx.facts = replace(d.ctx.facts, max_waiting=1)
@@ -190,7 +190,7 @@ def test_a_decode_node_with_too_many_offers_waiting_is_full_and_nothing_is_wrong
 
 
 @pytest.mark.parametrize("name", ["d0@7", "@"])
-def test_a_decode_node_of_an_impossible_name_is_an_error_for_its_request(name: str) -> None:
+def test_an_impossible_decode_node_name_is_its_request_s_error(name: str) -> None:
     p, d = pair()
     net = Net([p, d])
     net.run()

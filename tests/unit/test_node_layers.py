@@ -119,7 +119,7 @@ def test_the_first_layer_is_there_while_the_second_is_computed(close: list[Node]
     net.settle(p, d)
 
 
-def test_layers_are_announced_as_they_come_when_nothing_else_happens(close: list[Node]) -> None:
+def test_layers_are_announced_at_once_when_nothing_else_happens(close: list[Node]) -> None:
     """The grant is long here, and no step ends: only the layer itself says that it is there."""
     p, d = pair(close, backend="cpu")
     slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward)  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ def test_layers_of_a_step_that_failed_are_not_installed(close: list[Node]) -> No
     net.settle(p, d)
 
 
-def test_a_step_that_fails_before_its_first_layer_announces_nothing(close: list[Node]) -> None:
+def test_a_step_failing_before_its_first_layer_announces_nothing(close: list[Node]) -> None:
     p, d = pair(close)
     net = Net([p, d])
 

@@ -19,7 +19,7 @@ from tests.unit.test_node_rounds import Line
 
 
 class FullLine(Line):
-    def dial(self, peer: str, endpoint: str) -> None:
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         raise PeerUnreachable("Too many open files")
 
 

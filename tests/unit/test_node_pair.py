@@ -59,7 +59,7 @@ def test_streams_over_shared_memory(backend: str, overlap: bool) -> None:
     d.ctx.core.close()
 
 
-def test_the_prefill_node_reports_the_first_token_and_the_decode_node_repeats_it() -> None:
+def test_prefill_reports_the_first_token_and_decode_repeats_it() -> None:
     p, d = pair()
     net = Net([p, d])
     key = net.generate(p, job(), d)
@@ -121,7 +121,7 @@ def test_siblings_are_offered_when_the_first_is_installed() -> None:
     assert kinds.count(Offer) == 3
 
 
-def test_siblings_of_a_leader_that_ends_with_its_first_token_are_offered() -> None:
+def test_siblings_of_a_one_token_leader_are_offered() -> None:
     p, d = pair()
     net = Net([p, d])
     one = job(0, 70, SamplingParams(max_tokens=9, temperature=0.8))
@@ -134,7 +134,7 @@ def test_siblings_of_a_leader_that_ends_with_its_first_token_are_offered() -> No
     assert_clean(p, d)
 
 
-def test_a_request_that_ends_with_its_first_token_never_gets_installed() -> None:
+def test_a_request_ended_by_its_first_token_is_never_installed() -> None:
     p, d = pair()
     net = Net([p, d])
     key = net.generate(p, job(sampling=SamplingParams(max_tokens=1)), d)
@@ -207,7 +207,7 @@ def test_logprobs_of_the_first_token_come_from_both_nodes_alike() -> None:
     assert len(net.router.logprobs[key]) == 4
 
 
-def test_a_full_decode_node_makes_offers_wait_and_serves_them_in_order() -> None:
+def test_offers_wait_for_a_full_decode_node_and_keep_their_order() -> None:
     knobs = CoreKnobs()
     p = make_node("prefill", "p0", knobs)
     d = make_node("decode", "d0", replace(knobs, num_pages=14, max_running=4))
@@ -236,7 +236,7 @@ def test_a_crowded_pool_retracts_and_still_says_the_same() -> None:
     assert_clean(p, d)
 
 
-def test_a_capped_prefill_node_pins_little_while_the_decode_node_is_full() -> None:
+def test_a_capped_prefill_node_pins_little_while_decode_is_full() -> None:
     p = make_node("prefill", "p0", CoreKnobs(max_ungranted_pages=10))
     d = make_node("decode", "d0", CoreKnobs(num_pages=14))
     net = Net([p, d])

@@ -105,7 +105,7 @@ def granted(net: Net, p: Node, d: Node) -> Grant:
 
 
 @pytest.mark.rule("H17")
-def test_pages_and_records_count_for_their_own_lease_and_source_only() -> None:
+def test_pages_and_records_count_for_their_lease_and_source_only() -> None:
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
     net = Net([p, d])
     grant = granted(net, p, d)
@@ -187,7 +187,7 @@ def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
     assert_clean(p, d)
 
 
-def test_siblings_outlive_another_request_that_ends_before_they_are_offered() -> None:
+def test_siblings_outlive_a_request_that_ends_before_their_offer() -> None:
     """What ends takes only its own hand-off out of the queues."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
     net = Net([p, d])
@@ -207,7 +207,7 @@ def test_siblings_outlive_another_request_that_ends_before_they_are_offered() ->
     assert_clean(p, d)
 
 
-def test_a_tick_that_freed_something_is_followed_by_another_at_once() -> None:
+def test_a_tick_that_freed_something_is_followed_by_another() -> None:
     """Whoever waits for that memory must not sleep until the next message."""
     d = make_node("decode", "d0", CoreKnobs())
     net = Net([d])

@@ -63,7 +63,7 @@ def test_a_flood_of_them_is_one_line_in_an_interval() -> None:
             net.generate(p, job(10 * moment + rid), d)
         net.run()
         pass_time(net, 5.0)
-    lines = [line for line in log.getvalue().splitlines() if "can't reach a decode node" in line]
+    lines = [line for line in log.getvalue().splitlines() if "can't reach a node" in line]
     assert len(lines) == 1 and "d0@1" in lines[0]
     assert counters(p)["unreachable"] == 30
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from shared.core.sampling_params import SamplingParams
-from shared.node.node import HELLO_AGAIN_S
+from shared.node.membership import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of
@@ -53,7 +53,7 @@ def kinds(link: FakeLink, peer: str) -> list[type[Message]]:
     return [type(message) for name, message in link.sent if name == peer and isinstance(message, Welcome | Generate)]
 
 
-def test_a_restarted_node_is_welcomed_before_it_gets_the_requests_of_its_last_life() -> None:
+def test_a_restarted_node_is_welcomed_before_its_old_requests() -> None:
     gateway, link = gateway_of(RouterRig(max_attempts=3))
     say_hello(gateway, 1)
     gateway.open([request()])

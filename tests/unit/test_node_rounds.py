@@ -29,13 +29,13 @@ class Line:
     def set(self) -> None:
         """Nobody sleeps."""
 
-    def dial(self, peer: str, endpoint: str) -> None:
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         self._log.append("Dial")
 
     def hang_up(self, peer: str) -> None:
         self._log.append("HangUp")
 
-    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
         self._log.append(type(message).__name__)
         self.sent.append((peer, message, frames))
         return True
@@ -61,7 +61,7 @@ def one_round(node: Node, inbox: Sequence[Inbound]) -> tuple[list[str], Line]:
     return log, line
 
 
-def test_installed_leaves_before_the_first_step_of_what_was_installed() -> None:
+def test_installed_leaves_before_the_installed_row_s_first_step() -> None:
     """The prefill node keeps its pages until it hears of it."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
     net, one = Net([p, d]), job(1, 40, 8)

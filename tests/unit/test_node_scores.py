@@ -26,7 +26,7 @@ def scored(num_top: int = 2) -> Job:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("num_sequences", [1, 3])
-def test_one_node_scores_a_prompt_once_however_many_sequences_it_has(role: str, num_sequences: int) -> None:
+def test_one_node_scores_a_prompt_once_for_all_its_sequences(role: str, num_sequences: int) -> None:
     """The net asserts their order, and that no token of the same sequence comes first."""
     node = make_node(role, "n0", CoreKnobs(chunk_size=32))
     net = Net([node])
@@ -39,7 +39,7 @@ def test_one_node_scores_a_prompt_once_however_many_sequences_it_has(role: str, 
     assert_clean(node)
 
 
-def test_a_prompt_that_is_handed_over_is_scored_by_its_prefill_node_alone() -> None:
+def test_a_prompt_handed_over_is_scored_by_its_prefill_node_only() -> None:
     """No router of ours asks for that: it could hear of the tokens first."""
     p, d = (make_node(role, role[0], CoreKnobs(chunk_size=32)) for role in ("prefill", "decode"))
     net = Net([p, d])
@@ -51,7 +51,7 @@ def test_a_prompt_that_is_handed_over_is_scored_by_its_prefill_node_alone() -> N
     assert_clean(p, d)
 
 
-def test_a_decode_node_that_computes_a_prompt_again_does_not_score_it_again() -> None:
+def test_a_decode_node_does_not_rescore_a_recomputed_prompt() -> None:
     offer = next(message for message in MESSAGES if isinstance(message, Offer))
     assert offer.sampling.prompt_logprobs >= 0 and request_of(offer, 0, 0.0).first_unscored is None
 

@@ -17,7 +17,7 @@ ROUNDS = 10  # by then both are computed
 
 @pytest.mark.parametrize("num_prompt", [40, 70])  # two chunks or three: a tick has two steps
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_leader_may_end_in_the_step_that_brings_its_sibling_s_first_token(overlap: bool, num_prompt: int) -> None:
+def test_a_leader_may_end_in_its_sibling_s_first_token_s_step(overlap: bool, num_prompt: int) -> None:
     """The sibling is offered then, and its first token is known, though its record has not been made: that token is the
     decode node's to repeat, not a part of what it continues (simulation seed 701)."""
     one = job(1, num_prompt, 12)
@@ -68,7 +68,7 @@ def test_a_peer_that_has_all_and_does_not_answer_is_given_up() -> None:
     assert key not in p.side.inflight.granted and key not in p.ctx.core.requests
 
 
-def test_progress_of_a_request_that_gave_its_memory_away_counts_for_nothing() -> None:
+def test_progress_after_giving_memory_away_counts_for_nothing() -> None:
     p, d = pair()
     net = Net([p, d])
     key = net.generate(p, job(1, 70, 12), d)

@@ -56,7 +56,7 @@ def test_one_node_does_not_take_all_places_of_offers_that_wait(net: Net) -> None
     assert net.router.streams[key] == expected(JOB)
 
 
-def test_offers_of_a_router_that_nobody_knows_are_given_back_in_time(net: Net) -> None:
+def test_offers_of_an_unknown_router_are_given_back_in_time(net: Net) -> None:
     _, d = nodes(net)
     net.to_node(name_of(d), offer(net, "s", key=Key("elsewhere", 1, "s", 0, 0)), STRANGER)
     net.run()

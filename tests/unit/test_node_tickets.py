@@ -145,12 +145,25 @@ def test_a_ticket_is_used_once() -> None:
     assert isinstance(answer, Refuse) and "used before" in answer.reason
 
 
-def test_used_tickets_are_forgotten_when_they_are_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_offer_leaves_nothing_of_its_ticket() -> None:
+    """The defect: a ticket counted as used until the deadline that its Offer named, the prefill node's own word."""
+    pair = Pair()
+    offer, other = pair.offer_of(job(1)), pair.offer_of(job(2))
+    assert isinstance(pair.say(msgspec.structs.replace(offer, remaining_ms=100)), Grant)
+    for seconds in (1.0, 61.0):  # it is over, and its tombstone is gone
+        pair.net.at(seconds)
+        pair.net.tick(name_of(pair.d))
+    assert isinstance(pair.say(other), Grant), "this one looks which used tickets are over"
+    answer = pair.say(offer)
+    assert isinstance(answer, Refuse) and "used before" in answer.reason
+
+
+def test_used_tickets_are_forgotten_once_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vouchers, "MAX_SPENT", 2)
     pair = Pair()
     spent = pair.d.side.prealloc._vouchers._spent
     for number in range(1, 5):
-        pair.say(pair.offer_of(job(number)))
+        assert isinstance(pair.say(make(pair, pair.offer_of(job(number)), deadline_ms=100_000)), Grant)
     assert len(spent) == 2
     pair.net.at(4000.0)
     pair.say(pair.offer_of(job(5)))
@@ -199,7 +212,7 @@ def test_a_deadline_is_stretched_by_what_clocks_drift() -> None:
     assert vouchers.local_time(word, 160_000, now=1050.0) == 61.0
 
 
-def test_an_offer_before_its_routers_welcome_is_judged_when_that_has_come() -> None:
+def test_an_offer_before_its_router_s_welcome_is_judged_after_it() -> None:
     pair = Pair()
     offer, forged = pair.offer_of(job(1)), changed(code=bytes(32))(pair.offer_of(job(2)))
     pair.d.ctx.routers._lives.clear()
@@ -219,7 +232,7 @@ def test_without_a_key_no_ticket_is_genuine() -> None:
     assert is_genuine(b"k", key, "p@1", make_ticket(b"k", key, "p@1", num_sequences=1, most_tokens=9, deadline_ms=1))
 
 
-def test_all_sequences_of_a_request_are_handed_over_with_one_ticket() -> None:
+def test_one_ticket_hands_over_all_sequences_of_a_request() -> None:
     pair = Pair()
     key = pair.net.generate(pair.p, job(), pair.d, num_sequences=3)
     pair.net.run()
@@ -231,7 +244,7 @@ def test_all_sequences_of_a_request_are_handed_over_with_one_ticket() -> None:
 # ---- shares
 
 
-def test_a_source_that_finishes_nothing_leaves_a_quarter_to_others() -> None:
+def test_a_source_that_finishes_nothing_leaves_others_a_quarter() -> None:
     pair = Pair(CoreKnobs(max_running=8))
     offers = [pair.offer_of(job(number)) for number in range(1, 9)]
     answers = [pair.say(offer) for offer in offers]

@@ -68,7 +68,7 @@ def test_pages_are_held_until_the_pull_into_them_is_over(how: str) -> None:
     end_it(net, p, d, key, how)
     net.run()
     assert d.ctx.core.kv.gauges()["held"] == 5, "a pull still writes into them"
-    assert not d.ctx.core.scheduler.requests
+    assert not d.ctx.core.scheduler.requests and not d.idle
     if how in ("abort", "deadline"):
         assert net.messages(Failed), "the prefill node need not wait for the pull"
     stream.open = True
@@ -123,7 +123,7 @@ def held_pages(node: Node) -> list[int]:
 
 
 @pytest.mark.rule("H30")
-def test_a_retracted_grant_goes_on_here_and_frees_the_prefill_node() -> None:
+def test_a_retracted_grant_runs_here_and_frees_the_prefill_node() -> None:
     p, d, stream = pair()
     net = Net([p, d])
     stream.open = False
@@ -177,7 +177,7 @@ def test_a_source_that_says_nothing_for_a_lease_is_given_up() -> None:
     assert_clean(p, d)
 
 
-def test_pages_of_a_request_that_is_over_hold_back_nobody_s_behind_them() -> None:
+def test_pages_of_an_ended_request_hold_back_no_later_ones() -> None:
     p, d = (make_node(role, role[0], CoreKnobs(), transport="gloo") for role in ("prefill", "decode"))
     net, groups, fetched = Net([p, d]), d.side.transfers.groups, list[Fetched]()
     poll = groups.poll
@@ -214,7 +214,7 @@ def go_on(node: Node) -> None:
     del node.ctx.core.loop.step
 
 
-def test_layers_go_ahead_of_each_step_that_begins_after_the_grant() -> None:
+def test_layers_go_ahead_of_each_step_begun_after_the_grant() -> None:
     net, p, d, _, key = granted_and_not_begun(layer_ends=(1,))
     go_on(p)
     net.run()
@@ -225,7 +225,7 @@ def test_layers_go_ahead_of_each_step_that_begins_after_the_grant() -> None:
     assert_clean(p, d)
 
 
-def test_the_record_is_word_of_its_hand_off_while_its_pages_are_described() -> None:
+def test_the_record_is_a_sign_of_life_while_pages_are_described() -> None:
     """The next one, that it is not forgotten, is due a quarter of a lease later."""
     net, p, d, stream, key = granted_and_not_begun()
     stream.open = False
@@ -269,7 +269,7 @@ def test_a_pull_that_raises_leaves_the_stream_alive() -> None:
     assert_clean(p, d)
 
 
-def test_what_arrived_completely_survives_the_death_of_its_source() -> None:
+def test_a_complete_hand_off_survives_the_death_of_its_source() -> None:
     """All pages are claimed and the record is here: the pull in flight needs nobody any more."""
     p, d, stream = pair()
     net = Net([p, d])

@@ -17,7 +17,7 @@ MAX_ROUNDS = 60  # by then it has been computed again
 
 
 @pytest.mark.parametrize("layer_ends", [(), (1,)])
-def test_a_grant_after_the_memory_went_finds_what_the_second_life_has_computed(layer_ends: tuple[int, ...]) -> None:
+def test_a_late_grant_finds_only_what_the_second_life_computed(layer_ends: tuple[int, ...]) -> None:
     """Nothing of the first life may go out: not its record, no layers, and no page that is not full again."""
     computed = [granted_after(rounds, layer_ends) for rounds in range(MAX_ROUNDS)]
     assert computed[0] == 0 and computed[-1] == LENGTH, "from its beginning to its end"

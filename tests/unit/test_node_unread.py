@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -15,13 +16,15 @@ from shared.node.node import Node
 from shared.transfer.frames import FrameSender
 from shared.transfer.host_bytes import PinnedReader
 from shared.transfer.interface import READY_BYTES
-from shared.wire.messages import Ready
+from shared.wire.messages import FramesTaken, Key, Ready
 from tests.support.core_rig import CoreKnobs, Job
+from tests.support.hand_driven import HandDriven
 from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 from tests.support.virtual_gpu.device import make_device
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0)
 KNOBS = CoreKnobs(chunk_size=32, prefix_cache=False)
+NODES = (("prefill", "p0"), ("decode", "d0"), ("decode", "d1"))
 
 
 def job(rid: int, length: int = 150) -> Job:
@@ -47,7 +50,7 @@ def hold_pages(net: Net, *nodes: Node) -> None:
 
 
 @pytest.mark.parametrize("per_peer", [1, 2])
-def test_a_peer_that_reads_nothing_leaves_the_others_their_blocks(per_peer: int) -> None:
+def test_a_peer_that_reads_nothing_leaves_others_their_blocks(per_peer: int) -> None:
     p, slow, good = (
         lending_node(SHARES * per_peer),
         make_node("decode", "d0", KNOBS),
@@ -86,7 +89,7 @@ def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
     assert_clean(p, slow)
 
 
-def test_peers_that_read_nothing_hold_all_blocks_and_nobody_waits_on_the_transfer_thread() -> None:
+def test_peers_holding_all_blocks_never_stop_the_transfer_thread() -> None:
     """One more than there are shares: what is described for it would block the thread, or be an error as here."""
     p = lending_node(SHARES)
     slow = [make_node("decode", f"d{index}", KNOBS, index) for index in range(1, SHARES + 1)]
@@ -129,7 +132,7 @@ def test_a_peer_that_reads_nothing_for_a_lease_is_given_up(is_lending: bool) -> 
     slow = make_node("decode", "d0", KNOBS)
     net = Net([p, slow])
     hold_pages(net, slow)
-    keys = [net.generate(p, job(rid), slow) for rid in (0, 1)]
+    keys = [net.generate(p, job(rid, 100), slow) for rid in (0, 1)]
     net.run()
     assert bool(p.side.inflight._waiting) is is_lending
     net.at(LEASE_S * 0.9)
@@ -156,4 +159,92 @@ def test_a_peer_that_reads_slowly_is_not_given_up() -> None:
         num_turns += 1
     assert num_turns > 1 and net.router.streams[key] == expected(job(0))
     assert all(message.pages for message in net.messages(Ready)), "no need to say that the prefill node lives"
+    assert_clean(p, slow)
+
+
+# ---- frames on their way
+
+
+def frames_said(net: Net, key: Key) -> int:
+    return sum(bool(message.pages) for message in net.messages(Ready) if message.key == key)
+
+
+def test_few_pages_are_on_the_way_to_a_slow_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its watch's bound a decode node that is merely slow would take pages for a flood."""
+    p, slow, good = (make_node(role, name, KNOBS, index) for index, (role, name) in enumerate(NODES))
+    monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 5 * p.ctx.core.pool.page_bytes)
+    net = Net([p, slow, good])
+    hold_pages(net, slow)
+    keys = [net.generate(p, job(rid), slow) for rid in range(3)]
+    keys.append(net.generate(p, job(3), good))
+    net.run()
+    assert [len(action.message.pages) for _, _, action in net.kept] == [2, 2], "a third set of two would be six pages"
+    assert net.router.streams[keys[3]] == expected(job(3)), "another node's pages don't wait"
+    net.hold = lambda src, dst, message: False
+    net.release_held()
+    net.run()
+    assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(4)]
+    assert_clean(p, slow, good)
+
+
+def test_frames_count_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Ready goes out when the one before was taken, although no page is copied: a long step would hold it up."""
+    monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 1)
+    p, d = make_node("prefill", "p0", KNOBS), make_node("decode", "d0", KNOBS)
+    stream, core = HandDriven(), d.ctx.core
+    stream.open = False
+    core.streams = core.engine.streams = replace(core.streams, transfer=stream)
+    net = Net([p, d])
+    net.hold = lambda src, dst, message: isinstance(message, FramesTaken)
+    key = net.generate(p, job(0), d)
+    for number in range(1, 6):
+        net.run()
+        assert frames_said(net, key) == number and len(net.kept) == 1
+        net.release_held()
+    net.hold = lambda src, dst, message: False
+    while not net.router.ends[key]:
+        stream.run()
+        net.run()
+    assert net.router.streams[key] == expected(job(0)) and not p.side.inflight.granted
+    assert_clean(p, d)
+
+
+def test_a_large_page_set_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones of the same peer would take the room that it waits for, for ever."""
+    knobs = CoreKnobs(chunk_size=32)
+    p, other, d = (make_node(role, name, knobs, index) for index, (role, name) in enumerate(NODES))
+    net = Net([p, other, d])
+    net.run_until_ended([net.generate(p, job(0, 100), other)])  # its six pages are cached: they go out as one set
+    net.run()
+    monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 6 * p.ctx.core.pool.page_bytes)
+    hold_pages(net, d)
+    jobs = [job(1, 17), replace(job(0, 100), rid=7), job(2, 17)]
+    keys = []
+    for one in jobs:
+        keys.append(net.generate(p, one, d))
+        net.run()
+    assert {action.message.key for _, _, action in net.kept} == {keys[0]}, "the second does not fit, so the third waits"
+    net.hold = lambda src, dst, message: False
+    net.release_held()
+    net.run_until_ended(keys)
+    assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
+    net.run()
+    assert_clean(p, other, d)
+
+
+def test_what_a_request_had_on_the_way_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 1)
+    p, slow = make_node("prefill", "p0", KNOBS), make_node("decode", "d0", KNOBS)
+    net = Net([p, slow])
+    hold_pages(net, slow)
+    first, second = (net.generate(p, job(rid), slow) for rid in (0, 1))
+    net.run()
+    assert [action.message.key for _, _, action in net.kept] == [first]
+    net.abort(p, first)
+    net.run()
+    assert [action.message.key for _, _, action in net.kept] == [first, second]
+    net.hold = lambda src, dst, message: False
+    net.release_held()
+    net.run()
+    assert net.router.streams[second] == expected(job(1))
     assert_clean(p, slow)

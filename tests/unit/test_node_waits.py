@@ -56,7 +56,7 @@ def test_a_queue_longer_than_a_lease_fails_nobody(rig: FullDecodeNode) -> None:
     assert_clean(rig.p, rig.d)
 
 
-def test_every_offer_that_stays_is_told_at_once_and_at_each_quarter_of_a_lease(rig: FullDecodeNode) -> None:
+def test_each_waiting_offer_is_told_now_and_each_quarter_lease(rig: FullDecodeNode) -> None:
     keys = rig.offer(40)
     assert waits_of(rig.net) == dict.fromkeys(keys, 1)
     rig.pass_leases(3)
@@ -110,7 +110,7 @@ def test_an_offer_that_never_arrives_is_given_up_after_a_lease() -> None:
     assert_clean(p, d)
 
 
-def test_siblings_that_are_offered_late_have_a_lease_of_their_own(rig: FullDecodeNode) -> None:
+def test_siblings_offered_late_have_a_lease_of_their_own(rig: FullDecodeNode) -> None:
     """Their leader waited longer than that."""
     key = rig.net.generate(rig.p, replace(job(1), prompt=job(1).prompt[:20]), rig.d, num_sequences=2)
     rig.net.run()

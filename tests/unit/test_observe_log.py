@@ -145,7 +145,7 @@ class Clock:
         return self.now
 
 
-def test_a_kind_is_written_once_per_interval_and_the_rest_counted():
+def test_a_kind_is_written_once_an_interval_and_the_rest_counted():
     log, stream = make()
     clock = Clock()
     once = LogOnce(log, interval_s=60, clock=clock)

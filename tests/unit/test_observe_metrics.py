@@ -97,7 +97,7 @@ def test_accepted_drafts_by_position_and_the_width_of_steps(registry):
     assert registry.get_sample_value("baton_spec_width", PLACE) is None
 
 
-def test_a_node_that_falls_silent_loses_its_gauges_and_is_not_counted_twice_when_back(registry):
+def test_a_silent_node_loses_its_gauges_and_returns_counted_once(registry):
     metrics = ClusterMetrics(registry)
     metrics.update(REPORT)
     metrics.forget("decode-0")

@@ -211,7 +211,7 @@ def test_a_file_that_is_removed_stays_mapped(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_room_is_made_by_the_one_used_longest_ago_and_never_by_one_in_use(tmp_path: Path) -> None:
+def test_the_file_unused_longest_makes_room_and_none_in_use(tmp_path: Path) -> None:
     keys = [PackedKey({"model": name}, "code") for name in "abcd"]
     size = made(tmp_path, keys[0]).stat().st_size
     used = folder(tmp_path).take(keys[0], 1000, never)

@@ -44,7 +44,7 @@ def loaded(model: Path, packed_bytes: int = GIB) -> build.Loaded:
 
 
 @needs_kernels
-def test_a_node_keeps_its_weights_in_a_file_unless_it_is_told_not_to(tmp_path: Path, cache: Path) -> None:
+def test_a_node_keeps_its_weights_in_a_file_unless_told_not_to(tmp_path: Path, cache: Path) -> None:
     model = write_tiny_llama(tmp_path / "model")
     assert loaded(model, 0).packed is None and not cache.exists()
     found = loaded(model).packed

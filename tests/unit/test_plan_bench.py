@@ -19,7 +19,7 @@ def make_bench() -> Bench:
     return Bench(assemble_core(model, make_streams("inline"), settings, sizes, overlap=False))
 
 
-def test_prompts_come_in_chunks_and_every_token_reads_all_before_it() -> None:
+def test_prompts_come_in_chunks_and_tokens_read_all_before_them() -> None:
     bench = make_bench()
     bench.ask(100, 1)
     bench.finish()

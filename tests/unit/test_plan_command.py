@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(
     assert find(saved, "--rate", "2", "--json", str(tmp_path / "none" / "found.json")) == 2
     assert find(saved, "--rate", "2", "--json", str(tmp_path)) == 2
     said = capsys.readouterr()
-    assert said.err.count("no file can be written there") == 2 and not said.out
+    assert said.err.count("can't write a file there") == 2 and not said.out
 
 
 def test_a_load_that_fits_no_node_says_so(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,9 @@ def verdict_of(profile: Profile, *flags: str) -> str:
     return "\n".join(verdict(finding, plan, args, args.machines, profile))
 
 
-def test_many_machines_are_told_what_to_run_and_what_was_not_measured() -> None:
+def test_many_machines_get_their_commands_and_what_is_unmeasured() -> None:
     said = verdict_of(made.profile(), "--rate", "2", "--prompt-tokens", "5", "--output-tokens", "3", "--machines", "2")
-    assert "over all machines, in the words of baton up: --prefill 0" in said
+    assert "over all machines, as flags of baton up: --prefill 0" in said
     assert "--model=hashlm --dtype=float32" in said
     assert "No hand-off was measured" in said
     measured = made.profile(path=PathProfile(0.0, handoff=0.01, bytes_per_s=1e6))
@@ -125,12 +125,12 @@ def test_a_missing_profile_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda text: "", "is no profile"),
-        (lambda text: text[:300], "is no profile"),
+        (lambda text: "", "is not a profile"),
+        (lambda text: text[:300], "is not a profile"),
         (lambda text: "{}", "has format 0, this baton reads format 1"),
         (lambda text: '{"format": 2, "hosts": []}', "has format 2, this baton reads format 1"),
         (lambda text: text.replace('"page_size": 16', '"page_size": 0'), "page_size is 0"),
-        (lambda text: text.replace('"to_node": 0.0', '"to_node": null'), "is no profile"),
+        (lambda text: text.replace('"to_node": 0.0', '"to_node": null'), "is not a profile"),
         (lambda text: text.replace('"to_node": 0.0', '"to_node": -1'), "path of a node"),
         (lambda text: text.replace("1001", "1"), "step costs"),
         (lambda text: text.replace("0.011", "0.0"), "step costs"),
@@ -166,7 +166,7 @@ def layout(prefill: int, decode: int) -> ClusterLayout:
 @pytest.mark.parametrize(
     ("wanted", "lines"),
     [
-        ((1, 2), ["http://r:1 runs 1 prefill and 2 decode nodes, which is what this layout wants."]),
+        ((1, 2), ["http://r:1 runs 1 prefill and 2 decode nodes, as this layout wants."]),
         ((2, 1), ["  baton admin role d1 prefill http://r:1"]),
         ((0, 3), ["  baton admin role p0 decode http://r:1"]),
         ((0, 2), ["  baton admin drain p0 http://r:1"]),

@@ -50,7 +50,7 @@ def test_no_cost_is_below_nothing() -> None:
     assert list(costs.rise) == sorted(costs.rise)
 
 
-def test_the_non_negative_solution_is_the_least_squares_one_where_that_is_positive() -> None:
+def test_non_negative_fits_equal_positive_least_squares_fits() -> None:
     rng = np.random.default_rng(5)
     parts = np.abs(rng.normal(size=(60, 4)))
     wanted = np.asarray([0.3, 1.0, 0.2, 0.7])

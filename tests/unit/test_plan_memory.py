@@ -73,7 +73,7 @@ def test_a_closed_loop_goes_on_behind_a_refusal(monkeypatch: pytest.MonkeyPatch)
     assert len(records) == 5 and not any(record.is_whole for record in records)
 
 
-def test_what_was_on_its_way_to_a_node_when_the_run_ended_has_failed() -> None:
+def test_a_request_still_on_its_way_at_the_end_has_failed() -> None:
     profile = made.profile(path=PathProfile(to_node=5.0))
     plan = made.plan("--concurrency", "1", "--duration", "2", "--drain", "1")
     records, _ = play_virtual(made.layout(0, 1), profile, made.tokens(), plan)

@@ -58,7 +58,7 @@ def test_a_hand_off_delays_the_second_token_and_not_the_first() -> None:
     assert [node.timed.busy_seconds > 0 for node in world.nodes] == [True, True]
 
 
-def test_a_pull_goes_behind_the_steps_that_the_decode_node_has_launched() -> None:
+def test_a_pull_follows_the_steps_that_decode_has_launched() -> None:
     flags = ("--arrivals", "constant", "--rate", "2", "--requests", "2", "--prompt-tokens", "20")
     records, _ = played(made.layout(1, 1), made.plan(*flags, "--output-tokens", "100"))
     assert records[0].end > records[1].at[1], "the first one decodes while the second one comes"
@@ -152,11 +152,11 @@ def test_a_prompt_that_can_never_fit_is_an_error_of_its_own() -> None:
     "flags", [("--rate", "0.001", "--duration", "2"), ("--rate", "1", "--requests", "3", "--warmup", "50")]
 )
 def test_a_load_of_which_nothing_counts_is_refused(flags: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="none in the time that counts"):
+    with pytest.raises(ConfigError, match="none in the judged time"):
         forecast(made.layout(0, 1), made.profile(), made.tokens(), made.plan(*flags))
 
 
-def test_a_hand_off_that_was_not_measured_is_that_of_smaller_nodes() -> None:
+def test_an_unmeasured_hand_off_is_that_of_smaller_nodes() -> None:
     """A node that is a whole machine has no partner on it to measure a hand-off with."""
     profile = made.profile()
     profile.paths[1] = PathProfile(0.001, handoff=0.5, bytes_per_s=1e6)

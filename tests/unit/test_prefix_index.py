@@ -38,8 +38,8 @@ def events(
     return CacheEvents(node, 1, seq, cleared, list(removed), list(stored))
 
 
-def registry_of(*node_ids: str, role: str = "prefill") -> tuple[Registry, list[RegisteredNode]]:
-    registry = Registry(5.0, follows_caches=True)
+def registry_of(*node_ids: str, role: str = "prefill", router_id: str = "") -> tuple[Registry, list[RegisteredNode]]:
+    registry = Registry(5.0, follows_caches=True, router_id=router_id)
     nodes = [registry.hello(peer_name(one, 1), hello(role, one), 0.0)[0] for one in node_ids]
     return registry, [node for node in nodes if node is not None]
 
@@ -140,16 +140,17 @@ def test_a_prompt_goes_where_it_is_cached(role: str) -> None:
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
     assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.PREFIX)
     other = PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT[::-1], "", 0)))
-    assert other == (nodes[0], Reason.TURN)
+    assert other.node is not nodes[1] and other.reason is Reason.MEETING
+    assert PrefixAware().pick(nodes, Wanted(10, 0.0, PromptPages(PROMPT[:10], "", 0))) == (nodes[0], Reason.TURN)
 
 
 def test_a_long_queue_outweighs_a_cached_prefix() -> None:
     _, nodes = registry_of("a", "b")
     nodes[0].pages.take(events(1, names_of(PROMPT), cleared=True))
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
-    nodes[0].open_prompt_tokens = 50
+    nodes[0].open_prompt_tokens = nodes[0].open_prompt_work = 50
     assert PrefixAware().pick(nodes, wanted).node is nodes[0]
-    nodes[0].open_prompt_tokens = 500
+    nodes[0].open_prompt_tokens = nodes[0].open_prompt_work = 500
     assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.LOAD)
 
 
@@ -173,3 +174,41 @@ def test_a_session_breaks_ties_alike_on_every_router() -> None:
     for number, node in picked.items():
         if node is not nodes[2]:
             assert PrefixAware().pick(nodes[:2], Wanted(100, affinity=f"session {number}")).node is node
+
+
+def met(nodes: Sequence[RegisteredNode], prompt: Sequence[int]) -> str:
+    """Where a prompt goes that no node has cached."""
+    picked = PrefixAware().pick(nodes, Wanted(len(prompt), 0.0, PromptPages(prompt, "", 0)))
+    assert picked.reason is Reason.MEETING
+    return picked.node.node_id
+
+
+def test_equal_new_prompts_meet_whichever_router_they_come_to() -> None:
+    """Nothing was told of them yet: each router sent them to a node of its own, and both computed them."""
+    _, first = registry_of("a", "b", "c", router_id="router-0")
+    _, second = registry_of("c", "b", "a", router_id="router-1")
+    prompts = [[number, *PROMPT] for number in range(60)]
+    places = [met(first, prompt) for prompt in prompts]
+    assert places == [met(second, prompt) for prompt in prompts] and set(places) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("rest", [5, 50, 90])
+def test_prompts_meet_that_share_half_of_what_they_are(rest: int) -> None:
+    _, nodes = registry_of("a", "b", "c", "d")
+    for number in range(20):
+        shared = [number, *PROMPT]
+        assert met(nodes, [*shared, *range(rest)]) == met(nodes, [*shared, *range(7, rest)])
+
+
+def test_a_short_preamble_brings_nobody_together() -> None:
+    _, nodes = registry_of("a", "b", "c", "d")
+    assert len({met(nodes, [*PROMPT[:32], number, *PROMPT, *PROMPT]) for number in range(60)}) == 4
+
+
+def test_one_beginning_fills_no_node() -> None:
+    """All prompts of a site may begin alike: beyond a fair share they go to the next node, the same on each router."""
+    _, nodes = registry_of("a", "b", "c", "d")
+    for _ in range(100):
+        name = met(nodes, PROMPT)
+        next(node for node in nodes if node.node_id == name).dispatched += 1
+    assert max(node.dispatched for node in nodes) <= 1.25 * 25 + 2

@@ -274,7 +274,7 @@ class LosesARank:
 
 
 @pytest.mark.parametrize("backend", ["inline", "cpu"])
-def test_a_lost_rank_ends_the_node_and_no_request_is_told_that_it_failed(backend: str) -> None:
+def test_a_lost_rank_ends_the_node_and_fails_no_request(backend: str) -> None:
     """They would be the client's errors; the router takes them elsewhere when the node is gone."""
     core = make_core(CoreKnobs(chunk_size=16, backend=backend), ranks=LosesARank())  # type: ignore[arg-type]
     for job in draw_jobs(random.Random(1), 4):

@@ -17,6 +17,7 @@ RAW = {"tolist", "item", "numpy", "data_ptr", "untyped_storage", "__array__"}
 KERNEL = "a CPU kernel: declared by the model's or sampler's accessor"
 HOST = "host arrays, no tensors"
 ALLOWED = {
+    "prefill_node/pulls.py": HOST,
     "shared/model/encoder_rows.py": HOST,
     "shared/model/hashlm/seq2seq.py": KERNEL,
     "shared/model/packed_weights.py": "weights on their way to a file, packed for a CPU",
@@ -53,7 +54,7 @@ ALLOWED = {
     "shared/sched/freeze.py": HOST,
     "shared/gpu_kernel/launcher.py": "addresses of what a kernel gets, never their contents",
     "shared/gpu_kernel/signatures.py": "the same",
-    "shared/gpu_kernel/gather_pages.py": "the same",
+    "shared/gpu_kernel/copy_pages.py": "the same",
     "shared/device/torch_cuda.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",

@@ -84,6 +84,21 @@ def running(settings: RayClusterConfig) -> Story:
     return story
 
 
+def with_later(*names: str) -> Story:
+    """One node of each role at the start, and these came later."""
+    story = running(config())
+    for name in names:
+        story.fleet.add(name, story.now)
+        story.place(name)
+    story.tick()
+    return story
+
+
+def seen(role: str, num: int) -> dict[str, str]:
+    """Return the nodes that routers see: the first `num` names of this role, serving it."""
+    return {f"{role}-{index}": role for index in range(num)}
+
+
 def test_nodes_start_when_all_routers_have_a_place():
     story = Story(config(routers=2))
     story.place("prefill-0")
@@ -95,6 +110,16 @@ def test_nodes_start_when_all_routers_have_a_place():
     assert list(orders) == ["router-1", "prefill-0"]
     assert orders["prefill-0"].config.parts.node.router == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
     assert orders["router-1"].config.router.port == 8001 and orders["router-1"].config.router.router_id == "router-1"
+
+
+def test_there_may_be_any_number_of_routers():
+    """There were 16 at most."""
+    story = Story(config(routers=40, prefill=1, decode=1))
+    for name in story.fleet.names:
+        story.place(name)
+    story.tick()
+    (dialled,) = {story.reports[name].routers for name in ("prefill-0", "decode-0")}
+    assert len(set(dialled)) == 40
 
 
 def test_after_a_while_nodes_start_with_the_routers_there_are():
@@ -136,7 +161,7 @@ def test_each_gets_cores_of_its_own_while_there_are_some():
     assert dealt == {"router-0": (0,), **nodes}, "one core is left for decode-0 and it wants two: it floats"
 
 
-def test_an_actor_that_dies_is_started_later_each_time_and_then_no_more():
+def test_a_dying_actor_restarts_later_each_time_then_no_more():
     story = running(config(max_restarts=3))
     delays = []
     for life in range(2, 5):
@@ -159,7 +184,7 @@ def test_an_actor_whose_daemon_never_ran_is_not_punished():
     assert story.fleet.members["decode-0"].policy.deaths and len(story.fleet.members["decode-0"].policy.deaths) == 1
 
 
-def test_a_daemon_that_dies_before_anybody_saw_it_run_is_no_different():
+def test_a_daemon_that_dies_unseen_is_restarted_the_same_way():
     story = running(config(max_restarts=3))
     story.fleet = Fleet(story.fleet.config, story.fleet.names, story.now)
     story.place("router-0")
@@ -184,11 +209,11 @@ def test_what_was_drained_or_can_not_work_stays_down(state):
 def test_who_does_not_answer_is_away_and_gets_no_orders():
     story = running(config())
     story.fleet.miss("decode-0", story.now)
-    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode", 1)
+    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode", seen("decode", 1))
     assert story.fleet.orders(story.now) == {}
 
 
-def test_an_actor_that_is_dead_for_good_is_made_again_ever_later_and_then_no_more():
+def test_an_actor_dead_for_good_is_remade_ever_later_then_never():
     story = running(config(max_restarts=3))
     del story.reports["decode-0"]
     waits = []
@@ -302,16 +327,16 @@ def test_a_router_that_comes_back_where_it_was_moves_nobody():
 
 
 def test_whoever_leaves_is_stopped_first():
-    story = running(config(decode=2))
-    story.fleet.leave(story.fleet.newest("decode"))
-    assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode", 2)
+    story = with_later("decode-1")
+    story.fleet.leave(story.fleet.newest("decode", seen("decode", 2)))
+    assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode", seen("decode", 2))
     assert story.tick() == {"decode-1": StopOrder()}
     assert story.fleet.gone(story.now) == ["decode-1"]
     story.fleet.forget("decode-1")
     assert story.tick() == {}
 
 
-def test_whoever_leaves_and_is_not_heard_of_is_given_time_to_drain():
+def test_a_leaving_node_that_is_silent_gets_time_to_drain():
     story = running(config(decode=2))
     story.fleet.leave("decode-1")
     story.fleet.miss("decode-1", 10.0)
@@ -320,7 +345,7 @@ def test_whoever_leaves_and_is_not_heard_of_is_given_time_to_drain():
     assert story.fleet.gone(10.5 + LOST_AFTER_S) == ["decode-1"]
 
 
-def test_a_later_node_that_finds_no_room_is_given_up_and_those_of_the_start_never():
+def test_only_a_later_node_is_given_up_for_lack_of_room():
     story = running(config())
     story.fleet.forget("decode-0")
     story.fleet.add("decode-0", 0.0)
@@ -332,20 +357,21 @@ def test_a_later_node_that_finds_no_room_is_given_up_and_those_of_the_start_neve
 def test_a_load_counts_only_when_the_routers_see_every_node():
     """A node that runs and has not arrived yet is no reason for another one."""
     fleet = running(config(decode=2)).fleet
-    assert fleet.is_steady("decode", 2) and fleet.is_steady("prefill", 1)
+    assert fleet.is_steady("decode", seen("decode", 2)) and fleet.is_steady("prefill", seen("prefill", 1))
     fleet.add("decode-2", 1.0)
-    assert not fleet.is_steady("decode", 2) and not fleet.is_steady("decode", 3)
-    assert not fleet.is_steady("prefill", 0), "gone from a router's view, and running"
+    assert not fleet.is_steady("decode", seen("decode", 2)) and not fleet.is_steady("decode", seen("decode", 3))
+    assert not fleet.is_steady("prefill", {}), "gone from a router's view, and running"
 
 
 @pytest.mark.parametrize("end", [FAILED, DRAINED])
 def test_a_node_that_will_not_run_again_does_not_stop_scaling(end):
     """It would be waited for: the role would never grow or shrink again."""
-    story = running(config(decode=3))
+    story = with_later("decode-1", "decode-2")
     story.reports["decode-2"] = replace(story.reports["decode-2"], state=end, words="why")
     story.tick()
-    assert story.fleet.is_steady("decode", 2) and not story.fleet.is_steady("decode", 3)
-    assert story.fleet.newest("decode") == "decode-1", "a node that bears no load is not the one to take away"
+    two, three = seen("decode", 2), seen("decode", 3)
+    assert story.fleet.is_steady("decode", two) and not story.fleet.is_steady("decode", three)
+    assert story.fleet.newest("decode", two) == "decode-1", "a node that bears no load is not the one to take away"
     assert story.fleet.next_name("decode") == "decode-3"
 
 
@@ -359,7 +385,7 @@ def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
         story.tick()
         story.reports[name] = replace(story.reports[name], state=FAILED, words="no such model")
         story.tick()
-        assert story.fleet.is_steady("decode", 1)
+        assert story.fleet.is_steady("decode", seen("decode", 1))
         grown += 1
     assert grown == 4
 
@@ -378,10 +404,10 @@ def test_names_of_new_nodes_fill_gaps():
     ("settings", "message"),
     [
         (config(router=RouterConfig(port=0)), "port is 0"),
-        (config(router=RouterConfig(node_endpoint="ipc:///tmp/x")), "says a port"),
-        (config(router=RouterConfig(node_endpoint="tcp://127.0.0.1:0")), "says a port"),
-        (config(node=NodeConfig(bind_port=5)), "dealt out"),
-        (config(node=NodeConfig(node_id="x")), "dealt out"),
+        (config(router=RouterConfig(node_endpoint="ipc:///tmp/x")), "only its port is used"),
+        (config(router=RouterConfig(node_endpoint="tcp://127.0.0.1:0")), "only its port is used"),
+        (config(node=NodeConfig(bind_port=5)), "set when nodes are placed"),
+        (config(node=NodeConfig(node_id="x")), "set when nodes are placed"),
     ],
 )
 def test_what_is_dealt_out_is_not_chosen(settings, message):
@@ -402,7 +428,7 @@ def test_several_machines_need_keys_and_the_refusal_says_which():
 def test_a_bundle_that_no_machine_could_hold_is_refused_by_name():
     settings = config(decode=2, decode_cpus=4.0, decode_gpus=1.0)
     plan.check_bundles(settings, [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 1.0}])
-    with pytest.raises(ConfigError, match="decode-0 wants 4 CPU, 1 GPU on one machine"):
+    with pytest.raises(ConfigError, match="decode-0 needs 4 CPU, 1 GPU on one machine"):
         plan.check_bundles(settings, [{"CPU": 8.0}, {"CPU": 3.0, "GPU": 4.0}])
 
 
@@ -463,7 +489,7 @@ def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
     ("given", "prefill", "decode"),
     [({"tp": 2}, (2, 1, 1), (2, 1, 1)), ({"dp": 3}, (1, 1, 1), (1, 3, 1)), ({"pp": 2}, (1, 1, 2), (1, 1, 2))],
 )
-def test_nodes_get_their_ranks_and_prefill_nodes_share_out_no_rows(given, prefill, decode):
+def test_nodes_get_their_ranks_and_prefill_never_splits_rows(given, prefill, decode):
     settings = config(parallel=ParallelConfig(**given))
     for name, expected in (("prefill-0", prefill), ("decode-0", decode)):
         parallel = plan.node_config(settings, name, HERE, (), CorePlan()).parts.parallel

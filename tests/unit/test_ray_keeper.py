@@ -166,7 +166,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_record_tells_a_process_from_a_later_one_with_its_number(home):
+def test_the_record_tells_a_process_from_a_later_one_of_its_pid(home):
     own = psutil.Process()
     record = RayRecord("127.0.0.1:1", "baton", os.getpid(), own.create_time())
     head.write_record(record)
@@ -179,7 +179,7 @@ def test_the_record_tells_a_process_from_a_later_one_with_its_number(home):
 
 
 @pytest.mark.parametrize("word", ["status", "down"])
-def test_without_a_file_the_last_cluster_is_meant_and_there_must_be_one(home, capsys, word):
+def test_without_a_file_the_last_cluster_is_meant_and_must_exist(home, capsys, word):
     pytest.importorskip("ray", reason="Ray is not installed")
     assert cli.main(["ray", word]) == 2
     assert "no cluster was started from here" in capsys.readouterr().err
@@ -236,5 +236,5 @@ def test_what_is_shipped_is_our_packages_alone(tmp_path):
     excluded = session.left_out(ROOT)
     assert {"/tests", "/README.md"} <= set(excluded)
     assert not {f"/{package}" for package in session.OURS} & set(excluded)
-    with pytest.raises(cli.ConfigError, match="no checkout of Baton"):
+    with pytest.raises(cli.ConfigError, match="not a checkout of Baton"):
         session.left_out(tmp_path)

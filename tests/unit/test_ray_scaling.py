@@ -95,7 +95,7 @@ def test_a_missed_objective_counts_only_under_load():
         assert [scaler.decide(now, load) for now in (0.0, 20.0)] == [0, wanted]
 
 
-def test_the_pressure_at_which_latency_was_missed_counts_as_full_for_a_while():
+def test_pressure_that_missed_latency_counts_as_full_for_a_while():
     scaler = RoleScaler(1, 4, replace(SETTINGS, settle_s=0))
     assert [scaler.decide(now, RoleLoad(2, 0.0, 0.4, 1.2)) for now in (0.0, 20.0)] == [0, 1]
     calm = RoleLoad(3, 0.0, 0.8 / 3, 0.8)  # on two nodes 0.5 of full: room, if it had not been too slow there

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from router.attempts import MAX_EXCUSED
@@ -40,9 +41,10 @@ class Link:
 class Story:
     """Three decode nodes; as a rule, one attempt for each request."""
 
-    def __init__(self, max_attempts: int = 1) -> None:
-        self.rig, self.link = RouterRig(max_attempts=max_attempts, resume_wait_s=5.0), Link()
-        log, metrics = Logger("r", io.StringIO()), ClusterMetrics(CollectorRegistry())
+    def __init__(self, max_attempts: int = 1, silence_s: float = 5.0) -> None:
+        self.rig = RouterRig(max_attempts=max_attempts, resume_wait_s=5.0, silence_s=silence_s)
+        self.link, self.lines = Link(), io.StringIO()
+        log, metrics = Logger("r", self.lines), ClusterMetrics(CollectorRegistry())
         self.gateway = Gateway(
             ("r", 9), self.rig.registry, self.rig.dispatcher, self.link, metrics, log, lambda: self.rig.now
         )
@@ -64,6 +66,9 @@ class Story:
 
     def open(self) -> Mailbox:
         return self.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7)])
+
+    def has_been_away(self) -> bool:
+        return "was frozen" in self.lines.getvalue()
 
     def lose_the_first(self) -> None:
         self.gateway.handle(PeerClosed(self.link.generates[-1]))
@@ -126,7 +131,7 @@ def test_a_router_without_its_cable_does_not_count_each_node() -> None:
     assert len(story.link.generates) == 4 and not mailbox._news
 
 
-def test_a_second_mute_node_makes_it_wait_for_the_others_to_be_known() -> None:
+def test_a_second_mute_node_makes_a_request_wait_for_the_others() -> None:
     """Where a hundred nodes are lost within a tick, a request does not try them all."""
     story = Story(max_attempts=2)
     story.nodes_speak()
@@ -162,6 +167,27 @@ def test_a_router_that_was_awake_counts_every_loss() -> None:
     story.tick(8)
     story.lose_the_first()
     assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
+
+
+def test_a_tick_that_comes_a_little_late_is_no_absence() -> None:
+    """The defect: with a short silence nearly every tick said that the router was away, and excused the next losses."""
+    story = Story(silence_s=1.5)
+    mailbox = story.open()
+    story.nodes_speak()
+    for _ in range(3):
+        story.rig.now += 0.1
+        story.tick(1)
+    story.lose_the_first()
+    assert not story.has_been_away()
+    assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
+
+
+@pytest.mark.parametrize("silence_s", [1.5, 5.0])
+def test_whatever_ends_a_link_is_an_absence(silence_s: float) -> None:
+    story = Story(silence_s=silence_s)
+    story.rig.now += link_silence(silence_s).shortest_s
+    story.gateway.tick()
+    assert story.has_been_away()
 
 
 def test_the_excuse_ends() -> None:

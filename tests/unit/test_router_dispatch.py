@@ -9,7 +9,7 @@ import pytest
 from router.dispatch import NewRequest
 from router.effects import Update
 from router.registry import RegisteredNode
-from shared.core.errors import NoNodes, Overloaded
+from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from tests.support.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
@@ -77,7 +77,7 @@ def test_two_nodes_that_disagree_raise_an_alarm(rig: RouterRig) -> None:
     assert ids_of(effects) == [11]
 
 
-def test_a_request_that_ends_with_its_first_token_ends_on_prefill(rig: RouterRig) -> None:
+def test_a_request_ended_by_its_first_token_ends_on_prefill(rig: RouterRig) -> None:
     prefill, _ = pair(rig)
     key = rig.open()[0].key
     rig.run(prefill, key, 0, [10])
@@ -110,12 +110,12 @@ def test_nodes_that_do_not_fit_are_not_paired(rig: RouterRig) -> None:
 
 
 def test_no_node_and_too_many_requests_change_nothing() -> None:
-    rig = RouterRig(max_open=2)
+    rig = RouterRig(max_open=2, max_queued=0)
     with pytest.raises(NoNodes):
         rig.open()
     pair(rig)
     rig.open()
-    with pytest.raises(Overloaded):
+    with pytest.raises(QueueFull):
         rig.open(rounds=2)
     assert len(rig.journal) == 1
 

@@ -22,6 +22,7 @@ from router.api.handlers import LONG_BODY_BYTES, in_time
 from router.api.writer import COMMENT, AnswerFacts, Writer
 from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
+from router.tenants.book import Tenants
 from router.text.hashlm import HashTokenizer
 from shared.core.errors import BatonError, HandoffFailed, InvalidRequest, Overloaded
 from shared.core.sampling_params import SamplingParams
@@ -36,7 +37,7 @@ class Exchange:
     def __init__(self, handler: Handler, *headers: tuple[bytes, bytes]) -> None:
         self.log = io.StringIO()
         metrics = RequestMetrics(CollectorRegistry())
-        rules = EndpointRules(Logger("r", self.log), metrics, "", 1, 10.0)
+        rules = EndpointRules(Logger("r", self.log), metrics, Tenants(), 1, 10.0)
         self.sent: list[dict[str, Any]] = []
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": list(headers)}
         asyncio.run(Endpoint(rules, "POST", handler)(scope, self._receive, self._send))
@@ -74,7 +75,7 @@ def test_a_request_without_a_name_gets_one() -> None:
 
 
 @pytest.mark.parametrize("error", [HandoffFailed("the peer is gone"), Overloaded("full")])
-def test_a_failure_of_ours_is_logged_with_the_name_and_an_overload_is_not(error: BatonError) -> None:
+def test_our_failures_are_logged_by_name_and_overloads_are_not(error: BatonError) -> None:
     async def fail(connection: Connection) -> None:
         raise error
 
@@ -150,7 +151,7 @@ def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert exchange.parts.count(COMMENT) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
 
 
-def test_what_fails_at_once_is_no_200_and_what_fails_late_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_failures_get_no_200_and_late_ones_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = Failure("r", HandoffFailed("the peer is gone"))
     assert stream(Waiting(failure)).sent[0]["status"] == HandoffFailed.status
     monkeypatch.setattr(generation, "PING_S", 0.01)
@@ -159,7 +160,7 @@ def test_what_fails_at_once_is_no_200_and_what_fails_late_is_logged(monkeypatch:
     assert "request=mine-7" in late.log.getvalue()
 
 
-def test_a_prompt_that_is_scored_and_one_that_waits_behind_another_are_waited_for_too(
+def test_pings_go_on_before_and_after_a_scored_prompt_s_opening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(generation, "PING_S", 0.01)
@@ -173,7 +174,7 @@ def test_a_prompt_that_is_scored_and_one_that_waits_behind_another_are_waited_fo
     assert len(pings) >= 9 and pings[-1] > opening > pings[4], "before the opening and behind it"
 
 
-def test_of_an_answer_that_is_hidden_the_usage_counts_what_was_cached() -> None:
+def test_a_hidden_answer_s_usage_counts_cached_tokens() -> None:
     show = replace(SHOW, stream=False, hides_answer=True)
     exchange = stream(Waiting(token(), done()), plan=replace(PLAN, show=show))
     answer = json.loads(exchange.parts[0])

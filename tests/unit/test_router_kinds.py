@@ -106,7 +106,7 @@ def test_two_kinds_that_do_not_fit_are_one_line() -> None:
     assert len(cluster.told) == 3, "with the decode nodes, and with the odd ones"
 
 
-def test_each_node_of_the_smaller_kind_is_named_beside_one_of_the_larger() -> None:
+def test_each_of_the_smaller_kind_is_named_with_one_of_the_other() -> None:
     registry = Registry(5.0)
     for name in ("d0", "d1", "d2"):
         registry.hello(f"{name}@1", hello("decode", name), 0.0)
@@ -125,7 +125,7 @@ def node_named(registry: Registry, node_id: str) -> RegisteredNode:
     return node
 
 
-def test_a_node_that_comes_back_as_another_kind_is_of_that_kind_alone() -> None:
+def test_a_node_returning_as_another_kind_is_of_that_kind_only() -> None:
     registry = Registry(5.0)
     registry.hello("d@1", hello("decode", "d"), 0.0)
     registry.hello("p@1", hello("prefill", "p", fingerprint=OTHERS[1]), 0.0)

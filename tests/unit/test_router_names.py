@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def test_of_several_keys_one_must_be_chosen(tmp_path: Path) -> None:
 
 def test_the_router_of_a_cluster_on_one_machine_keeps_its_name() -> None:
     """Its series on /metrics would change with every start."""
-    assert local.with_name(ClusterConfig()).router.router_id == "router"
+    assert local.router_names(ClusterConfig()) == ("router",)
     given = ClusterConfig(router=RouterConfig(router_id="paris"))
-    assert local.with_name(given).router.router_id == "paris"
+    assert local.router_names(given) == ("paris",)
+    two = replace(given, local=replace(given.local, routers=2))
+    assert local.router_names(two) == ("paris-0", "paris-1")

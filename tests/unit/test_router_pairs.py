@@ -127,7 +127,7 @@ def test_a_request_from_before_heals_nothing(rig: RouterRig) -> None:
 
 
 @pytest.mark.parametrize("node_id", ["p", "d"])
-def test_a_restarted_node_begins_anew_and_nothing_is_kept_of_the_old_one(rig: RouterRig, node_id: str) -> None:
+def test_a_restarted_node_begins_anew_without_its_old_record(rig: RouterRig, node_id: str) -> None:
     nodes = {"p": rig.join("prefill", "p"), "d": rig.join("decode", "d")}
     cut(rig, nodes["p"], open_one(rig).key)
     rig.join(nodes[node_id].role, node_id, epoch=2)

@@ -102,7 +102,7 @@ class Site(RouterRig):
 # ---- where a prompt starts
 
 
-def test_long_prompts_are_handed_over_when_that_is_fast_and_streams_run_on_the_decode_node() -> None:
+def test_a_busy_decode_node_gets_long_prompts_by_fast_hand_off() -> None:
     site = Site().measured(0.002, running=4)
     assert site.ways(100, 600, 2000) == ["pair"] * 3
 
@@ -118,12 +118,12 @@ def test_each_stream_that_would_stand_still_counts() -> None:
     assert site.ways(14, 16, 32, 100) == ["alone", "pair", "pair", "pair"], "below the constant, too"
 
 
-def test_a_decode_node_without_work_takes_what_would_wait_elsewhere() -> None:
+def test_an_idle_decode_node_takes_what_would_wait_elsewhere() -> None:
     site = Site().measured(0.002, running=2)
     assert site.goes_to(400) == "pair"
-    site.prefill.open_prompt_tokens = 5000
+    site.prefill.open_prompt_tokens = site.prefill.open_prompt_work = 5000
     assert site.goes_to(400) == "alone"
-    site.decode.open_prompt_tokens = 5000
+    site.decode.open_prompt_tokens = site.decode.open_prompt_work = 5000
     assert site.goes_to(400) == "pair", "it would wait there as long"
 
 
@@ -151,7 +151,7 @@ def test_without_figures_the_constant_holds() -> None:
     assert site.ways(*around) == ["alone", "pair"], "nothing is known of the prefill node"
 
 
-def test_a_decode_node_that_has_computed_no_prompt_is_taken_to_be_like_its_prefill_node() -> None:
+def test_an_unmeasured_decode_node_counts_as_its_prefill_node() -> None:
     site = Site()
     for turn in range(40):
         site.now += 0.5
@@ -160,7 +160,7 @@ def test_a_decode_node_that_has_computed_no_prompt_is_taken_to_be_like_its_prefi
     assert site.ways(140, 160) == ["alone", "pair"]
 
 
-def test_a_decode_node_that_was_given_short_prompts_only_is_not_slow_for_that() -> None:
+def test_short_prompts_alone_do_not_make_a_decode_node_slow() -> None:
     """Of prompts of one length its step's own part is unknown: it is taken to be as large beside the rest as there."""
     site = Site()
     site.reporters["d"] = Reporter(2 * STEP_S, 2 * TOKEN_S)
@@ -186,7 +186,7 @@ def test_a_decode_node_without_room_starts_nothing_by_cost() -> None:
     site = Site().measured(5.0)
     site.beat(site.decode, free_pages=30)  # 480 tokens
     assert site.ways(480, 481) == ["alone", "pair"]
-    site.decode.open_prompt_tokens = 300
+    site.decode.open_prompt_tokens = site.decode.open_prompt_work = 300
     assert site.ways(180, 181) == ["alone", "pair"], "what was sent there and is in no report yet needs room too"
 
 
@@ -297,7 +297,7 @@ def test_times_that_shrink_with_the_length_are_no_rate() -> None:
     assert speed is not None and speed.step_s == 0.0 and 0.004 < speed.token_s < 0.008
 
 
-def test_what_a_node_did_before_this_router_knew_it_is_not_measured_now() -> None:
+def test_work_from_before_this_router_is_not_measured_now() -> None:
     """A router that starts today hears yesterday's totals first."""
     node, figures = Reporter(), PromptFigures()
     figures.learn(node.compute(LENGTHS * 10), (), 0.0)
@@ -383,7 +383,7 @@ def test_a_new_life_of_a_node_begins_without_figures() -> None:
     assert site.goes_to(600) == "pair"
 
 
-def test_one_heartbeat_with_a_long_past_does_not_outweigh_what_follows() -> None:
+def test_a_heartbeat_s_long_past_does_not_outweigh_what_follows() -> None:
     """As a router that has just started gets it."""
     node, figures = Reporter(token_s=20 * TOKEN_S), PromptFigures()
     figures.learn(node.compute(LENGTHS * 5000), (), 0.0)

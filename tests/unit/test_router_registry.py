@@ -44,7 +44,7 @@ def test_only_the_newest_epoch_counts() -> None:
     assert registry.hello("x@1", hello("cook", "x"), 0.0) == (None, None)
 
 
-def test_a_silent_life_keeps_out_none_that_a_clock_gone_back_makes_look_older() -> None:
+def test_a_silent_life_keeps_out_no_life_with_an_earlier_clock() -> None:
     """Power loss behind a half-open connection: nobody ever tells the router that it is closed (simulation seed
     504748)."""
     registry = Registry(5.0)
@@ -55,7 +55,7 @@ def test_a_silent_life_keeps_out_none_that_a_clock_gone_back_makes_look_older() 
     assert second is not None and replaced is first and registry.find("d", 1) is second
 
 
-def test_the_same_epoch_again_keeps_its_counts_and_replaces_itself() -> None:
+def test_the_same_epoch_keeps_its_counts_and_replaces_itself() -> None:
     registry = Registry(5.0)
     node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
     assert node is not None
@@ -91,7 +91,7 @@ def test_a_draining_node_gets_nothing_new() -> None:
         rig.open()
 
 
-def test_the_context_is_what_the_largest_node_holds_and_long_requests_go_there() -> None:
+def test_the_largest_node_sets_the_context_and_gets_long_prompts() -> None:
     registry = Registry(5.0)
     assert registry.max_context() is None and registry.common_context() is None
     registry.hello("a@1", hello("decode", "a", context=200), 0.0)
@@ -127,7 +127,7 @@ def test_least_load_looks_at_reports_and_own_requests() -> None:
     second.open_sequences = 5  # sent, but not in a report yet
     assert policy.pick([first, second], Wanted()).node is first
     x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
-    x.open_prompt_tokens = 100
+    x.open_prompt_tokens = x.open_prompt_work = 100
     assert policy.pick([x, y], Wanted()).node is y
     y.load = msgspec.structs.replace(load(), waiting_tokens=200)
     assert policy.pick([x, y], Wanted()).node is x
@@ -180,11 +180,19 @@ def test_a_success_forgets_how_often_a_breaker_was_open() -> None:
     assert not breaker.allows(101.9) and breaker.allows(102.0)
 
 
+def test_requests_that_fail_together_open_a_breaker_once() -> None:
+    """A node that loses twenty streams at once is tried again as soon as one that loses three."""
+    breaker = Breaker(max_faults=3, open_s=2.0)
+    for i in range(20):
+        breaker.failed(i / 100)
+    assert breaker.allows(2.1)
+
+
 def test_a_breaker_never_stays_open_for_good() -> None:
     breaker = Breaker(max_faults=1)
-    for turn in range(20):
+    for turn in range(2000):
         breaker.failed(turn * 100.0)
-    assert breaker.allows(1900.0 + MAX_OPEN_S)
+    assert breaker.allows(199_900.0 + MAX_OPEN_S)
 
 
 def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:

@@ -231,7 +231,7 @@ def test_a_node_that_says_it_drains_gets_nothing_more(rig: RouterRig) -> None:
     assert rig.journal.find(key.rid).num_failed == 0  # type: ignore[union-attr]
 
 
-def test_a_decode_node_that_leaves_costs_no_attempt_and_nobody_is_blamed(rig: RouterRig) -> None:
+def test_a_leaving_decode_node_costs_no_attempt_and_no_blame(rig: RouterRig) -> None:
     """Its prefill node says so, before the decode node's own heartbeat does."""
     prefill, decode, key = begun(rig)
     rig.join("decode", "e")
@@ -241,7 +241,7 @@ def test_a_decode_node_that_leaves_costs_no_attempt_and_nobody_is_blamed(rig: Ro
     assert rig.journal.find(key.rid).num_failed == 0  # type: ignore[union-attr]
 
 
-def test_what_a_draining_prefill_node_handed_over_stays_where_it_is(rig: RouterRig) -> None:
+def test_a_draining_prefill_node_s_hand_offs_stay_where_they_are(rig: RouterRig) -> None:
     prefill, _, _ = begun(rig)
     rig.dispatcher.drain(prefill, Drain("p", "stop"), 0.0, rig.now)
     effects = rig.dispatcher.tick(rig.now)

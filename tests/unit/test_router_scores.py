@@ -43,7 +43,7 @@ def rig() -> RouterRig:
     return RouterRig()
 
 
-def test_a_scored_prompt_stays_on_one_node_a_prefill_node_if_there_is_one(rig: RouterRig) -> None:
+def test_a_scored_prompt_stays_on_one_node_a_prefill_node_if_any(rig: RouterRig) -> None:
     """Its scores come ahead of its first token then, in order, over one connection."""
     decode = rig.join("decode", "d")
     (alone,) = rig.open(PROMPT, sampling=SCORED)
@@ -87,7 +87,7 @@ def test_what_is_known_is_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-def test_a_first_token_or_an_end_ahead_of_scores_shows_that_they_were_lost(has_tokens: bool) -> None:
+def test_a_token_or_end_ahead_of_scores_shows_that_they_are_lost(has_tokens: bool) -> None:
     rig = RouterRig(max_attempts=2)
     node = rig.join("prefill", "p")
     key = rig.open(PROMPT, sampling=SCORED)[0].key
@@ -99,7 +99,7 @@ def test_a_first_token_or_an_end_ahead_of_scores_shows_that_they_were_lost(has_t
     assert rig.run(node, again.key, 0, [20]).news
 
 
-def test_another_sequence_may_speak_before_the_first_has_scored_the_prompt() -> None:
+def test_another_sequence_may_speak_before_the_prompt_is_scored() -> None:
     rig = RouterRig(max_attempts=2)
     node = rig.join("prefill", "p")
     key = rig.open(PROMPT, n=2, sampling=SCORED)[0].key

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from router.api.connection import ClientGone, Connection
-from router.api.endpoint import check_keys, given_keys, until_hang_up
-from router.api.errors import Unauthorized, error_headers, error_type
-from router.app import new_epoch, read_key
+from router.api.endpoint import given_keys, until_hang_up
+from router.api.errors import error_headers, error_type
+from router.app import new_epoch
 from router.mailbox import Mailbox
 from router.server import bind_http
+from router.tenants.book import Tenants
+from router.tenants.tenant import EVERYBODY
 from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded
+from shared.wire.http_keys import read_key
 
 
 def test_accepted_sockets_send_small_writes_at_once() -> None:
@@ -41,14 +44,13 @@ def test_a_taken_port_names_itself() -> None:
 
 @pytest.mark.parametrize("header", [None, "", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer sécret"])
 def test_a_wrong_key(header: str | None) -> None:
-    with pytest.raises(Unauthorized):
-        check_keys(given_keys(header, None), "secret")
+    assert Tenants.with_key("secret").find(given_keys(header, None)) is None
 
 
 def test_a_right_key() -> None:
     both = [("Bearer secret", None), ("bearer  secret ", "other"), (None, "secret"), ("Bearer other", "secret")]
     for authorization, x_api_key in both:
-        check_keys(given_keys(authorization, x_api_key), "secret")
+        assert Tenants.with_key("secret").find(given_keys(authorization, x_api_key)) is EVERYBODY
 
 
 def test_where_the_key_comes_from(tmp_path: Path) -> None:

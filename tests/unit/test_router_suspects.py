@@ -190,7 +190,7 @@ def test_what_was_cut_off_or_missed_is_no_death(rig: RouterRig, how: str) -> Non
     assert found(rig, key).death is None
 
 
-def test_a_prefill_node_that_dies_after_its_part_was_not_killed_by_it(rig: RouterRig) -> None:
+def test_a_prefill_node_s_death_after_its_part_blames_no_request(rig: RouterRig) -> None:
     p = rig.join("prefill", "p")
     rig.join("decode", "d")
     key = one(rig).key

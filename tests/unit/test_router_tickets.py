@@ -9,7 +9,7 @@ from shared.wire.tickets import is_genuine
 from tests.support.router_rig import RouterRig
 
 
-def test_a_request_that_is_handed_over_has_a_ticket_for_its_two_nodes() -> None:
+def test_a_handed_over_request_has_a_ticket_for_its_two_nodes() -> None:
     rig = RouterRig()
     p, d = rig.join("prefill", "p"), rig.join("decode", "d")
     rig.now = 7.0

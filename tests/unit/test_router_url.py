@@ -59,11 +59,11 @@ def test_addresses(text: str, shown: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "ftp://x", "http://", "http://h:x", "http://h:99999", "http://[x", "h:"])
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigError, match="--url: .* is no address of a server"):
+    with pytest.raises(ConfigError, match="--url: .* is not a server's address"):
         parse_url(text)
 
 
-def test_the_same_router_may_be_named_twice_and_two_routers_may_not() -> None:
+def test_one_router_may_be_named_twice_and_two_routers_may_not() -> None:
     assert the_only(None, None) is None
     assert the_only("h:8000/v1/", None, "http://h:8000") == parse_url("h:8000")
     with pytest.raises(ConfigError, match="the URL is given twice, as http://h:1 and as http://h:2"):
@@ -83,7 +83,7 @@ def test_every_command_refuses_two_routers(name: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("given", [["ftp://h:1"], ["--url", "ftp://h:1"]])
 def test_every_command_refuses_what_is_no_url(name: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*COMMANDS[name], *given]) == 2
-    assert "'ftp://h:1' is no address of a server" in capsys.readouterr().err
+    assert "'ftp://h:1' is not a server's address" in capsys.readouterr().err
 
 
 @NAMES
@@ -107,7 +107,7 @@ def test_admin_takes_the_flag_ahead_of_the_action_too(capsys: pytest.CaptureFixt
 
 def test_comparing_two_loads_asks_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["load", "compare", "a", "b", "--url", URL]) == 2
-    assert "leave --url away" in capsys.readouterr().err
+    assert "leave out --url" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -21,9 +21,12 @@ async def nothing(message: object = None) -> dict[str, object]:
     return {}
 
 
-def request(method: str = "POST", bodies: BodyBudget | None = None, **headers: str) -> Connection:
+def request(
+    method: str = "POST", bodies: BodyBudget | None = None, client: str = "127.0.0.1", **headers: str
+) -> Connection:
     sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Connection({"type": "http", "method": method, "headers": sent}, nothing, nothing, 1.0, bodies)
+    scope = {"type": "http", "method": method, "headers": sent, "client": (client, 1)}
+    return Connection(scope, nothing, nothing, 1.0, bodies)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000", "a.b:9"])
@@ -120,7 +123,7 @@ async def body_of(connection: Connection, *parts: bytes) -> bytes:
 
 def test_bodies_share_a_sum() -> None:
     budget = BodyBudget(10)
-    first, second = request(bodies=budget), request(bodies=budget)
+    first, second = request(bodies=budget), request(bodies=budget, client="127.0.0.2")
     assert asyncio.run(body_of(first, b"abc", b"def")) == b"abcdef"
     assert asyncio.run(body_of(second, b"abcd")) == b"abcd"
     third = request(bodies=budget)
@@ -134,3 +137,22 @@ def test_bodies_share_a_sum() -> None:
         asyncio.run(body_of(third, b"abcdef", b"x"))
     third.release_body()
     assert budget.used == 4
+
+
+def test_one_address_leaves_bodies_to_others() -> None:
+    budget = BodyBudget(8)
+    all_but_one = request(bodies=budget)
+    assert asyncio.run(body_of(all_but_one, b"abc", b"def")) == b"abcdef", "at the border"
+    same, other = request(bodies=budget), request(bodies=budget, client="127.0.0.2")
+    with pytest.raises(BodiesFull, match="one address"):
+        asyncio.run(body_of(same, b"x"))
+    same.release_body()
+    assert asyncio.run(body_of(other, b"xy")) == b"xy"
+    for connection in (all_but_one, other):
+        connection.release_body()
+    assert budget.used == 0 and not budget._of_source
+
+
+def test_the_largest_body_fits_for_everybody() -> None:
+    budget = BodyBudget(8, largest=8)
+    assert asyncio.run(body_of(request(bodies=budget), b"abcdefgh")) == b"abcdefgh"

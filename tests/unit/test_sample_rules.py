@@ -300,7 +300,7 @@ def test_a_wrong_window_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_candidates_begin_with_the_draw_and_go_on_by_noisy_logits(seed: int) -> None:
+def test_candidates_begin_with_the_draw_then_follow_noisy_logits(seed: int) -> None:
     case, drafts = windows(seed)
     case.logits[::7, ::3] = -torch.inf  # a draft head that has no id for them
     arguments = (case.logits, case.batch, case.rows, case.positions, case.history)

@@ -116,7 +116,7 @@ def test_filter_to_empty_leaves_no_stale_column() -> None:
     assert batch.seq_lens.lo.tolist() == [12] and batch.in_flight.tolist() == [0]
 
 
-def test_planning_never_writes_into_an_array_that_a_plan_may_hold() -> None:
+def test_planning_never_writes_an_array_that_a_plan_may_hold() -> None:
     batch = batch_of([5, 6])
     columns = (batch.req_pool_indices, batch.expect_step, batch.seq_lens.lo, batch.seq_lens.hi)
     before = [column.copy() for column in columns]

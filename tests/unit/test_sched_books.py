@@ -42,7 +42,7 @@ def test_at_rest_no_book_holds_anybody(retract_every: int) -> None:
     pair.close()
 
 
-def test_the_chunks_of_a_launched_step_are_announced_for_those_who_are_still_here() -> None:
+def test_a_launched_step_announces_chunks_of_those_still_here() -> None:
     core = make_core(CoreKnobs("inline", chunk_size=16))
     jobs = [Job(rid, tuple(range(9 + rid)), SamplingParams(max_tokens=3, temperature=0.0), rid) for rid in (0, 1)]
     stays, leaves = [job.request() for job in jobs]

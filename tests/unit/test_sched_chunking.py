@@ -13,7 +13,7 @@ budgets = st.integers(1, 128)
 
 
 @given(prompts, budgets)
-def test_shares_fit_the_budget_and_leave_nothing_that_somebody_could_use(remaining: list[int], budget: int) -> None:
+def test_shares_fit_the_budget_and_leave_nothing_usable(remaining: list[int], budget: int) -> None:
     shares = share_budget(remaining, budget)
     assert len(shares) == len(remaining)
     assert all(0 <= share <= rest for share, rest in zip(shares, remaining, strict=True))
@@ -52,9 +52,7 @@ def test_prompts_of_one_length_end_one_by_one(length: int, budget: int, number: 
 
 
 @given(st.integers(20, 400), st.integers(1, 40), st.integers(1, 64))
-def test_an_endless_stream_of_short_prompts_delays_the_oldest_by_two_at_most(
-    long: int, short: int, budget: int
-) -> None:
+def test_endless_short_prompts_at_most_double_the_oldest_s_steps(long: int, short: int, budget: int) -> None:
     """In every step new short prompts want the whole budget; the long one needs at most twice the steps it would
     need alone."""
     alone, steps, left = -(-long // budget), 0, long

@@ -17,7 +17,7 @@ def job(rid: int, length: int, max_tokens: int = 30) -> Job:
 
 
 @pytest.mark.parametrize("output", [0, 5])
-def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(output: int) -> None:
+def test_a_failing_request_ends_with_its_error_and_frees_all(output: int) -> None:
     core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
     request = job(0, 40).request()
     core.scheduler.submit(request)
@@ -36,7 +36,7 @@ def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(outp
     core.close()
 
 
-def test_a_step_of_a_former_life_that_fails_does_not_touch_the_next() -> None:
+def test_a_failed_step_of_a_former_life_leaves_the_next_alone() -> None:
     """The request gave its memory away while that step was in flight."""
     core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
     one = job(0, 40)

@@ -18,7 +18,7 @@ def job(rid: int, penalty: float) -> Job:
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.5])
-def test_what_the_cache_spared_is_seeded_with_the_first_chunk_only(penalty: float) -> None:
+def test_cached_tokens_are_seeded_with_the_first_chunk_only(penalty: float) -> None:
     core = make_core(CoreKnobs("inline", chunk_size=8, page_size=16, prefix_cache=True))
     run_local(core, [Job(0, job(0, penalty).prompt[:70], SamplingParams(max_tokens=1, temperature=0.0), 1)])
     seeds: list[tuple[HistorySeed, ...]] = []

@@ -71,7 +71,7 @@ def test_a_plan_tries_one_of_each_kind_in_vain(kind: str, stem: tuple[int, ...])
     core.close()
 
 
-def test_a_small_prompt_without_a_grant_does_not_overtake_a_large_one() -> None:
+def test_a_small_ungranted_prompt_does_not_overtake_a_large_one() -> None:
     core = make_core(CoreKnobs(page_size=4, num_pages=24, prefix_cache=False))
     first = handoff(core, 0, 40)
     settle(core)

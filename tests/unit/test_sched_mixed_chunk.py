@@ -104,7 +104,7 @@ def test_steps_fill_the_budget_and_do_not_pass_it(budget_s: float, num_rows: int
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_noise_and_outliers_few_steps_pass_the_budget_and_little(seed: int) -> None:
+def test_noise_makes_few_steps_pass_the_budget_and_by_little(seed: int) -> None:
     machine = Machine(BudgetedChunk(0.06, MOST), noise=0.3, outliers=0.02, rng=random.Random(seed))
     steps = machine.run(1000)[RAMP:]
     seconds = [taken for _, taken in steps]
@@ -123,7 +123,7 @@ def test_no_chunk_is_larger_than_the_settings_allow(most: int) -> None:
     assert {tokens for tokens, _ in Machine(BudgetedChunk(10.0, most)).run(2 * RAMP)[RAMP:]} == {most}
 
 
-def test_tokens_that_cost_nothing_until_the_device_is_busy_make_no_wild_steps() -> None:
+def test_tokens_free_until_the_device_is_busy_make_no_huge_steps() -> None:
     """What the first tokens cost says nothing of what more of them would."""
 
     def free_at_first(num_rows: int, tokens: int) -> float:
@@ -135,7 +135,7 @@ def test_tokens_that_cost_nothing_until_the_device_is_busy_make_no_wild_steps() 
     assert np.mean([tokens for tokens, _ in steps[RAMP:]]) > 100
 
 
-def test_steps_that_were_held_up_make_small_chunks_for_a_few_steps_only() -> None:
+def test_held_up_steps_make_chunks_small_for_a_few_steps_only() -> None:
     """A first one that compiles, and one in the middle that another process delayed."""
     machine = Machine(BudgetedChunk(0.06, MOST), held_up=1000.0)
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_the_few_tokens_that_end_a_prompt_change_nothing() -> None:
     assert machine.step()[0] == before
 
 
-def test_steps_of_prompts_alone_of_rows_alone_and_without_a_clock_teach_nothing() -> None:
+def test_unmixed_steps_and_steps_without_a_clock_teach_nothing() -> None:
     choice = BudgetedChunk(0.06, MOST)
     for seconds in (0.001, 10.0):
         for _ in range(20):

@@ -49,6 +49,7 @@ def until_running(core: NodeCore, *requests: Request) -> None:
     raise AssertionError(f"they are {states(*requests)}")
 
 
+@pytest.mark.rule("La")
 def test_rule_a_running_rows_reserve_before_anyone_is_admitted() -> None:
     """20 pages: the old row has 11; the new prompt wants the last 9, and the old row's next token wants one."""
     core = core_with(20)
@@ -63,7 +64,8 @@ def test_rule_a_running_rows_reserve_before_anyone_is_admitted() -> None:
     core.close()
 
 
-def test_rule_a_admission_leaves_one_reservation_per_decoding_row() -> None:
+@pytest.mark.rule("La")
+def test_rule_a_admission_leaves_a_reservation_per_decoding_row() -> None:
     core = core_with(30)
     submit(core, job(0, 5, 20), job(1, 5, 20))
     for _ in range(3):
@@ -80,6 +82,7 @@ def test_rule_a_admission_leaves_one_reservation_per_decoding_row() -> None:
     core.close()
 
 
+@pytest.mark.rule("Lb")
 def test_rule_b_a_prompt_reserves_all_its_pages_at_once() -> None:
     core = core_with(40, chunk_size=4)
     (req,) = submit(core, job(0, 30, 5))
@@ -88,6 +91,7 @@ def test_rule_b_a_prompt_reserves_all_its_pages_at_once() -> None:
     core.close()
 
 
+@pytest.mark.rule("Lb")
 def test_rule_b_holders_go_before_a_retracted_head() -> None:
     """The head of the queue is older than all, and still whoever holds pages gets the next one first."""
     core = core_with(28, chunk_size=64)
@@ -104,6 +108,7 @@ def test_rule_b_holders_go_before_a_retracted_head() -> None:
     core.close()
 
 
+@pytest.mark.rule("Lc")
 @given(st.lists(st.integers(0, 50), unique=True, max_size=8))
 def test_rule_c_the_youngest_arrival_goes_and_the_oldest_never(arrivals: list[int]) -> None:
     holders = [job(arrival, 3).request() for arrival in arrivals]
@@ -114,6 +119,7 @@ def test_rule_c_the_youngest_arrival_goes_and_the_oldest_never(arrivals: list[in
         assert victim is not None and victim.arrival == max(arrivals)
 
 
+@pytest.mark.rule("Lc")
 @pytest.mark.parametrize("youngest", ["running", "prefilling", "granted"])
 def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     core = core_with(30, chunk_size=64 if youngest == "running" else 3)
@@ -138,7 +144,8 @@ def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     core.close()
 
 
-def test_rule_c_whoever_gets_a_victim_s_pages_steps_in_the_same_plan() -> None:
+@pytest.mark.rule("Lc")
+def test_rule_c_a_victim_s_pages_are_used_in_the_same_plan() -> None:
     core = core_with(30)
     old, victim = submit(core, job(0, 6, 20), job(1, 6, 20))
     until_running(core, old, victim)
@@ -158,6 +165,7 @@ def test_rule_c_whoever_gets_a_victim_s_pages_steps_in_the_same_plan() -> None:
     core.close()
 
 
+@pytest.mark.rule("Lc")
 def test_rule_c_seniority_survives_retraction() -> None:
     core = core_with(60)
     first, second, third = submit(core, job(0, 5, 20), job(1, 5, 20), job(2, 5, 20))
@@ -171,7 +179,7 @@ def test_rule_c_seniority_survives_retraction() -> None:
     core.close()
 
 
-@pytest.mark.rule("H25")
+@pytest.mark.rule("H25", "Lc")
 def test_rule_c_hand_offs_are_no_victims() -> None:
     """Their pages are promised to a peer."""
     core = core_with(30)
@@ -192,7 +200,8 @@ def test_rule_c_hand_offs_are_no_victims() -> None:
     core.close()
 
 
-def test_rule_d_while_pages_are_on_their_way_back_a_short_row_skips() -> None:
+@pytest.mark.rule("Ld")
+def test_rule_d_a_short_row_skips_while_pages_are_coming_back() -> None:
     """One grant is revoked for the row that needs a page; until its pull is over nobody else is retracted."""
     core = core_with(44)
     old, young = submit(core, job(0, 6, 30), job(1, 6, 30))
@@ -216,8 +225,8 @@ def test_rule_d_while_pages_are_on_their_way_back_a_short_row_skips() -> None:
     core.close()
 
 
-@pytest.mark.rule("H43")
-def test_rule_e_a_held_row_comes_back_by_its_event_and_is_counted_until_then() -> None:
+@pytest.mark.rule("H43", "Le")
+def test_rule_e_a_held_row_counts_until_its_event_frees_it() -> None:
     core = core_with(30)
     granted = job(0, 8).request()
     core.scheduler.grant(granted)
@@ -296,7 +305,7 @@ def test_lengths_never_pass_what_was_reserved() -> None:
     core.close()
 
 
-def test_a_lone_row_whose_lock_pins_foreign_copies_of_its_pages_begins_again() -> None:
+def test_a_lone_row_that_pins_copies_of_its_pages_begins_again() -> None:
     """Both compute the same beginning side by side; the short one is faster, so the cache has its pages, and the long
     one's lock pins them beside its own copies. In a pool that holds it exactly once it would never get its last."""
     long = job(0, 48, 60)

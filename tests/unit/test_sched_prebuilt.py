@@ -118,7 +118,7 @@ def test_rows_join_while_a_step_is_in_flight(backend: str, width: int, host_leng
     assert joined_in_flight > 3
 
 
-def test_penalties_of_an_arrival_count_the_prompt_that_was_computed_elsewhere() -> None:
+def test_penalties_of_an_arrival_count_its_prompt_from_elsewhere() -> None:
     penalised = job(3, 30, 40, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
     pair = make_pair(CoreKnobs(width=4))
     assert_streams([penalised], run_pair(pair, [penalised]))
@@ -126,7 +126,7 @@ def test_penalties_of_an_arrival_count_the_prompt_that_was_computed_elsewhere() 
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_a_first_token_that_ends_the_request_never_enters_the_batch(stop: bool) -> None:
+def test_a_first_token_that_ends_its_request_joins_no_batch(stop: bool) -> None:
     """Prefill nodes end such requests themselves; a decode node must not rely on it."""
     core = make_core(CoreKnobs(page_size=4))
     ending = job(0, 8, 9, stop_token_ids=(77,)) if stop else job(0, 8, 1)
@@ -153,7 +153,7 @@ def test_nothing_is_launched_when_all_arrivals_ended() -> None:
     core.close()
 
 
-def test_an_admission_is_a_step_of_its_own_and_the_next_plan_expects_its_tag() -> None:
+def test_an_admission_is_a_step_whose_tag_the_next_plan_expects() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
     core.scheduler.grant(req)
@@ -167,7 +167,7 @@ def test_an_admission_is_a_step_of_its_own_and_the_next_plan_expects_its_tag() -
     core.close()
 
 
-def test_a_prebuilt_row_s_length_is_published_for_backends_that_ask() -> None:
+def test_a_prebuilt_row_s_length_is_published_if_a_backend_asks() -> None:
     core = make_core(CoreKnobs(page_size=4, width=4, needs_cpu_seq_lens=True))
     req = job(0, 8, 9).request()
     core.scheduler.grant(req)

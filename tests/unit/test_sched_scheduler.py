@@ -68,7 +68,7 @@ def test_a_request_that_can_never_fit_ends_at_once() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "running"])
 @pytest.mark.parametrize("width", [1, 4])
-def test_abort_in_every_local_state_frees_all_and_touches_nobody_else(backend: str, state: str, width: int) -> None:
+def test_abort_in_every_local_state_frees_all_and_harms_no_other(backend: str, state: str, width: int) -> None:
     for steps in range(4):
         core = make_core(CoreKnobs(backend, chunk_size=16, width=width, seed=steps, num_pages=60))
         others = [job(rid, 30 + rid) for rid in range(3)]
@@ -166,7 +166,7 @@ def test_a_deadline_ends_a_request_in_any_state(state: str) -> None:
     core.close()
 
 
-def test_a_granted_request_s_deadline_holds_its_pages_for_the_pull() -> None:
+def test_a_granted_request_s_deadline_keeps_pages_for_the_pull() -> None:
     core = make_core(CoreKnobs())
     req = job(0).request()
     req.deadline = 1.0
@@ -226,7 +226,7 @@ def test_siblings_do_not_wait_where_there_is_nothing_to_share() -> None:
     core.close()
 
 
-def test_siblings_do_not_wait_for_a_first_one_that_is_gone_or_was_retracted() -> None:
+def test_siblings_do_not_wait_for_a_gone_or_retracted_leader() -> None:
     for way_out in ("abort", "retract"):
         core = make_core(CoreKnobs(page_size=4, chunk_size=16))
         family = siblings(3)
@@ -375,7 +375,7 @@ def test_each_retraction_is_counted() -> None:
     core.close()
 
 
-def test_what_lacked_draft_state_is_computed_whole_after_a_retraction() -> None:
+def test_a_retracted_row_without_draft_state_is_recomputed_whole() -> None:
     """And then its pages are a prefix for others too."""
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 22, 6).request()
@@ -393,7 +393,7 @@ def test_what_lacked_draft_state_is_computed_whole_after_a_retraction() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_logprobs_come_with_every_token_as_the_reference_has_them(backend: str, width: int, overlap: bool) -> None:
+def test_each_token_comes_with_the_reference_s_logprobs(backend: str, width: int, overlap: bool) -> None:
     core = make_core(CoreKnobs(backend, overlap, chunk_size=16, width=width, seed=2))
     jobs = [job(rid, 10 + 7 * rid, 20, num_logprobs=num) for rid, num in enumerate((-1, 0, 3, 1))]
     events: dict[str, list[TokenLogprob]] = defaultdict(list)
@@ -423,7 +423,7 @@ def _check_top(entry: TokenLogprob, token: int, num: int) -> None:
         assert entry.logprob == pytest.approx(entry.top_logprobs[entry.top_ids.index(token)], abs=1e-6)
 
 
-def test_positions_count_from_the_first_output_and_survive_retraction() -> None:
+def test_positions_count_from_output_one_and_survive_retraction() -> None:
     """Outcome.take asserts that no gap and no other token appears at a position; retraction re-emits nothing."""
     core, outcome, positions = make_core(CoreKnobs("simulated", seed=3)), Outcome(), []
     req = job(0, 20, 30).request()
@@ -441,7 +441,7 @@ def test_positions_count_from_the_first_output_and_survive_retraction() -> None:
     core.close()
 
 
-def test_an_end_says_how_many_tokens_there_were_and_how_many_were_cached() -> None:
+def test_an_end_tells_its_numbers_of_output_and_cached_tokens() -> None:
     core = make_core(CoreKnobs(page_size=4))
     first = job(0, 22, 6)
     run_local(core, [first])

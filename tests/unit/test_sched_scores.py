@@ -108,7 +108,7 @@ def test_every_prompt_token_is_scored_once_and_right(knobs: CoreKnobs) -> None:
 
 
 @pytest.mark.parametrize("known", [1, 2, 16, 17, 40, 59, 60])
-def test_what_somebody_has_already_is_not_scored_again_and_the_cache_spares_it(known: int) -> None:
+def test_known_scores_are_not_computed_again_and_the_cache_helps(known: int) -> None:
     job = scored(Job(1, tuple(random.Random(1).randrange(95) for _ in range(60)), SamplingParams(4, 0.0), 1))
     core = make_core(CoreKnobs(chunk_size=16))
     run(core, [Job(0, job.prompt, SamplingParams(1, 0.0), 0).request()])

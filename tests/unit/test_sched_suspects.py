@@ -113,7 +113,7 @@ def test_whatever_the_model_is(knobs: dict) -> None:
 
 @pytest.mark.parametrize("backend", ["inline", "simulated"])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_number_of_bad_requests_neither_takes_others_along_nor_ends_the_node(backend: str, seed: int) -> None:
+def test_many_bad_requests_fail_alone_and_leave_the_node_up(backend: str, seed: int) -> None:
     rng = random.Random(seed)
     knobs = CoreKnobs(backend, chunk_size=rng.choice([16, 64]), width=rng.choice([1, 4]), num_pages=90, seed=seed)
     core = make_core(knobs)
@@ -218,7 +218,7 @@ def test_a_bad_prompt_fails_alone_on_a_prefill_node() -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_hand_off_computes_again_what_the_failed_step_did_not_and_no_more(nth: int) -> None:
+def test_a_hand_off_recomputes_only_what_the_failed_step_lost(nth: int) -> None:
     core = make_core(CoreKnobs(page_size=4, chunk_size=16, overlap=False))
     first, job = good_job(1, 20), good_job(2, 60)
     prompt = first.prompt + job.prompt[20:]
@@ -254,7 +254,7 @@ def dies(core: NodeCore, nth: int = 1, error: type[Exception] = RuntimeError) ->
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("num_jobs", [1, 5])
 @pytest.mark.parametrize("nth", [1, 7])
-def test_a_device_that_is_dead_ends_the_node_and_no_request_is_blamed(backend: str, num_jobs: int, nth: int) -> None:
+def test_a_dead_device_ends_the_node_and_blames_no_request(backend: str, num_jobs: int, nth: int) -> None:
     core, outcome = make_core(CoreKnobs(backend, chunk_size=16)), Outcome()
     dies(core, nth)
     for rid in range(num_jobs):
@@ -306,7 +306,7 @@ def test_requests_that_leave_in_time_do_not_hide_a_dead_device() -> None:
 
 
 @pytest.mark.parametrize("place", ["forward", "copy"])
-def test_an_error_of_the_device_itself_is_believed_when_a_step_of_nobody_s_fails_too(place: str) -> None:
+def test_a_device_error_is_believed_if_an_empty_step_fails_too(place: str) -> None:
     core = make_core(CoreKnobs())
     if place == "forward":
         dies(core, 1, torch.AcceleratorError)
@@ -325,7 +325,7 @@ def _lost() -> None:
     raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
-def test_an_error_of_the_device_that_goes_on_working_costs_nobody_anything() -> None:
+def test_device_errors_that_pass_leave_the_other_streams_right() -> None:
     core = make_core(CoreKnobs(chunk_size=16))
     calls: list[int] = []
     Forward(core, lambda inputs: calls.append(1) or len(calls) % 9 == 0, torch.AcceleratorError)

@@ -99,6 +99,6 @@ def test_answers_are_handed_over() -> None:
 
 @pytest.mark.parametrize("more", [{"parallel": ParallelConfig(tp=2)}, {"spec": SpecConfig(spec="eagle")}], ids=str)
 def test_it_runs_whole_and_without_a_head(more: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="--model scripted can't be had with"):
+    with pytest.raises(ConfigError, match="--model scripted can't be used with"):
         NodeParts(ModelConfig(model="scripted"), **more)  # type: ignore[arg-type]
     NodeParts(ModelConfig(model="scripted"), spec=SpecConfig(spec="ngram"))

@@ -63,7 +63,7 @@ def test_what_befell_others_does_not(hosts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("at", "explains"), [(1.0, False), (2.9, False), (5.0, True), (12.5, False)])
-def test_a_fault_explains_what_it_met_and_what_came_shortly_after(at: float, explains: bool) -> None:
+def test_a_fault_explains_what_it_met_and_what_came_soon_after(at: float, explains: bool) -> None:
     """The connections of a fault's time may be gone when a request begins; later ones it does not touch."""
     book = Book()
     book.broke("reset", PREFILL, DECODE, at=at)
@@ -134,7 +134,7 @@ def test_a_move_goes_from_a_full_node_to_one_with_room(monkeypatch: pytest.Monke
             book.generate(1, 12.0, "decode-1")
 
 
-def test_an_attempt_ends_when_it_is_withdrawn_not_when_the_next_one_begins() -> None:
+def test_an_attempt_ends_when_withdrawn_not_when_the_next_begins() -> None:
     book = Book()
     book.ledger.sent(ROUTER, PREFILL, Abort(key(0), True), 11.0, was_taken=True)
     book.broke("crash", DECODE, at=15.0)
@@ -175,7 +175,7 @@ def test_a_hello_that_is_said_again_needs_a_cause() -> None:
             book.ledger.sent(PREFILL, ROUTER, HELLO, 12.0, was_taken=True)
 
 
-def test_a_pair_that_cannot_connect_is_tried_by_few_after_it_is_known() -> None:
+def test_a_pair_known_not_to_connect_is_tried_only_a_few_times() -> None:
     for count, is_fine in ((10, True), (11, False)):
         book = Book(is_quiet=True)
         book.broke("one way", PREFILL, DECODE, at=0.0, lasts=90.0)

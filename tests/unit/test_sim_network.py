@@ -89,7 +89,7 @@ def test_a_partition_delays_and_a_long_one_closes_both_ends() -> None:
     assert closed(pair.a.poll()) == ["b"] and closed(pair.b.poll()) == [NAME]
 
 
-def test_what_is_in_flight_when_a_connection_breaks_is_lost_from_some_point_on() -> None:
+def test_a_broken_connection_loses_all_in_flight_from_some_point() -> None:
     losses = set()
     for seed in range(20):
         pair = Pair(seed=seed)
@@ -126,7 +126,7 @@ def test_half_open_ends_when_the_other_end_asks() -> None:
     assert pair.a.poll() == [PeerClosed("b"), PeerUp("b")]
 
 
-def test_the_dead_are_reported_after_their_last_message_and_those_in_the_dark_late() -> None:
+def test_a_death_is_reported_last_and_late_if_its_host_is_dark() -> None:
     for in_the_dark, within in ((False, 1.0), (True, SILENCE_S + 1.5)):
         pair = Pair()
         pair.talk(1)
@@ -174,7 +174,7 @@ def test_harsh_messages_are_lost_repeated_and_late() -> None:
         assert holds(numbers(pair.b.poll())), harsh
 
 
-def test_one_way_is_noticed_by_the_end_that_hears_nothing_and_nobody_connects() -> None:
+def test_a_one_way_link_ends_at_its_deaf_end_and_no_dial_works() -> None:
     pair = Pair()
     pair.net.one_way.add(("a", "b"))
     pair.talk(1)
@@ -186,7 +186,7 @@ def test_one_way_is_noticed_by_the_end_that_hears_nothing_and_nobody_connects() 
     assert pair.a.poll() == [] and pair.net.events["dial never answered"] == 1
 
 
-def test_dials_that_nobody_answers_leave_living_connections_alone() -> None:
+def test_unanswered_dials_leave_living_connections_alone() -> None:
     pair = Pair()
     pair.net.unanswered.add(("a", "b"))
     pair.talk(1)
@@ -225,7 +225,7 @@ def test_a_stuffed_path_refuses_on_both_ends() -> None:
     assert pair.a.send("b", message(1)) and pair.b.send(NAME, message(2))
 
 
-def test_a_message_cut_in_its_middle_is_lost_whole_with_its_connection() -> None:
+def test_a_message_cut_midway_is_lost_whole_with_its_connection() -> None:
     """What has one part only never is."""
     arrived = set()
     for seed in range(20):
@@ -244,7 +244,7 @@ def test_a_message_cut_in_its_middle_is_lost_whole_with_its_connection() -> None
     assert len(arrived) > 1
 
 
-def test_of_what_had_not_left_a_message_of_several_parts_may_be_lost() -> None:
+def test_an_unsent_message_of_several_parts_may_be_lost() -> None:
     """Sent again it would begin in its middle."""
     kept = set()
     for seed in range(40):

@@ -21,7 +21,7 @@ def test_what_users_see_is_as_committed(section: str):
         )
 
 
-def test_the_committed_list_has_something_in_each_section_and_nothing_else():
+def test_each_section_of_the_list_has_entries_and_nothing_else():
     assert list(committed()) == list(SECTIONS)
     assert all(committed().values())
 

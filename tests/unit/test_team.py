@@ -308,7 +308,7 @@ while True:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_guest_that_is_killed_or_stopped_costs_its_host_nothing_but_patience(
+def test_a_killed_or_stopped_guest_costs_its_host_only_patience(
     tmp_path: Path, cores: tuple[int, int], end: signal.Signals
 ) -> None:
     """In a process of its own, in a moment of its own. A stopped one goes on, and its work is right."""

@@ -23,5 +23,5 @@ def test_as_many_allowed_ids_as_a_message_holds() -> None:
         allowed_ids_of(list(range(MAX_ALLOWED_TOKEN_IDS + 1)), VOCAB)
 
 
-def test_a_bad_word_is_barred_with_and_without_the_space_before_it() -> None:
+def test_a_bad_word_is_barred_with_and_without_a_leading_space() -> None:
     assert bad_words_of(["cat", " catalogue"], words) == ((7,), (8,), (7, 9), (10,))

@@ -57,7 +57,7 @@ def test_calls_of_each_format(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}: {case.text[:40]!r}")
-def test_after_each_beginning_of_an_answer_the_reader_knows_whether_it_stopped_in_a_call(case: Case) -> None:
+def test_a_reader_knows_after_any_beginning_if_it_is_in_a_call(case: Case) -> None:
     for size in range(len(case.text)):
         reader = reader_of(case.format)
         whole = whole_answer(deltas_of(reader, [case.text[:size]]))
@@ -211,7 +211,7 @@ def test_thoughts(is_open: bool, text: str, reasoning: str, content: str) -> Non
     assert read("hermes", text, thought) == WholeAnswer(content, reasoning, ())
 
 
-def test_a_call_within_a_thought_is_thought_and_one_behind_it_a_call() -> None:
+def test_a_call_inside_a_thought_is_thought_and_after_it_a_call() -> None:
     text = '<think>\nI could <tool_call>{"name": "stop"\n</think>\n\n<tool_call>\n{"name": "stop", "arguments": {}}'
     whole = read("hermes", text, Thought(THINK, is_open=False))
     assert whole == WholeAnswer("", 'I could <tool_call>{"name": "stop"', (WholeCall("stop", "{}"),))

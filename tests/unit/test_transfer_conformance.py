@@ -26,6 +26,7 @@ from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
+from shared.transfer.digest import tensor_digests
 from shared.transfer.group_thread import Group, GroupThread
 from shared.transfer.interface import WHOLE, Frames, PageReceiver, PageSender, PageSet, Part
 from shared.transfer.remote import RemoteReceiver, RemoteSender
@@ -38,8 +39,9 @@ from shared.transfer.transports import (
 )
 from shared.wire.codec import decode, to_wire
 from shared.wire.link import NodeLinks
-from shared.wire.messages import PoolRef, Ready, Take
+from shared.wire.messages import Ready, Take
 from shared.wire.peers import Received
+from shared.wire.pool_ref import PoolRef
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.backend import GPUS
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
@@ -82,9 +84,10 @@ class OurMemory:
         self.num_pages, self.page_bytes = peer.num_pages, peer.page_bytes
         self.owner, self.is_dead = str(peer.nonce), False
 
-    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
         for src, dst in zip(pages, dst_pages, strict=True):
             self._own.pages_bytes[dst, part_bytes] = self._peer.pages_bytes[src, part_bytes]
+        return tensor_digests(self._own, list(dst_pages), part_bytes)
 
     def close(self) -> None:
         self.is_dead = True
@@ -275,7 +278,7 @@ def test_pages_of_another_size_are_refused(ends: Ends) -> None:
     other = KVPool(PLANES[:1], 4, 16)
     receiver = make_ends(ends.receiver.name, ends.src, other)[1]
     ready, frames = ends.carry(ends.sender.describe([4]))
-    with pytest.raises(HandoffFailed, match="bytes of a page, ours have"):
+    with pytest.raises(HandoffFailed, match="bytes in this part, ours have"):
         receiver.pull(ready, frames, [1])
     receiver.close()
 
@@ -397,7 +400,7 @@ def reading(request: pytest.FixtureRequest) -> Iterator[Ends]:
     made.close()
 
 
-def test_a_freed_page_with_unchanged_bytes_is_caught_by_its_generation(reading: Ends) -> None:
+def test_an_unchanged_freed_page_is_caught_by_its_generation(reading: Ends) -> None:
     if reading.sender.name != "shm":
         pytest.skip("generations lie in the sender's host memory: a digest tells other bytes, and the same do no harm")
     pages = reading.allocator.alloc(2)
@@ -429,7 +432,7 @@ def shm() -> Iterator[Ends]:
     made.close()
 
 
-def test_a_page_that_changes_owner_in_the_middle_of_a_pull_is_caught(shm: Ends) -> None:
+def test_a_page_that_changes_owner_during_a_pull_is_caught(shm: Ends) -> None:
     pages = shm.allocator.alloc(3)
     assert pages is not None
     described = shm.sender.describe(pages)
@@ -462,7 +465,7 @@ def test_a_pool_that_is_not_the_announced_one_is_refused(shm: Ends, changes: dic
     assert isinstance(shm.receiver, ShmReceiver) and shm.receiver.num_open == 0
 
 
-def test_a_pool_stays_mapped_between_pulls_and_a_closed_one_is_let_go_of(shm: Ends) -> None:
+def test_a_pool_stays_mapped_between_pulls_until_it_is_closed(shm: Ends) -> None:
     assert isinstance(shm.receiver, ShmReceiver)
     described = shm.sender.describe([4])
     shm.pull(described, [1])

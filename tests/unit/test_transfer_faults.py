@@ -198,7 +198,7 @@ def test_abort_in_every_phase(pair: Pairs, transport: str, at: type, whom: str, 
     assert_clean(p, d)
 
 
-def test_a_transfer_in_flight_is_not_cancelled_and_the_next_ones_keep_their_order(pair: Pairs) -> None:
+def test_a_transfer_in_flight_goes_on_and_later_ones_keep_order(pair: Pairs) -> None:
     p, d = pair("gloo", num_pages=30)
     net = Net([p, d])
     key = net.generate(p, job(0), d)
@@ -220,7 +220,7 @@ def test_a_transfer_in_flight_is_not_cancelled_and_the_next_ones_keep_their_orde
     assert_clean(p, d)
 
 
-def test_what_comes_for_a_request_that_is_over_is_written_nowhere(pair: Pairs) -> None:
+def test_pages_for_an_ended_request_are_written_nowhere(pair: Pairs) -> None:
     """Its row and pages are somebody else's by then."""
     p, d = pair("gloo")
     net = Net([p, d])
@@ -303,7 +303,7 @@ def test_another_life_of_a_dead_peer_is_served(pair: Pairs, transport: str) -> N
     assert_clean(p, again)
 
 
-def test_a_peer_whose_connection_says_nothing_is_aborted_once_it_is_proven_dead(pair: Pairs) -> None:
+def test_a_mute_peer_is_aborted_only_once_it_is_proven_dead(pair: Pairs) -> None:
     """Its machine lost its power: a transfer would wait for ever. Before the proof nothing is given up."""
     p, d = pair("gloo")
     net = Net([p, d])
@@ -321,7 +321,7 @@ def test_a_peer_whose_connection_says_nothing_is_aborted_once_it_is_proven_dead(
     assert_clean(d)
 
 
-def test_a_group_that_breaks_fails_what_was_on_its_way_and_the_next_one_works(pair: Pairs) -> None:
+def test_a_broken_group_fails_its_transfers_and_the_next_works(pair: Pairs) -> None:
     p, d = pair("gloo")
     net = Net([p, d])
     bad = net.generate(p, job(0), d)
@@ -421,9 +421,7 @@ def test_staging_is_bounded_however_slow_the_other_side_is(pair: Pairs) -> None:
     assert_clean(p, d)
 
 
-def test_a_sender_that_hears_late_of_its_own_transfers_keeps_its_group(
-    pair: Pairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sender_told_late_of_its_own_transfers_keeps_its_group(pair: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine its thread may be far behind the receiver's. What it does not post meanwhile the receiver
     can't have: so more than a window of that is asked for by nobody who keeps to the rules."""
     p, d = pair("gloo", page_size=4, chunk_size=8, num_pages=200)
@@ -442,7 +440,7 @@ def test_a_sender_that_hears_late_of_its_own_transfers_keeps_its_group(
     assert_clean(p, d)
 
 
-def test_a_peer_that_asks_beyond_what_can_have_begun_loses_the_group(pair: Pairs) -> None:
+def test_a_peer_that_asks_beyond_what_can_begin_loses_its_group(pair: Pairs) -> None:
     p, d = pair("gloo", page_size=4, chunk_size=8, num_pages=200)
     net = Net([p, d])
     key = net.generate(p, job(0), d)

@@ -45,7 +45,7 @@ def test_each_is_tried_in_turn_and_the_fastest_stays() -> None:
     assert said.getvalue().count("transport chosen") == 1 and "transport=gloo" in said.getvalue()
 
 
-def test_the_others_are_tried_again_and_one_that_became_faster_takes_over() -> None:
+def test_the_others_are_tried_again_and_a_faster_one_takes_over() -> None:
     one, said = choice("shm", "zmq")
     hand_over(one, SECONDS, 2 * TRIALS)
     later = hand_over(one, SECONDS, 3 * AGAIN_EVERY)
@@ -55,7 +55,7 @@ def test_the_others_are_tried_again_and_one_that_became_faster_takes_over() -> N
     assert said.getvalue().count("transport chosen") == 2
 
 
-def test_what_the_node_says_of_its_transports_stands_beside_the_reason() -> None:
+def test_a_node_s_words_on_its_transports_stand_by_the_reason() -> None:
     """`baton admin status` shows it."""
     one = TransportChoice(("zmq",), LogOnce(Logger("p0", io.StringIO())), "through pinned host memory")
     hand_over(one, {"zmq": 0.01}, 1)

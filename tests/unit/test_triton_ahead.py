@@ -106,6 +106,44 @@ def test_real_slips_are_seen(tmp_path: Path) -> None:
     assert "spills" in wide and "spills" in wide_too
 
 
+LIMITED = """
+from pathlib import Path
+import torch, triton, triton.language as tl
+from shared.gpu_kernel.launcher import launch, recorded
+from tests.support import ahead
+
+ahead.CACHE = Path(__file__).parent / "kept"
+
+@triton.jit
+def held_kernel(x, out):
+    place = tl.arange(0, 8192)
+    held = tl.load(x + place)
+    tl.store(out + place, tl.sum(held) * held)
+
+x = torch.empty(8192, device="meta")
+for limit in (None, 32):
+    with recorded() as seen:
+        launch(held_kernel, (1,), x, x, max_registers=limit)
+    result = ahead.compiled((*seen, 90))
+    print(result.registers, result.local)
+"""
+
+
+def test_a_limit_of_registers_is_compiled_in_and_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(LIMITED)
+    done = subprocess.run(
+        (sys.executable, "-m", "limited"),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ahead.ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (free, nothing), (limited, spilled) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert free > 32 and nothing == 0
+    assert limited == 32 and spilled > 0
+
+
 def test_launched_kernels_are_named_so() -> None:
     """A kernel by another name could be left out of `real_signatures` unseen."""
     launched = [

@@ -23,6 +23,7 @@ from tests.support.paged_steps import Row, make_step, tables_of
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 attention, products = interpreter.kernels("attention"), interpreter.kernels("product")
+blocks = interpreter.kernels("blocks")
 
 UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 SHAPE = AttentionShape(4, 2, 32, 1e-5)
@@ -59,15 +60,35 @@ def test_a_product_has_the_library_s_numbers(inputs: int, outputs: int, dtype: t
 
 @pytest.mark.parametrize("batch", [2, 5, 63, 64, 65, 130])
 def test_a_row_of_a_product_has_its_bits_in_any_batch(batch: int) -> None:
-    """Wherever it stands, and whatever the others are."""
+    """Wherever it stands, and whatever the others are; with weights in bytes, too."""
     torch.manual_seed(batch)
     weight, rows = torch.randn(96, 200), torch.randn(batch, 200)
-    alone = products.product(rows[:1].clone(), weight, None)
-    for place in {0, batch // 2, batch - 1}:
-        moved = torch.randn(batch, 200) * 1e3
-        moved[place] = rows[0]
-        with interpreter.shuffled(place):
-            assert torch.equal(products.product(moved, weight, None)[place : place + 1], alone)
+    in_bytes = products.ByteLinear(weight, None, torch.float8_e4m3fn, is_fixed=True)
+    for linear in (products.FixedLinear(weight), in_bytes):
+        alone = linear(rows[:1].clone())
+        for place in {0, batch // 2, batch - 1}:
+            moved = torch.randn(batch, 200) * 1e3
+            moved[place] = rows[0]
+            with interpreter.shuffled(place):
+                assert torch.equal(linear(moved)[place : place + 1], alone)
+
+
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "inner"), [(3, 48), (67, 33), (1, 1)])
+def test_a_gated_product_has_the_two_launches_bits(rows: int, inner: int, dtype: torch.dtype, is_gelu: bool) -> None:
+    """Whose halves share a tile only here. With weights in bytes, a bias, and rows in any order, too."""
+    torch.manual_seed(inner)
+    weight, bias, x = torch.randn(2 * inner, 70), torch.randn(2 * inner), torch.randn(rows, 70).to(dtype)
+    in_blocks = blocks.TritonBlocks(1e-5, dtype, is_gelu)
+    for own in (None, bias):
+        in_bytes = products.ByteLinear(weight, own, torch.float8_e4m3fn)
+        for linear in (products.FixedLinear(weight.to(dtype), None if own is None else own.to(dtype)), in_bytes):
+            with interpreter.shuffled(rows):
+                got = in_blocks.gated(linear, x)
+            assert got.shape == (rows, inner) and got.dtype == dtype
+            assert torch.equal(got, in_blocks.gate(linear(x)))
+            assert torch.equal(in_blocks.gated(linear, x[-1:].clone()), got[-1:])
 
 
 def prompt_bits(shape: AttentionShape, cuts: Sequence[int], beside: Sequence[Row] = (), fixed: bool = True) -> object:
@@ -116,7 +137,7 @@ def logprobs_of(kind: Kind, asked: list[Job], chunk: int = 16) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("name", ["plain", pytest.param("n-gram", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["plain", pytest.param("n-gram", marks=pytest.mark.long)])
 def test_a_request_has_its_bits_in_any_company(name: str) -> None:
     """Alone, with two others, and in chunks of another size: ids and log-probabilities, of prompt and answer."""
     kind = KINDS[name]
@@ -145,7 +166,7 @@ def test_nodes_with_and_without_it_do_not_pair() -> None:
 
 @pytest.mark.parametrize(
     ("family", "formats", "told"),
-    [("qwen3-moe", Formats(), "products of experts"), ("qwen3", Formats(weights="fp8"), "products of fp8 weights")],
+    [("qwen3-moe", Formats(), "products of experts"), ("qwen3", Formats(weights="int8"), "products of int8 weights")],
 )
 def test_products_of_the_library_are_refused(family: str, formats: Formats, told: str) -> None:
     with pytest.raises(ConfigError, match=f"--deterministic: {told}"):

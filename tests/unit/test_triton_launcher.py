@@ -91,6 +91,26 @@ def test_launches_are_recorded_while_somebody_asks() -> None:
     assert "number:i32" in signature.describe() and "BLOCK=32" in signature.describe()
 
 
+def test_a_limit_of_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(launcher, "enqueue", lambda *call: given.append(call[-1]))
+    counter, turns = torch.zeros(1, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
+    with launcher.recorded() as seen:
+        for limit in (None, 128, 255):
+            launcher.launch(turns_kernel, (1,), counter, turns, 5, 7, None, max_registers=limit, BLOCK=32)
+    usual = {"num_warps": 4, "num_stages": 2, "BLOCK": 32}
+    assert given == [usual, {**usual, "maxnreg": 128}, {**usual, "maxnreg": 255}]
+    assert {signature.max_registers for signature in seen} == {None, 128, 255}
+    ends = {signature.describe().split("; ")[-1] for signature in seen}
+    assert ends == {"4 warps)", "4 warps, at most 128 registers)", "4 warps, at most 255 registers)"}
+
+
+def test_the_interpreter_takes_a_limit_of_registers() -> None:
+    counter, turns = torch.zeros(1, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
+    launcher.launch(turns_kernel, (3, 2), counter, turns, 5, 7, None, max_registers=255, BLOCK=32)
+    assert turns.tolist() == list(range(6))
+
+
 def test_meta_tensors_are_recorded_only() -> None:
     counter, turns = (torch.empty(6, dtype=torch.int32, device="meta") for _ in range(2))
     with launcher.recorded() as seen:
@@ -130,7 +150,7 @@ def test_no_tensor() -> None:
         launcher.launch(turns_kernel, (1,), 1, 2, 3, 4, None, BLOCK=32)
 
 
-def test_a_compiled_kernel_does_not_run_on_a_cpu_nor_beside_the_current_device(monkeypatch) -> None:
+def test_a_compiled_kernel_runs_only_on_the_current_gpu(monkeypatch) -> None:
     compiled = JITFunction(turns_kernel.fn)
     with pytest.raises(KernelRefused, match="run on a GPU"):
         launcher.launch(compiled, (1,), torch.empty(1), torch.empty(1), 3, 4, None, BLOCK=32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.sample import candidates
+from shared.kernel import libraries
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
@@ -262,12 +262,11 @@ def test_no_batch_compiles_anything_anew() -> None:
 
 def test_the_sampler_takes_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA, and nowhere else unless asked; torch where it can't be imported."""
-    assert samplers.runs_triton(torch.device("cuda", 0)) and not samplers.runs_triton(torch.device("cpu"))
-    monkeypatch.setattr(samplers, "has_triton", lambda: False)
-    assert not samplers.runs_triton(torch.device("cuda", 0))
+    assert libraries.runs_triton(torch.device("cuda", 0)) and not libraries.runs_triton(torch.device("cpu"))
+    monkeypatch.setattr(libraries, "has_triton", lambda: False)
+    assert not libraries.runs_triton(torch.device("cuda", 0))
     called = []
-    monkeypatch.setattr(samplers, "runs_triton", lambda device: True)
-    monkeypatch.setattr(candidates, "runs_triton", lambda device: True)
+    monkeypatch.setattr(libraries, "runs_triton", lambda device: True)
     monkeypatch.setattr(sampler_triton, "sample_triton", lambda *given: called.append("sample"))
     monkeypatch.setattr(sampler_triton, "score_triton", lambda *given: called.append("score"))
     monkeypatch.setattr(sampler_triton, "rank_candidates_triton", lambda *given: called.append("rank"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from router.effects import Update
 from router.gateway import TICK_S
 from shared.core.errors import NoNodes
+from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain
-from tests.support.two_routers import A, B, Site, failures_of, ids_of, job
+from tests.support.core_rig import Job
+from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, job
 
 LIMIT_S = 5.0
 
@@ -49,7 +52,7 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     assert known.move_at == pytest.approx(move_at, abs=2 * TICK_S)
 
 
-def test_a_second_router_of_a_name_is_refused_and_the_first_goes_on() -> None:
+def test_a_second_router_of_a_name_is_refused_not_the_first() -> None:
     """Each took the other for its own former life, and the nodes dropped the requests of both, without a line."""
     site = Site()
     first = site.router(A, "r", 1)
@@ -106,7 +109,7 @@ def test_a_router_that_is_started_again_takes_over(where: str) -> None:
     assert ids_of(mailbox) == job(1).expected_of(1)[:20]
 
 
-def test_a_refused_router_gets_the_nodes_as_soon_as_the_first_is_gone() -> None:
+def test_a_refused_router_gets_the_nodes_once_the_first_is_gone() -> None:
     """A router was moved to another machine, and its former connection still seemed open."""
     site = Site()
     site.router(A, "r", 1)
@@ -120,7 +123,7 @@ def test_a_refused_router_gets_the_nodes_as_soon_as_the_first_is_gone() -> None:
     assert second.nodes() == ["d0"]
 
 
-def test_a_refused_router_that_comes_back_with_another_name_is_welcome() -> None:
+def test_a_refused_router_back_with_a_new_name_is_welcome() -> None:
     site = Site()
     first = site.router(A, "r", 1)
     site.node("decode", "d0")
@@ -129,3 +132,30 @@ def test_a_refused_router_that_comes_back_with_another_name_is_welcome() -> None
     renamed = site.router(B, "s", 3)
     site.run(1.0)
     assert first.nodes() == renamed.nodes() == ["d0"]
+
+
+def said(site: Site, router: Router, prompt: tuple[int, ...]) -> tuple[str, list[int], int]:
+    """(the node, the answer, cached tokens) of a prompt, when it has ended."""
+    mailbox = router.open(Job(0, prompt, SamplingParams(max_tokens=40, temperature=0.0), 0))
+    (node,) = [node.node_id for node in router.rig.registry if node.open_sequences]
+    site.run(20.0)
+    (end,) = [news.end for news in mailbox._news if isinstance(news, Update) and news.end is not None]
+    return node, ids_of(mailbox), end.cached_tokens
+
+
+def test_a_chat_that_goes_on_at_another_router_finds_its_pages() -> None:
+    site = Site("prefix_aware")
+    routers = [site.router(A, "a", 1), site.router(B, "b", 1)]
+    for number in range(4):
+        site.node("decode", f"d{number}")
+    site.run(1.0)
+    places = set()
+    for chat in range(4):
+        history: tuple[int, ...] = (chat, *range(70))
+        where, answer, cached = said(site, routers[chat % 2], history)
+        places.add(where)
+        for turn in range(1, 3):
+            history += (*answer, turn, *range(10))
+            again, answer, cached = said(site, routers[(chat + turn) % 2], history)
+            assert again == where and cached >= len(history) - 40, "the other router knew what the node has"
+    assert len(places) > 1

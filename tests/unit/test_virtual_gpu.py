@@ -132,7 +132,7 @@ def test_the_numbers_are_the_cpu_s(gpu: VirtualGpu, name: str) -> None:
     assert not counts.undeferred, counts.by_place
 
 
-def test_the_numbers_are_the_same_in_inference_mode_and_out_of_it(gpu: VirtualGpu) -> None:
+def test_the_numbers_are_the_same_in_and_out_of_inference_mode(gpu: VirtualGpu) -> None:
     with torch.inference_mode():
         inside = numbers(3, 4).to(gpu.device)
         inside[0] += 1

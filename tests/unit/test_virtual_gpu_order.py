@@ -64,17 +64,17 @@ def test_a_missing_wait_between_streams() -> None:
     assert "not ordered behind" in races(pattern, False) and not races(pattern, True)
 
 
-def test_lengths_copied_on_the_default_stream_behind_a_mark_of_another() -> None:
-    """The length mirror's copies ran on torch's default stream, and the forward waited for a mark of the schedule
+def test_a_mark_of_another_stream_does_not_order_copied_lengths() -> None:
+    """The length mirror's copies ran on torch's default stream, and the forward waited for a mark of another
     stream. The pool's streams are non-blocking: nothing orders the two."""
 
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:
         lengths, host = ready(gpu, [0] * 4), pinned(gpu)
-        schedule, forward = gpu.new_stream(gpu.device), gpu.new_stream(gpu.device)
-        with gpu.use_stream(schedule if right else gpu.current_stream()):
+        copier, forward = gpu.new_stream(gpu.device), gpu.new_stream(gpu.device)
+        with gpu.use_stream(copier if right else gpu.current_stream()):
             lengths.copy_(host, non_blocking=True)
         planned = gpu.new_event()
-        planned.record(schedule)
+        planned.record(copier)
         forward.wait_event(planned)
         with gpu.use_stream(forward):
             return (lengths + 0).cpu()
@@ -83,7 +83,7 @@ def test_lengths_copied_on_the_default_stream_behind_a_mark_of_another() -> None
     assert "copy to device" in races(pattern, False) and not races(pattern, True)
 
 
-def test_weights_cast_on_the_default_stream_before_the_first_forward() -> None:
+def test_weights_cast_on_the_default_stream_race_the_forward() -> None:
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:
         forward = gpu.new_stream(gpu.device)
         weights = ready(gpu).to(torch.float32)
@@ -97,22 +97,22 @@ def test_weights_cast_on_the_default_stream_before_the_first_forward() -> None:
 
 
 def read_elsewhere_and_dropped(gpu: VirtualGpu, keep: Callable[[torch.Tensor, VirtualStream], None]) -> torch.Tensor:
-    """A temporary is made on the default stream, read on the schedule stream behind an event, and dropped: the next
+    """A temporary is made on the default stream, read on another stream behind an event, and dropped: the next
     allocation gets its memory. `keep` is called before it is dropped."""
-    schedule, made = gpu.new_stream(gpu.device), gpu.new_event()
+    reader, made = gpu.new_stream(gpu.device), gpu.new_event()
     delta = torch.tensor(WANTED, device=gpu.device)
     made.record()
-    schedule.wait_event(made)
-    with gpu.use_stream(schedule):
+    reader.wait_event(made)
+    with gpu.use_stream(reader):
         out = delta + 0
-    keep(delta, schedule)
+    keep(delta, reader)
     del delta
     torch.zeros(4, dtype=torch.int64, device=gpu.device)
     gpu.synchronize(gpu.device)
     return out.cpu()
 
 
-def test_a_temporary_of_one_stream_is_freed_while_another_still_reads_it() -> None:
+def test_a_temporary_is_freed_while_another_stream_reads_it() -> None:
     """The race detector forgets freed memory, so only the numbers show it."""
 
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:
@@ -167,7 +167,7 @@ def test_a_copy_to_the_host_is_read_before_it_came() -> None:
     assert wrong_numbers(pattern, False) and not wrong_numbers(pattern, True)
 
 
-def test_a_buffer_of_every_step_is_overwritten_before_it_was_copied_out() -> None:
+def test_a_step_s_buffer_is_overwritten_before_it_is_copied_out() -> None:
     """Write after read: the next step waits for the copy of the last, or has another buffer (H9)."""
 
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:

@@ -41,7 +41,7 @@ def test_a_closed_descriptor_is_its_peer() -> None:
 
 
 @pytest.mark.parametrize("successor", ["b", "a"])
-def test_a_reused_descriptor_whose_report_is_still_in_the_monitor(successor: str) -> None:
+def test_a_reused_descriptor_whose_report_waits_in_the_monitor(successor: str) -> None:
     """Its successor's message overtook our drain: another peer, or the same one that dialled again at once."""
     monitor = Monitor(5)
     monitor.connections.seen(5, FIRST, "a")
@@ -64,7 +64,7 @@ def test_a_reused_descriptor_whose_report_was_drained_before(successor: str) -> 
 
 
 @pytest.mark.parametrize("reports", [(5, -5, 5), (5, -5, 5, -5, 5)])
-def test_connections_that_did_not_come_about_say_nothing_of_the_next_on_their_descriptor(
+def test_failed_connections_say_nothing_of_their_fd_s_next_one(
     reports: tuple[int, ...],
 ) -> None:
     """A foreign key, a port scanner: with the report drained before, and with it still in the monitor."""
@@ -111,7 +111,7 @@ def test_last_messages_that_are_the_first_we_hear_of_a_gone_peer() -> None:
     assert monitor.gone(-5) == ["b"]
 
 
-def test_a_peer_that_is_back_under_another_descriptor_is_not_gone() -> None:
+def test_a_peer_that_is_back_on_another_descriptor_is_not_gone() -> None:
     monitor = Monitor(5, 7)
     monitor.connections.seen(5, FIRST, "a")
     monitor.connections.seen(7, SECOND, "a")

@@ -38,7 +38,7 @@ def ring(tmp_path: Path) -> KeyRing:
     return KeyRing(make_keys(tmp_path / "keys", routers=("a", "b", "c")), NODE, "p")
 
 
-def test_a_failed_handshake_is_tried_again_after_a_pause_and_once() -> None:
+def test_a_failed_handshake_is_retried_once_after_a_pause() -> None:
     clock = Clock()
     dialling, dealer = Dialling(None, clock), Dealer(state="closed", has_failed=True)
     dialling.note(dealer)

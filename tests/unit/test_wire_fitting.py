@@ -47,7 +47,7 @@ def test_a_field_that_differs_is_named_wherever_it_stands(name: str) -> None:
     assert misfit(OURS, theirs) == misfit(theirs, OURS) == (None if name in REPORTED_ONLY else name)
 
 
-def test_a_prefill_node_without_a_head_fits_one_with_a_head_and_not_the_other_way_round() -> None:
+def test_a_headless_prefill_node_fits_a_head_but_not_vice_versa() -> None:
     assert misfit(HEADLESS, OURS) is None
     assert misfit(OURS, HEADLESS) == "page_layout"
 

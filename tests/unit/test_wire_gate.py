@@ -25,7 +25,7 @@ def test_the_newest_life_is_listened_to_until_it_is_gone() -> None:
     gate.check(name(1), "")  # a clock that went back makes the next life look older
 
 
-def test_who_knocks_without_a_key_is_logged_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_knock_without_a_key_is_logged_once_and_always_counted(caplog: pytest.LogCaptureFixture) -> None:
     stats = WireStats()
     with caplog.at_level(logging.WARNING):
         for _ in range(5):

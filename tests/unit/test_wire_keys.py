@@ -4,6 +4,7 @@ running links. Real loopback sockets."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import time
@@ -16,6 +17,7 @@ import zmq
 
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
+from shared.wire import sockets
 from shared.wire.codec import encode, to_wire
 from shared.wire.dialling import PAUSE_S
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
@@ -23,8 +25,9 @@ from shared.wire.keyring import KeyRing, Keys
 from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
+from shared.wire.parts import property_of
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
-from shared.wire.sockets import DealerSocket, RouterSocket, property_of
+from shared.wire.sockets import DealerSocket, RouterSocket
 from tests.support.key_folders import edit_allowed, forged, make_keys
 from tests.support.patience import HANG_GUARD_S
 
@@ -73,9 +76,7 @@ def pair(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterat
     prefill.close(), decode.close()
 
 
-def test_pages_and_messages_go_both_ways_and_carry_their_sender_s_key(
-    pair: tuple[NodeLinks, NodeLinks], folder: Path
-) -> None:
+def test_pages_and_messages_go_both_ways_with_the_sender_s_key(pair: tuple[NodeLinks, NodeLinks], folder: Path) -> None:
     prefill, decode = pair
     pages, ready = [bytes(100_000), b"small"], Ready(KEY, 1, 0, [1, 2], [1, 1], [1, 1], None, True, 0, 0, b"", 0)
     assert prefill.send("d@8", ready, pages)
@@ -168,7 +169,7 @@ def test_a_node_without_keys_and_one_with_keys_do_not_meet(folder: Path) -> None
     plain, keyed = NodeLinks("p", 7), NodeLinks("d", 8, options=options(folder, "d"))
     with pytest.raises(ConfigError, match="baton keys"):
         plain.dial("d@8", keyed.endpoint)
-    with pytest.raises(ConfigError, match="all of a cluster, or none"):
+    with pytest.raises(ConfigError, match="a whole cluster, or none"):
         keyed.dial("p@7", plain.endpoint)
     keyed.dial(plain.endpoint, plain.endpoint)  # as if a router were there
     keyed.send(plain.endpoint, Goodbye("d", 8))
@@ -196,7 +197,7 @@ def test_a_name_that_is_bound_to_another_key(folder: Path, said: str, caplog: py
 
 
 @pytest.mark.parametrize("keys", [True, False])
-def test_an_older_life_is_not_listened_to_while_a_newer_is_connected(folder: Path, keys: bool) -> None:
+def test_an_older_life_is_ignored_while_a_newer_is_connected(folder: Path, keys: bool) -> None:
     def links(name: str, epoch: int) -> NodeLinks:
         return NodeLinks(name, epoch, options=options(folder, name) if keys else LinkOptions())
 
@@ -296,7 +297,7 @@ def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -
     asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
 
 
-def test_a_handshake_that_broke_off_costs_no_connection_afterwards(folder: Path) -> None:
+def test_a_broken_off_handshake_costs_no_later_connection(folder: Path) -> None:
     """libzmq tries again by itself, and what came about so must not be dialled anew."""
     node = NodeLinks("d", 1, options=options(folder, "d"))
     with socket.create_server(("127.0.0.1", 0)) as passing:
@@ -388,9 +389,7 @@ def test_a_key_that_is_taken_away_ends_what_it_opened(pair: tuple[NodeLinks, Nod
     until(lambda: decode.counts["wire_refused.identity"], decode, what="a message on the open connection is refused")
 
 
-def test_a_key_that_comes_back_is_heard_on_the_connection_that_it_opened(
-    pair: tuple[NodeLinks, NodeLinks], folder: Path
-) -> None:
+def test_a_restored_key_is_heard_on_the_connection_it_opened(pair: tuple[NodeLinks, NodeLinks], folder: Path) -> None:
     """Answers find it there, and its end is told as any other's."""
     prefill, decode = pair
     seen: list[Inbound] = []
@@ -407,7 +406,7 @@ def test_a_key_that_comes_back_is_heard_on_the_connection_that_it_opened(
     assert next_of(decode, PeerClosed, seen).peer == "p@7"
 
 
-def test_a_node_that_comes_before_its_key_is_let_in_when_it_is_there(folder: Path) -> None:
+def test_a_node_ahead_of_its_key_is_let_in_when_the_key_is_there(folder: Path) -> None:
     everything = read_allowed(folder).entries
     decode = NodeLinks("d", 8, options=options(folder, "d"))
     late = NodeLinks("p", 7, options=options(folder, "p"))
@@ -421,7 +420,7 @@ def test_a_node_that_comes_before_its_key_is_let_in_when_it_is_there(folder: Pat
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-def test_a_router_without_an_allowed_key_is_dialled_when_it_has_one_again(folder: Path, is_up: bool) -> None:
+def test_a_router_is_dialled_again_when_it_has_an_allowed_key(folder: Path, is_up: bool) -> None:
     """Nobody dials the key that was taken away meanwhile, whether a connection had come about under it or not."""
     everything = read_allowed(folder).entries
     opened = open_router("tcp://127.0.0.1:*", options(folder, "router", ROUTER))
@@ -506,7 +505,7 @@ def test_a_router_s_key_may_change_again_before_it_listens_again(folder: Path) -
     until(lambda: heard.extend(router.receive()) or heard, node)
     assert settings.ring is not None
     rotate(folder, settings.ring, "router")
-    assert router.receive() == [PeerClosed("d@1")]
+    assert router.receive() == [PeerClosed("d@1", accepted=True)]
     rotate(folder, settings.ring, "router")
     assert router.receive() == []
     until(lambda: router.receive() or router._is_bound, what="listens again")
@@ -514,6 +513,47 @@ def test_a_router_s_key_may_change_again_before_it_listens_again(folder: Path) -
     node.send(router.endpoint, Goodbye("d", 1))
     until(lambda: Received("d@1", Goodbye("d", 1)) in router.receive(), node)
     node.close(), close_router(context, authenticator, router)
+
+
+def test_a_router_out_of_descriptors_takes_its_new_key_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: ZMQError ended the router; and the watch of its connections had ended with the old socket."""
+    settings = options(folder, "router", ROUTER)
+    link, node = RouterLink("tcp://127.0.0.1:*", settings), NodeLinks("d", 1, options=options(folder, "d"))
+    heard: list[Inbound] = []
+    opened = sockets.open_monitored
+    refused: list[int] = []
+
+    def refuse(context: object, kind: int, options: object, events: int) -> object:
+        if kind == zmq.ROUTER and len(refused) < 3:
+            refused.append(kind)
+            raise zmq.ZMQError(errno.EMFILE)
+        return opened(context, kind, options, events)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        node.dial(link.endpoint, link.endpoint)
+        listening = asyncio.create_task(collect(link, heard))
+        await until_heard(Received("d@1", Goodbye("d", 1)))
+        monkeypatch.setattr(sockets, "open_monitored", refuse)
+        add_key(folder, ROUTER, "router")
+        use_key(folder, "router")
+        await until_heard(PeerClosed("d@1", accepted=True))
+        await until_heard(Received("d@1", Goodbye("d", 1)))
+        listening.cancel()
+
+    async def until_heard(wanted: Inbound) -> None:
+        heard.clear()
+        while wanted not in heard:
+            node.poll(0.01)
+            node.send(link.endpoint, Goodbye("d", 1)) if any_up(node) else None
+            await asyncio.sleep(0)
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
+        assert len(refused) == 3
+        watch = link._router.watch
+        assert watch._thread.is_alive() and len(watch._connections) == 1
+    finally:
+        node.close(), link.close()
 
 
 class Restless(KeyRing):

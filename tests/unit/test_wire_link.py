@@ -29,8 +29,9 @@ from shared.wire.key_files import NODE, AllowedKeys, new_pair
 from shared.wire.keyring import KeyRing, Keys
 from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.link_options import LinkOptions
-from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
+from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
+from shared.wire.pool_ref import PoolRef
 from shared.wire.wakeup import Wakeup
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
@@ -84,6 +85,38 @@ def test_messages_and_frames_go_both_ways(pair: tuple[NodeLinks, NodeLinks]) -> 
     assert inbox.next(Received) == Received("d@8", Abort(KEY, False))
 
 
+def test_a_dialled_peer_brings_pages_only_where_it_may() -> None:
+    prefill, source, decode = NodeLinks("p", 7), NodeLinks("s", 8), NodeLinks("d", 9)
+    prefill.dial("s@8", source.endpoint, brings_pages=True)
+    prefill.dial("d@9", decode.endpoint)
+    inbox = Inbox(prefill)
+    for name, links in (("d@9", decode), ("s@8", source)):
+        prefill.send(name, Abort(KEY, False))
+        Inbox(links).next(Received)
+        assert links.send("p@7", inline_ready(1), [b"page"], back=True)
+    received = inbox.next(Received)
+    assert received.peer == "s@8" and [bytes(frame) for frame in received.frames] == [b"page"]
+    end = time.monotonic() + HANG_GUARD_S
+    while not prefill.counts["wire_dropped"]:
+        assert time.monotonic() < end
+        prefill.poll(0.05)
+    for links in (prefill, source, decode):
+        links.close()
+
+
+def test_an_answer_goes_back_though_its_peer_is_dialled_too() -> None:
+    """Two prefill nodes may ask each other. What answers must not come to the socket that takes short messages only."""
+    first, second = NodeLinks("p", 7), NodeLinks("s", 8)
+    first.dial("s@8", second.endpoint, brings_pages=True)
+    second.dial("p@7", first.endpoint, brings_pages=True)
+    first.send("s@8", Abort(KEY, False))
+    Inbox(second).next(Received)
+    first._router.close()
+    assert second.send("p@7", inline_ready(1), [b"page"], back=True)
+    assert Inbox(first).next(Received).message == inline_ready(1)
+    first.close(), second.close()
+
+
 def test_a_closed_dialler_is_noticed_after_its_last_message(pair: tuple[NodeLinks, NodeLinks]) -> None:
     prefill, decode = pair
     inbox = Inbox(decode)
@@ -103,7 +136,7 @@ def test_a_closed_listener_is_noticed(pair: tuple[NodeLinks, NodeLinks]) -> None
     assert inbox.next(PeerClosed).peer == "d@8"
 
 
-def test_a_dialled_peer_that_is_not_there_is_reported_once_and_found_later(tmp_path: Path) -> None:
+def test_an_absent_dialled_peer_is_reported_once_and_found_later(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/late"
     prefill = NodeLinks("p", 1, options=LinkOptions(reconnect_ms=5, reconnect_max_ms=20))
     prefill.dial("d@2", endpoint)
@@ -203,7 +236,7 @@ def test_a_malformed_answer_is_dropped_too(pair: tuple[NodeLinks, NodeLinks]) ->
     assert prefill.counts["wire_dropped"] == 1
 
 
-def test_an_oversized_frame_closes_the_connection_and_nothing_else() -> None:
+def test_an_oversized_frame_closes_only_its_connection() -> None:
     limits = WireLimits(max_frame_bytes=10_000, max_control_bytes=10_000)
     links = NodeLinks("d", 1, options=LinkOptions(limits=limits))
     inbox = Inbox(links)
@@ -240,7 +273,7 @@ def test_descriptors_are_reused_without_mixing_up_peers() -> None:
     links.close()
 
 
-def test_a_peer_that_dials_again_between_two_receives_is_not_gone() -> None:
+def test_a_peer_that_redials_between_two_receives_is_not_gone() -> None:
     """Its new connection most likely has the descriptor of the old one, whose end is reported with the new one's
     first message."""
     links = NodeLinks("d", 1)
@@ -257,7 +290,7 @@ def test_a_peer_that_dials_again_between_two_receives_is_not_gone() -> None:
     links.close()
 
 
-def test_a_flood_comes_in_shares_and_the_report_of_its_end_comes_last() -> None:
+def test_a_flood_comes_in_shares_and_its_end_is_reported_last() -> None:
     links, flood = NodeLinks("d", 1), 2 * MAX_BATCH + 100
     inbox = Inbox(links)
     with raw_dealer(links.endpoint, b"p@1") as peer:
@@ -312,7 +345,7 @@ def test_only_this_machine_is_bound_or_dialled(endpoint: str) -> None:
     links.close()
 
 
-def test_an_address_that_the_system_refuses_leaves_no_socket_behind() -> None:
+def test_an_address_that_the_system_refuses_leaves_no_socket() -> None:
     """It came in a message: it must not end the node that was asked to dial it."""
     links = NodeLinks("p", 1)
     for _ in range(2):
@@ -322,7 +355,7 @@ def test_an_address_that_the_system_refuses_leaves_no_socket_behind() -> None:
     links.close()  # a socket left open would block here
 
 
-def test_a_node_whose_key_is_taken_away_is_closed_in_the_same_round(tmp_path: Path) -> None:
+def test_a_node_that_loses_its_key_is_closed_in_the_same_round(tmp_path: Path) -> None:
     """It has not answered yet: nobody else would tell of it."""
     ring = KeyRing(make_keys(tmp_path / "keys"), NODE, "p")
     links = NodeLinks("p", 7, options=LinkOptions(ring=ring))
@@ -499,6 +532,39 @@ def test_a_peer_that_is_back_while_its_old_connection_lingers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LINGERING_PROGRAM], capture_output=True, text=True, timeout=HANG_GUARD_S
     )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+BROKEN_PROGRAM = """
+import socket, struct, sys, time
+from shared.wire.link import NodeLinks
+from shared.wire.link_options import LinkOptions
+from tests.support.raw_zmtp import COMMAND, RawPeer
+
+how = sys.argv[1]
+links = NodeLinks("d", 1, options=LinkOptions(heartbeat_ms=100))
+peer = RawPeer(links.endpoint)
+for _ in range(400):
+    peer.frame(b"x")
+if how == "pings":
+    for _ in range(50):
+        peer.frame(b"\\x04PING\\x00\\x00", COMMAND)
+if how == "reset":
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+time.sleep(0.05)
+peer.close()
+time.sleep(0.3)
+for _ in range(20):
+    links.poll(0.05)
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "reset", "pings"])
+def test_a_peer_that_floods_and_goes_ends_nobody(how: str) -> None:
+    """The defect: libzmq aborts if a connection breaks while its inbox is full and a ping is due, or has come in."""
+    command = [sys.executable, "-c", BROKEN_PROGRAM, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 

@@ -14,12 +14,13 @@ import msgpack
 import msgspec
 import pytest
 
-from shared.wire import messages, sampling
+from shared.wire import messages, request_key, sampling, token_runs
 from shared.wire.codec import encode
 from tests.support.wire_samples import MESSAGES, REMOTE
 
-STORE_ENTRY, PREBUILT = (
-    next(message for message in MESSAGES if type(message).__name__ == name) for name in ("StoreEntry", "Prebuilt")
+STORE_ENTRY, PREBUILT, SPENDING = (
+    next(message for message in MESSAGES if type(message).__name__ == name)
+    for name in ("StoreEntry", "Prebuilt", "Spending")
 )
 
 
@@ -28,7 +29,7 @@ def schema(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The schema as its files are now: sampled mutants (tests/mutants) change no class that is loaded already."""
     module = ModuleType("schema_read_anew")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for part in (messages, sampling):
+    for part in (messages, request_key, token_runs, sampling):
         path = Path(str(part.__file__))
         exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     return module
@@ -79,8 +80,13 @@ def test_what_is_at_a_limit_is_taken_and_one_beyond_is_not(
 
 @pytest.mark.parametrize(
     ("message", "field", "num_bytes"),
-    [(REMOTE, "handle", 65536), (STORE_ENTRY, "value", 65536), (PREBUILT, "draft_state", 4194304)],
-    ids=["handle", "value", "draft_state"],
+    [
+        (REMOTE, "handle", 65536),
+        (STORE_ENTRY, "value", 65536),
+        (PREBUILT, "draft_state", 4194304),
+        (SPENDING, "body", 65536),
+    ],
+    ids=["handle", "value", "draft_state", "body"],
 )
 def test_so_many_bytes_are_taken_and_one_more_is_not(
     schema: ModuleType, message: messages.Message, field: str, num_bytes: int

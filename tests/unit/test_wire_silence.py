@@ -16,6 +16,7 @@ from shared.config.processes import NodeParts, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import NodeConfig, TimeoutsConfig
 from shared.config.silence import link_silence
+from shared.device.malloc import give_freed_memory_back
 from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 from shared.wire.peers import Inbound, PeerClosed, PeerUp
@@ -42,11 +43,24 @@ def options_of_router(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> Link
     return found[0]
 
 
-def options_of_node(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> LinkOptions:
+def options_of_node(silence_s: float, monkeypatch: pytest.MonkeyPatch, role: str = "decode") -> LinkOptions:
     found: list[LinkOptions] = []
     monkeypatch.setattr(shared.node.build, "NodeLinks", lambda name, epoch, bind, options: found.append(options))
-    shared.node.build.open_links(NodeParts(node=NodeConfig(silence_s=silence_s)), "d", 1, None)
+    shared.node.build.open_links(NodeParts(node=NodeConfig(role=role, silence_s=silence_s)), "d", 1, None)
     return found[0]
+
+
+def test_nobody_says_much_to_a_prefill_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: it took the pages of anybody, 80 MiB of each connection, though it dials all whom it hears."""
+    at_prefill = options_of_node(5.0, monkeypatch, "prefill").watch_limits
+    assert (at_prefill.caller_bytes, at_prefill.callers_bytes_in_all) == (4 << 20, 32 << 20)
+    at_decode = options_of_node(5.0, monkeypatch, "decode").watch_limits
+    assert at_decode.caller_bytes == 0 and at_decode.unread_bytes >= 64 << 20, "pages come there"
+
+
+def test_nodes_return_what_a_flood_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: a prefill node kept 70 MiB after a flood of small messages."""
+    assert options_of_node(5.0, monkeypatch).after_burst is give_freed_memory_back
 
 
 @pytest.mark.parametrize("silence_s", [0.5, 1.0, 5.0, 60.0])
@@ -56,14 +70,18 @@ def test_both_ends_wait_as_long_as_they_were_told(silence_s: float, monkeypatch:
         silence = link_silence(silence_s)
         assert (options.heartbeat_ms, options.heartbeat_timeout_ms) == (silence.ping_ms, silence.timeout_ms)
         assert options.heartbeat_ms <= 250 * silence.longest_s, "several beats fit in"
+        assert options.watch_limits.mute_s == max(silence.longest_s, 0.75), (
+            "three pings of a peer with a longer silence"
+        )
 
 
 def test_sockets_are_opened_with_what_the_options_say() -> None:
     links = NodeLinks("p", 1, options=LinkOptions.for_silence(8.0))
     links.dial("d@2", "tcp://127.0.0.1:9")
-    for opened in (links._router.socket, links._dealers["d@2"].socket):
-        wanted = {zmq.HEARTBEAT_IVL: 400, zmq.HEARTBEAT_TIMEOUT: 2267, zmq.CONNECT_TIMEOUT: 4000}
-        assert {name: opened.getsockopt(name) for name in wanted} == wanted
+    dialled, bound = links._dealers["d@2"].socket, links._router.socket
+    wanted = {zmq.HEARTBEAT_IVL: 250, zmq.HEARTBEAT_TIMEOUT: 2417, zmq.CONNECT_TIMEOUT: 4000, zmq.RCVHWM: 0}
+    assert {name: dialled.getsockopt(name) for name in wanted} == wanted
+    assert bound.getsockopt(zmq.HEARTBEAT_IVL) == 0, "a ping that is due while a full inbox breaks ends the process"
     links.close()
 
 

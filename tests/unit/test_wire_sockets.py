@@ -50,7 +50,7 @@ def test_a_router_s_sockets_are_closed_with_it(context: Context) -> None:
     assert router.socket.closed and router.monitor.closed
 
 
-def test_a_dealer_s_sockets_are_closed_with_it_and_when_it_dials_again(dealer: DealerSocket) -> None:
+def test_a_dealer_s_sockets_close_with_it_and_when_it_redials(dealer: DealerSocket) -> None:
     first, monitor = dealer.socket, dealer.monitor
     dealer.again(b"")
     assert first.closed and monitor.closed and not dealer.socket.closed
@@ -72,7 +72,7 @@ def test_a_handshake_has_failed_until_one_succeeds(dealer: DealerSocket, event: 
     assert (dealer.state, dealer.has_failed) == ("closed", False), "a connection that broke was no failed handshake"
 
 
-def test_whoever_leaves_early_without_keys_has_failed_no_handshake(dealer: DealerSocket) -> None:
+def test_a_peer_leaving_early_without_keys_fails_no_handshake(dealer: DealerSocket) -> None:
     assert dealer._transition(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) == [PeerClosed("d@1")]
     assert not dealer.has_failed
 
@@ -114,6 +114,6 @@ def test_tries_to_listen_again_are_counted_anew_each_time(context: Context, tmp_
     router = RouterSocket(context, f"ipc://{tmp_path}/r", OPTIONS)
     router.socket.unbind(router.endpoint)
     router._is_bound, router._bind_tries = False, 7
-    router._bind_again()
+    router._listen_again()
     assert router._is_bound and router._bind_tries == 0
     router.close()

@@ -156,7 +156,7 @@ def heavy() -> Message:
     return msgspec.structs.replace(offer, source_node="p", source_epoch=1, prompt_ids=[70_000] * 60_000)
 
 
-def test_a_bound_socket_reads_a_mebibyte_and_lets_others_have_their_turn(
+def test_a_bound_socket_reads_a_mebibyte_then_lets_others_read(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "BATCH_S", 1e9)

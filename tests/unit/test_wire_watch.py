@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from shared.wire import watch
-from shared.wire.codec import encode
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
-from shared.wire.messages import Goodbye, Wait
-from shared.wire.peers import PeerClosed, Received
-from shared.wire.watch import Watch, WatchLimits, bytes_received, inode_of, shut_down
-from tests.support.key_folders import make_keys
-from tests.support.patience import HANG_GUARD_S
-from tests.support.raw_zmtp import RawPeer
-from tests.support.wire_samples import INLINE, WIRE_KEY
+from shared.wire.tcp import Shears, inflow_of, inode_of
+from shared.wire.watch import Watch, WatchLimits
 
 MIB = 1 << 20
+
+
+def received(fd: int) -> int:
+    inflow = inflow_of(fd)
+    return 0 if inflow is None else inflow.received
 
 
 class Ends:
@@ -46,12 +40,12 @@ class Ends:
 
     def say(self, count: int) -> None:
         """Bytes that come in and are read from the kernel, as libzmq does."""
-        before = bytes_received(self.fd) or 0
+        before = received(self.fd)
         self.far.sendall(bytes(count))
         left = count
         while left:
             left -= len(self.near.recv(left))
-        assert bytes_received(self.fd) == before + count
+        assert received(self.fd) == before + count
 
     def is_shut(self) -> bool:
         self.far.settimeout(0.2)
@@ -82,12 +76,149 @@ class Clock:
         return self.now
 
 
-def watch_of(clock: Clock, *, encrypted: bool = False, **limits: float) -> Watch:
+class Memory:
+    """Of this process, in bytes."""
+
+    size = 0
+
+    def __call__(self) -> int:
+        return self.size
+
+
+def watch_of(clock: Clock, *, encrypted: bool = False, memory: Memory | None = None, **limits: float) -> Watch:
     fields = {"unread_bytes": 1000, "unread_bytes_in_all": 10_000, "silent_s": 10.0, "heartbeat_s": 1.0}
-    return Watch(WatchLimits(**(fields | limits)), is_encrypted=encrypted, clock=clock)  # type: ignore[arg-type]
+    made = WatchLimits(**(fields | limits))  # type: ignore[arg-type]
+    return Watch(made, is_encrypted=encrypted, clock=clock, process_bytes=memory or Memory())
 
 
 # ---- bytes
+
+
+def test_short_parts_count_for_what_libzmq_keeps_of_each(ends: Callable[[], Ends]) -> None:
+    """A part of one byte takes 3 on the wire and 128 more of memory."""
+    own, one = watch_of(Clock()), ends()
+    own.accepted(one.fd, one.port)
+    one.say(3 * watch.MANY_PARTS + 22)
+    own.delivered(one.fd, [1] * watch.MANY_PARTS, "a@1")
+    own.look()
+    assert own.take_refused() == [] and own._connections[one.fd].unread == 22, "below 1000 / (1 + 128 / 3)"
+    one.say(1)
+    own.look()
+    assert one.is_shut() and [reason for reason, _ in own.take_refused()] == ["flood"]
+
+
+def test_pages_behind_short_messages_are_no_flood(ends: Callable[[], Ends]) -> None:
+    own, one = watch_of(Clock()), ends()
+    own.accepted(one.fd, one.port)
+    one.say(3 * (watch.MANY_PARTS - 1) + 200)
+    own.delivered(one.fd, [1] * (watch.MANY_PARTS - 1), "a@1")
+    own.look()
+    one.say(800)
+    own.look()
+    assert own.take_refused() == [], "at the border"
+
+
+def swelling(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Memory, Ends]:
+    """A connection with 1,000 bytes unread. Before its last byte came memory grew, too."""
+    monkeypatch.setattr(watch, "MUCH_BYTES", 100)
+    memory, one = Memory(), ends()
+    own = watch_of(Clock(), memory=memory, unread_bytes=5000, unread_bytes_in_all=10_000)
+    own.accepted(one.fd, one.port)
+    one.say(100)
+    memory.size += 50_000
+    own.look()
+    one.say(900)
+    own.look()
+    return own, memory, one
+
+
+def test_an_unfinished_message_may_not_swell_memory(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, memory, one = swelling(ends, monkeypatch)
+    one.say(1000)
+    memory.size += 10_000
+    own.look()
+    assert own.take_refused() == [], "at the border of all unread bytes"
+    one.say(600)  # 2,600 unread, which may take four times that
+    memory.size += 400
+    own.look()
+    assert own.take_refused() == [], "at the border of four times the unread bytes"
+    one.say(1)
+    memory.size += 5
+    own.look()
+    assert one.is_shut() and [reason for reason, _ in own.take_refused()] == ["flood"]
+
+
+def test_memory_grown_before_a_delivery_is_no_swelling(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, memory, one = swelling(ends, monkeypatch)
+    for _ in range(3):
+        one.say(500)
+        memory.size += 8_000
+        own.delivered(one.fd, [500], "a@1")
+        own.look()
+        assert own.take_refused() == [] and own._connections[one.fd].unread > 100
+
+
+def test_memory_that_others_take_is_no_swelling(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a node computes, pages wait for it and its memory grows: only bytes that come can swell it, 64 times."""
+    own, memory, one = swelling(ends, monkeypatch)
+    for number in range(3):
+        one.say(50)
+        memory.size += 100_000
+        own.look()
+        assert own.take_refused() == []
+        assert own._connections[one.fd].swollen == (number + 1) * 50 * watch.MOST_SWELLING
+        memory.size += 100_000
+        own.look()
+        assert own.take_refused() == []
+
+
+# ---- mute
+
+
+def test_a_mute_caller_is_closed_and_not_refused(ends: Callable[[], Ends]) -> None:
+    own, one = watch_of(Clock(), mute_s=0.2), ends()
+    own.accepted(one.fd, one.port)
+    one.say(10)
+    own.delivered(one.fd, [8], "a@1")
+    own.look()
+    assert not one.is_shut()
+    time.sleep(0.3)
+    own.look()
+    assert one.is_shut() and own.take_refused() == []
+
+
+def test_who_said_nothing_yet_is_silent_and_not_mute(ends: Callable[[], Ends]) -> None:
+    own, one = watch_of(Clock(), mute_s=0.05), ends()
+    own.accepted(one.fd, one.port)
+    one.say(10)
+    time.sleep(0.1)
+    own.look()
+    assert not one.is_shut()
+
+
+def test_whom_we_dialled_is_pinged_by_libzmq(ends: Callable[[], Ends]) -> None:
+    own, one = watch_of(Clock(), mute_s=0.05), ends()
+    own.dialled(one.fd, one.near.getpeername()[1])
+    own.delivered(one.fd, [8], "a@1")
+    time.sleep(0.1)
+    own.look()
+    assert not one.is_shut()
+
+
+def test_a_peer_whose_bytes_wait_for_us_is_not_mute(ends: Callable[[], Ends]) -> None:
+    """Its pings don't come through while a full inbox keeps libzmq from reading."""
+    own, one = watch_of(Clock(), mute_s=0.05), ends()
+    own.accepted(one.fd, one.port)
+    own.delivered(one.fd, [], "a@1")
+    one.far.sendall(b"ping")
+    time.sleep(0.1)
+    own.look()
+    assert not one.is_shut()
+    one.near.recv(4)
+    own.look()
+    assert one.is_shut()
 
 
 def test_what_nobody_has_read_has_a_bound(ends: Callable[[], Ends]) -> None:
@@ -161,6 +292,57 @@ def test_all_connections_together_have_a_bound(ends: Callable[[], Ends]) -> None
     assert not both[0].is_shut() and both[1].is_shut()
 
 
+def test_who_dials_in_may_have_less(ends: Callable[[], Ends]) -> None:
+    limits = WatchLimits(1000, 10_000, caller_bytes=100, callers_bytes_in_all=150)
+    own, called, callers = Watch(limits, is_encrypted=False, clock=Clock()), ends(), [ends(), ends(), ends()]
+    own.dialled(called.fd, called.near.getpeername()[1])
+    for one in callers:
+        own.accepted(one.fd, one.port)
+    called.say(1000)
+    callers[0].say(100)
+    callers[1].say(50)
+    own.look()
+    assert own.take_refused() == [], "at the borders"
+    callers[2].say(1)
+    own.look()
+    assert [one.is_shut() for one in callers] == [True, False, False], "all of them together: the largest goes"
+    callers[1].say(51)
+    own.look()
+    assert callers[1].is_shut() and not called.is_shut()
+
+
+def test_after_a_burst_its_memory_is_given_back_once(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: nodes keep what was freed, for the next pages, and a flood is no page: 512 MiB stayed for ever."""
+    monkeypatch.setattr(watch, "MUCH_BYTES", 10)
+    monkeypatch.setattr(watch, "BURST_BYTES", 100)
+    clock, given = Clock(), list[float]()
+    own = Watch(
+        WatchLimits(1000, 1000),
+        is_encrypted=False,
+        clock=clock,
+        after_burst=lambda: given.append(clock.now),
+        process_bytes=Memory(),
+    )
+    one = ends()
+    own.accepted(one.fd, one.port)
+    one.say(99)
+    assert own.look() == 99
+    own.delivered(one.fd, [97], "a@1")
+    clock.now += watch.CALM_S
+    own.look()
+    assert given == [], "no burst"
+    one.say(2000)
+    own.look()
+    assert one.is_shut()
+    clock.now += watch.CALM_S - 0.1
+    own.look()
+    assert given == [], "it may go on"
+    for _ in range(3):
+        clock.now += 0.1
+        own.look()
+    assert len(given) == 1
+
+
 # ---- descriptors
 
 
@@ -210,11 +392,39 @@ def test_a_peer_has_a_few_connections(ends: Callable[[], Ends], monkeypatch: pyt
 
 
 def test_only_the_socket_that_was_accepted_is_shut_down(ends: Callable[[], Ends]) -> None:
-    one, other = ends(), ends()
+    one, other, shears = ends(), ends(), Shears()
     inode = inode_of(one.fd)
     assert inode is not None
     os.dup2(other.fd, one.fd)  # closed, and its number given to another
-    assert not shut_down(one.fd, inode) and not other.is_shut()
+    assert not shears.shut_down(one.fd, inode) and not other.is_shut()
+    shears.close()
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    held: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_flood_ends_without_a_free_descriptor(ends: Callable[[], Ends]) -> None:
+    """The defect: whoever held all descriptors could flood; and a look that opened a file ended the watch."""
+    own, one = Watch(WatchLimits(1000, 10_000), is_encrypted=False, clock=Clock()), ends()
+    own.accepted(one.fd, one.port)
+    one.say(1001)
+    with no_free_descriptor():
+        own.look()
+    assert one.is_shut()
+    own.close()
 
 
 def test_a_descriptor_that_is_another_s_by_now_is_not_watched(ends: Callable[[], Ends]) -> None:
@@ -231,159 +441,6 @@ def test_a_descriptor_that_is_another_s_by_now_is_not_watched(ends: Callable[[],
     assert not own._connections
 
 
-# ---- whole links
-
-
-def until(condition: Callable[[], bool], links: NodeLinks, seen: list[object] | None = None) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        seen = [] if seen is None else seen
-        seen.extend(links.poll(0.02))
-
-
-def flood(peer: RawPeer, links: NodeLinks, most: int) -> int:
-    """Parts of a message that never ends, until the connection is shut; how many MiB went out."""
-    for sent in range(most):
-        try:
-            peer.part(bytes(MIB))
-        except OSError:
-            return sent
-        links.poll(0.0)
-    return most
-
-
-def test_a_message_that_never_ends_is_cut_off() -> None:
-    """The defect: 881 MiB in 8 s, and nothing counted."""
-    links = NodeLinks("d", 1, options=LinkOptions(unread_bytes=80 * MIB))
-    try:
-        peer, seen = RawPeer(links.endpoint, "p@1"), []
-        peer.frame(encode(Goodbye("p", 1)))
-        until(lambda: any(isinstance(one, Received) for one in seen), links, seen)
-        assert flood(peer, links, 1000) < 500
-        until(lambda: links.counts["wire_refused.flood"] == 1, links, seen)
-        until(lambda: PeerClosed("p@1") in seen, links, seen)
-        again, heard = RawPeer(links.endpoint, "p@2"), []
-        again.frame(encode(Goodbye("p", 2)))
-        until(lambda: any(isinstance(one, Received) for one in heard), links, heard)
-        again.close()
-        peer.close()
-    finally:
-        links.close()
-
-
-def test_a_connection_that_says_nothing_is_hung_up() -> None:
-    links = NodeLinks("d", 1, options=LinkOptions(silent_s=0.3))
-    try:
-        mute, silent = RawPeer(links.endpoint, silent=True), RawPeer(links.endpoint, "p@1")
-        until(lambda: not mute.is_open() and not silent.is_open(), links)
-        until(lambda: links.counts["wire_refused.idle"] == 2, links)  # counted a moment later
-        mute.close()
-        silent.close()
-    finally:
-        links.close()
-
-
-def test_more_peers_are_dialled_than_libzmq_has_sockets_by_default() -> None:
-    """The defect: the 341st ended the process."""
-    links = NodeLinks("p", 1)
-    try:
-        for number in range(400):
-            links.dial(f"d{number}@1", "tcp://127.0.0.1:9")
-    finally:
-        links.close()
-
-
-OUT_OF_DESCRIPTORS = """
-import resource
-from shared.core.errors import PeerUnreachable
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.peers import PeerUp
-links, d = NodeLinks("p", 1), NodeLinks("d", 1)
-resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
-refused = 0
-for number in range(100):
-    try:
-        links.dial(f"d{number}@1", d.endpoint)
-    except PeerUnreachable:
-        refused += 1
-    links.poll(0.0)
-links.dial("tcp://127.0.0.1:9", "tcp://127.0.0.1:9")  # a router: it is tried again
-for _ in range(30):
-    links.poll(0.01)
-    d.poll(0.0)
-assert refused > 50, refused
-for number in range(100):
-    links.hang_up(f"d{number}@1")
-seen = []
-for _ in range(1000):
-    try:  # libzmq closes what was hung up in its own time
-        links.dial("d@1", d.endpoint)
-    except PeerUnreachable:
-        pass
-    d.poll(0.0)
-    seen += links.poll(0.01)
-    if PeerUp("d@1") in seen and "tcp://127.0.0.1:9" in links._dealers:
-        break
-assert PeerUp("d@1") in seen, seen
-assert "tcp://127.0.0.1:9" in links._dealers
-links.close()
-d.close()
-print("fine")
-"""
-
-
-def test_out_of_descriptors_a_peer_can_t_be_reached_and_later_can() -> None:
-    command = [sys.executable, "-c", OUT_OF_DESCRIPTORS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S)
-    assert done.stdout == "fine\n", done.stderr
-
-
-@pytest.mark.parametrize("keys", [False, True])
-def test_honest_traffic_leaves_nothing_unread(tmp_path: Path, keys: bool) -> None:
-    """What libzmq adds to each part is known to the byte: an error would add up and shut honest peers down."""
-    folder = make_keys(tmp_path / "keys", nodes=("p", "d"))
-    rings = {name: KeyRing(folder, NODE, name) if keys else None for name in ("p", "d")}
-    p, d = (NodeLinks(name, 1, options=LinkOptions(ring=rings[name])) for name in ("p", "d"))
-    try:
-        p.dial("d@1", d.endpoint)
-        at_d: list[object] = []
-        at_p: list[object] = []
-        sizes = (0, 1, 200, 222, 223, 255, 256, 5000, 100_000)
-        for _ in range(20):
-            for size in sizes:
-                assert p.send("d@1", INLINE, [bytes(size), bytes(size + 1)])
-        until(lambda: sum(isinstance(one, Received) for one in at_d) == 180, d, at_d)
-        for _ in range(200):
-            assert d.send("p@1", Wait(WIRE_KEY, "x" * 300))
-        until(lambda: sum(isinstance(one, Received) for one in at_p) == 200, p, at_p)
-        for links in (p, d):
-            links._watch.close()
-            links._watch.look()
-            (one,) = links._watch._connections.values()
-            assert 0 <= one._received - one._delivered < 1000, "a handshake and some heartbeats"
-            assert links.counts["wire_refused.flood"] == 0
-    finally:
-        p.close()
-        d.close()
-
-
-def test_a_dealer_s_connection_is_watched_until_it_ends() -> None:
-    p, d = NodeLinks("p", 1), NodeLinks("d", 1)
-    try:
-        p.dial("d@1", d.endpoint)
-        until(lambda: len(p._watch._connections) == 1, p)
-        (one,) = p._watch._connections.values()
-        assert not one.must_speak
-        p.hang_up("d@1")
-        assert not p._watch._connections
-    finally:
-        p.close()
-        d.close()
-
-
 def test_an_end_that_is_told_late_is_not_taken_for_another_s(ends: Callable[[], Ends]) -> None:
     """Descriptors are reused between a bound socket and dialled ones, whose events come apart."""
     own, one = watch_of(Clock()), ends()
@@ -395,23 +452,3 @@ def test_an_end_that_is_told_late_is_not_taken_for_another_s(ends: Callable[[], 
     assert own._connections[one.fd].must_speak
     own.accepted_closed(one.fd)
     assert not own._connections
-
-
-def test_a_bound_socket_of_a_node_leaves_what_it_can_t_read_with_its_peer() -> None:
-    """Whole messages wait with TCP: a burst of pages is no flood, however slow the node is."""
-    links = NodeLinks("d", 1, options=LinkOptions(inbox_messages=4, unread_bytes=80 * MIB))
-    sender = NodeLinks("p", 1)
-    try:
-        sender.dial("d@1", links.endpoint)
-        assert sender.send("d@1", Goodbye("p", 1))
-        heard: list[object] = []
-        until(lambda: any(isinstance(one, Received) for one in heard), links, heard)
-        page = bytes(MIB)
-        for _ in range(100):
-            assert sender.send("d@1", INLINE, [page, page])
-        time.sleep(1.0)  # 200 MiB, and nobody reads
-        until(lambda: sum(isinstance(one, Received) for one in heard) == 101, links, heard)
-        assert links.counts["wire_refused.flood"] == 0 and PeerClosed("p@1") not in heard
-    finally:
-        sender.close()
-        links.close()

@@ -1,1 +1,1 @@
-"""`baton doctor`: facts are gathered in `look_router` and `look_here`, judged by the pure `check_*` modules."""
+"""`baton doctor`: the `look_*` modules gather facts, and the `check_*` modules, which are pure, judge them."""

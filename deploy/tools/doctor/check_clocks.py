@@ -1,9 +1,10 @@
-"""Clocks that disagree. Heartbeats carry no time, so there are two other measures:
+"""Find clocks that disagree. Heartbeats carry no time, so clocks are compared in other ways.
 
-- this machine against the router: its clock stands in /admin/status, which left between our question and our answer;
-- a node against the router: a node's epoch is the time of its start by its own clock, and the router knows when it
-  first heard of that epoch. A start that lies after that moment proves a clock that is ahead. One that is behind
-  can't be told from a slow start, and is a reason to look only when it was long ago.
+- This machine's clock is compared with the router's: the answer to /admin/status has the router's time. The router
+  reads its clock between our request and the answer.
+- A node's clock is compared with the router's: a node's epoch is the time of its start by its own clock. If the router
+  heard of the node before that time, the node's clock is fast. If the router heard of it more than LONG_START_S later,
+  the node's clock or its start is slow.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 LOOK_S = 1.0
 BROKEN_S = 60.0
-LONG_START_S = 900.0  # reading weights over a network may take minutes
+LONG_START_S = 900.0  # a start may take minutes, for example if it reads weights over a network
 US = 1e-6
 ADVICE = "start a time service there (chrony, systemd-timesyncd)"
 WHY = "logs and traces of several machines can't be put in order, and a restarted node may look like an older one"
@@ -25,7 +26,7 @@ def check_clocks(status: Status) -> list[Finding]:
 
 
 def check_here(status: Status) -> list[Finding]:
-    """The router's clock minus ours lies between these two."""
+    """Judge our clock. The router's clock minus ours is between `least` and `most`."""
     least, most = status.time_s - status.answered_s, status.time_s - status.asked_s
     if least <= LOOK_S and most >= -LOOK_S:
         return []
@@ -43,7 +44,8 @@ def check_node(node: SeenNode, status: Status) -> list[Finding]:
     if ahead > LOOK_S:
         return [finding(node.name, ahead, f"its clock is at least {ahead:.1f} s ahead of the router's")]
     router_began_s = (status.epoch >> 16) / 1000
-    was_there_first = heard_s - router_began_s < LONG_START_S  # the node may have waited for the router
+    # the node may have started before the router, and waited for the router
+    was_there_first = heard_s - router_began_s < LONG_START_S
     if -ahead > LONG_START_S and not was_there_first:
         what = (
             f"by its own clock it started {-ahead:.0f} s before the router heard of it: behind, or very slow to start"

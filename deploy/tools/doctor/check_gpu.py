@@ -1,4 +1,5 @@
-"""GPUs: whether torch and the driver fit, whether each GPU does what Baton asks of one, and what that leaves open."""
+"""Judge GPUs: whether torch and the driver fit together, whether each GPU computes correctly, and which parts stay
+untested."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 
 HERE = "this machine"
 GIB = 1 << 30
-LOW_MEMORY = 0.10  # of a GPU's whole
-LEAST_CAPABILITY = (8, 0)  # below it bfloat16 is emulated
-SLOW_COPY_BYTES_PER_S = 2e9  # four lanes of PCIe 3; a GPU's own slot has four times that at least
-MOST_DIFFERENCE = 1e-3  # of the largest logit, in float32: sums have another order there
+LOW_MEMORY = 0.10  # A smaller free share of a GPU's memory is reported.
+LEAST_CAPABILITY = (8, 0)  # GPUs of a lower compute capability emulate bfloat16.
+# Slower copies are reported. Even four lanes of PCIe 3 are faster, and a GPU's slot has sixteen.
+SLOW_COPY_BYTES_PER_S = 2e9
+# Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than the
+# host.
+MOST_DIFFERENCE = 1e-3
 INSTALL = "install a torch for your driver's CUDA, by its index: https://pytorch.org/get-started/locally"
 OPEN = (
-    "not tried: the order of work under load, hand-offs between processes, speed. Baton was never run on a GPU: "
-    "`make test-gpu` in a checkout tries all that is known"
+    "not tried: order of work under load, hand-offs between processes, speed. Baton was never run on a GPU: "
+    "`make test-gpu` in a checkout tries the rest"
 )
 
 
@@ -26,7 +30,7 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
 
 
 def check_absence(facts: GpuFacts) -> Finding:
-    """A machine without a GPU is well, though somebody asked for one; one whose GPU torch can't use is not."""
+    """Judge a machine without usable GPUs. The machine is faulty if it has a driver."""
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(
@@ -77,7 +81,7 @@ def relative(device: GpuDevice) -> float:
 def check_copies(device: GpuDevice, where: str) -> list[Finding]:
     if not device.copies_arrive:
         advice = "the GPU, its slot or its memory is faulty: run the vendor's diagnosis (dcgmi diag -r 3)"
-        return [Finding("gpu", where, BROKEN, "bytes that were copied to it and back are others", advice)]
+        return [Finding("gpu", where, BROKEN, "bytes copied to it and back come back changed", advice)]
     slowest = min(device.to_device_bytes_per_s, device.to_host_bytes_per_s)
     if slowest >= SLOW_COPY_BYTES_PER_S:
         return []
@@ -86,7 +90,7 @@ def check_copies(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_logits(device: GpuDevice, where: str) -> list[Finding]:
-    """Not a number is a difference too."""
+    """Compare a GPU's logits with the CPU's. NaN counts as a difference."""
     if relative(device) <= MOST_DIFFERENCE:
         return []
     what = f"a tiny network's logits differ from the CPU's by {relative(device):.1e} of the largest"
@@ -97,11 +101,11 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
     if device.free_bytes >= LOW_MEMORY * device.total_bytes:
         return []
     what = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB are free"
-    return [Finding("gpu", where, LOOK, what, "`nvidia-smi` says who has the rest")]
+    return [Finding("gpu", where, LOOK, what, "`nvidia-smi` says which processes have the rest")]
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """A hand-off between GPUs that can't map each other's memory goes through the host's."""
+    """Report GPUs that can't map each other's memory. Hand-offs between them use the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}
@@ -109,4 +113,4 @@ def check_peers(facts: GpuFacts) -> list[Finding]:
     if not apart:
         return [Finding("gpu", HERE, OK, f"all {len(numbers)} GPUs can map each other's memory")]
     what = f"GPUs {', '.join(map(str, apart))} can't map the memory of all others"
-    return [Finding("gpu", HERE, LOOK, what, "between them take --transport zmq; `nvidia-smi topo -p2p r` shows pairs")]
+    return [Finding("gpu", HERE, LOOK, what, "use --transport zmq between them; `nvidia-smi topo -p2p r` shows pairs")]

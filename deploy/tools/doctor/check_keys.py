@@ -1,5 +1,7 @@
-"""Secrets that others could read or change: nodes refuse such files, and so they would not start. Judged for the user
-whose nodes are to use them, whoever asks."""
+"""Find secrets that other users could read or change. Nodes refuse such secrets.
+
+Permissions are judged for the nodes' user, not for the caller.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,19 @@ def check_folder(folder: KeysFolder) -> list[Finding]:
     if folder.problem and not found:
         found.append(Finding("keys", folder.path, BROKEN, folder.problem, "see `baton keys --help`"))
     if not folder.is_open and not found:
-        what = f"it is uid {folder.uid}'s, and closed to us: its files are not judged"
-        found.append(Finding("keys", folder.path, LOOK, what, "ask as root, or as that user"))
+        what = f"uid {folder.uid} owns it and we can't read it: its files are not judged"
+        found.append(Finding("keys", folder.path, LOOK, what, "run this as root, or as that user"))
     return or_well(found, "keys", folder.path, f"folder and files are uid {folder.uid}'s own, and complete")
 
 
 def check_secret(secret: Secret, uid: int) -> list[Finding]:
-    """Root's files are refused, too, for any other user: what nobody else may read, a node of that user can't."""
+    """Check one secret. A node can't use another user's secret, not even root's."""
     if secret.error:
         return [
             Finding("keys", secret.path, BROKEN, secret.error, "`baton keys create` makes a folder, see its --help")
         ]
     if secret.uid != uid:
-        what = f"it belongs to uid {secret.uid}, and uid {uid} is to use it"
+        what = f"it belongs to uid {secret.uid}, but uid {uid} uses it"
         return [Finding("keys", secret.path, BROKEN, what, f"chown {uid} {secret.path}")]
     if secret.mode & FOREIGN:
         right = "700" if secret.is_folder else "600"

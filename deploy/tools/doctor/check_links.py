@@ -1,8 +1,8 @@
-"""Ports that do not answer, and hand-offs that take long.
+"""Find ports that do not answer, and slow hand-offs.
 
-The router counts bytes and hand-offs where pages arrive, and times hand-offs where they leave: from the end of a
-prompt's last chunk to its installation. Most pages travel earlier, so bytes over that time is more than the link
-carries: when even that is little, the link is slow. When it is much, nothing is said.
+The receiver counts bytes and hand-offs. The sender measures a hand-off's time from the end of the prompt's last chunk
+to the installation. Most pages travel earlier, so bytes divided by this time overstate the link's rate: only a low
+result proves something.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 SLOW_DIAL_S = 0.05
 SLOW_HANDOFF_S = 1.0
 SLOW_BYTES_PER_S = 100e6
-FAR_OFF = 3.0  # times the other nodes' median
+FAR_OFF = 3.0  # a node is slow above this multiple of the other nodes' median time
 NOTICEABLE_S = 0.05
-ENOUGH_BYTES = 1 << 20  # of one hand-off: below it the time is latency, and tells nothing of the rate
+ENOUGH_BYTES = 1 << 20  # hand-offs of fewer bytes measure latency, not rate
 ENOUGH_HANDOFFS = 5
 HANDOFF = "baton_handoff_seconds"
 BUSY = "a busy decode node does this, too: compare with --transport shm on one machine, or at rest"
@@ -28,11 +28,29 @@ BUSY = "a busy decode node does this, too: compare with --transport shm on one m
 
 def check_links(cluster: Cluster) -> list[Finding]:
     addresses = check_addresses(cluster.status.nodes) if cluster.status is not None else []
-    return [*addresses, *check_reach(cluster.status), *check_handoffs(cluster.after)]
+    routers = check_routers(cluster.status)
+    return [*addresses, *check_reach(cluster.status), *routers, *check_handoffs(cluster.after)]
+
+
+def check_routers(status: Status | None) -> list[Finding]:
+    """Report each router that is on a node's list but does not serve this node."""
+    if status is None:
+        return []
+    advice = (
+        "is it running? can the node's machine dial it (firewall, routes)? is its key allowed there (`baton keys "
+        "show`), and its --router-id its own? One that is gone for good belongs off the list (--router, "
+        "--routers-file, DNS)"
+    )
+    lacking = [(node.name, endpoint) for node in status.nodes for endpoint in node.lacks_routers]
+    found = [
+        Finding("routers", name, BROKEN, f"{name} can't reach the router at {endpoint}", advice)
+        for name, endpoint in lacking
+    ]
+    return or_well(found, "routers", "cluster", "every node reaches each router of its list")
 
 
 def check_reach(status: Status | None) -> list[Finding]:
-    """What hand-offs have met: the router reaches both nodes, they do not reach each other."""
+    """Report pairs of nodes whose hand-offs failed because they can't reach each other."""
     if status is None:
         return []
     advice = "see whether {endpoint} can be dialled from {prefill}'s machine: firewall, routes, --bind-host of {decode}"
@@ -42,7 +60,7 @@ def check_reach(status: Status | None) -> list[Finding]:
                 advice.format(endpoint=pair.endpoint, prefill=pair.prefill, decode=pair.decode))
         for pair in status.unreachable
     ]  # fmt: skip
-    return or_well(found, "reach", "cluster", "no hand-off has failed for want of a connection")
+    return or_well(found, "reach", "cluster", "no hand-off has failed because nodes could not connect")
 
 
 def check_dials(dials: Sequence[DialFacts]) -> list[Finding]:
@@ -53,17 +71,17 @@ def check_dial(dial: DialFacts) -> Finding:
     where = f"{dial.whose} {dial.endpoint}"
     if dial.error:
         advice = (
-            "is it running? does a firewall stand between? (dialled from here: other machines may see it otherwise)"
+            "is it running? does a firewall stand between? (dialled from here: other machines may see something else)"
         )
-        return Finding("ports", where, BROKEN, f"nobody answers: {dial.error}", advice)
+        return Finding("ports", where, BROKEN, f"no answer: {dial.error}", advice)
     took = f"answers after {1000 * dial.seconds:.1f} ms"
     if dial.seconds > SLOW_DIAL_S:
-        return Finding("ports", where, LOOK, took, "hand-offs over such a way take long: put nodes closer together")
+        return Finding("ports", where, LOOK, took, "hand-offs over this path are slow: put the nodes closer together")
     return Finding("ports", where, OK, took)
 
 
 def check_handoffs(page: Page) -> list[Finding]:
-    """Over the whole life of the nodes, as the router has counted them."""
+    """Judge the hand-offs since the nodes started."""
     means = mean_by_node(page)
     num_handoffs = page.total("baton_handoffs_total")
     if not means or num_handoffs < ENOUGH_HANDOFFS or not page.total(f"{HANDOFF}_sum"):
@@ -94,7 +112,7 @@ def check_mean(node: str, mean: float, means: dict[str, float]) -> list[Finding]
         return [Finding("hand-offs", node, LOOK, what, BUSY)]
     if others and mean > NOTICEABLE_S and mean > FAR_OFF * statistics.median(others):
         told = f"{what}; {1000 * statistics.median(others):.0f} ms from the other prefill nodes"
-        return [Finding("hand-offs", node, LOOK, told, "see what is different about its machine, or the way from it")]
+        return [Finding("hand-offs", node, LOOK, told, "compare its machine and network with the others'")]
     return []
 
 

@@ -1,4 +1,4 @@
-"""This machine: cores that are fought over, memory, disks, descriptors."""
+"""Judge this machine's cores, memory, disks and file descriptors."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from deploy.tools.doctor.facts import DaemonFacts, Disk, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 COMPUTES = ("prefill", "decode")
-BUSY_LOAD = 1.5  # per core
+BUSY_LOAD = 1.5  # load average per core above which the machine is too busy
 SHARES = {LOOK: 0.05, BROKEN: 0.25}
 LOW_MEMORY = {LOOK: 0.10, BROKEN: 0.03}
 LOW_DISK_BYTES = {LOOK: 1 << 30, BROKEN: 100 << 20}
 FEW_FILES = 1024
 MIB = 1 << 20
-DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")  # their `powersave` speeds up under load
+# With these drivers, cores speed up under load even with the governor `powersave`.
+DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")
 HERE = "this machine"
 
 
 def check_machine(machine: MachineFacts) -> list[Finding]:
     return [
-        *or_well(
-            check_cpu(machine), "cpu", HERE, f"{machine.num_cpus} cores, load {machine.load:.1f}, none fought over"
-        ),
+        *or_well(check_cpu(machine), "cpu", HERE, f"{machine.num_cpus} cores, load {machine.load:.1f}, none contended"),
         *or_well(check_memory(machine), "memory", HERE, f"{machine.available_bytes // MIB} MiB available"),
-        *or_well(check_disks(machine.disks), "disk", HERE, "room on all disks that are used"),
+        *or_well(check_disks(machine.disks), "disk", HERE, "enough room on all disks in use"),
         *check_files(machine),
         *check_told(machine.daemons),
     ]
@@ -34,14 +33,14 @@ def check_cpu(machine: MachineFacts) -> list[Finding]:
         *check_load(machine),
         *check_share(machine.steal_share, "of the time other virtual machines had our cores (steal)",
                      "ask for dedicated cores"),
-        *check_share(machine.throttled_share, "of the time the container's CPU limit stood in the way",
+        *check_share(machine.throttled_share, "of the time the container's CPU limit throttled it",
                      "raise the limit, or start with fewer --threads"),
         *check_governors(machine),
     ]  # fmt: skip
 
 
 def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
-    """Compute threads against cores: each daemon spreads its threads evenly over the cores it may use."""
+    """Compare compute threads with cores, assuming that a daemon's threads spread evenly over its cores."""
     nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
     found = [
         Finding("cpu", say(node), LOOK, f"{node.num_threads} compute threads on {len(node.cores)} cores",
@@ -58,14 +57,14 @@ def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     return [
-        Finding("config", say(daemon), LOOK, f"not all that it was told is known: {daemon.problem}",
-                f"ask as root, or as uid {daemon.uid}; if they can't read it either, it would not start again")
+        Finding("config", say(daemon), LOOK, f"its settings are not fully known: {daemon.problem}",
+                f"run this as root or uid {daemon.uid}; if they can't read it, it can't start again")
         for daemon in daemons if daemon.problem
     ]  # fmt: skip
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Core -> compute threads on it, for those where several nodes have more than one."""
+    """Return the number of compute threads by core, for cores with several nodes and more than one thread."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:
@@ -75,9 +74,9 @@ def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
 
 def check_crowd(node: DaemonFacts, crowd: list[int], shared: dict[int, float]) -> Finding:
     most = max(shared[core] for core in crowd)
-    what = f"cores {','.join(map(str, crowd))} have up to {most:.1f} compute threads each, of several nodes"
+    what = f"cores {','.join(map(str, crowd))} have up to {most:.1f} compute threads each, from several nodes"
     if node.spins:
-        why = "its idle threads spin: a step beside a busy process takes many times as long"
+        why = "its idle threads spin: a step takes many times as long beside a busy process"
         return Finding("cpu", say(node), BROKEN, f"{what}; {why}", "--wait-policy passive, and --cpus of its own")
     return Finding(
         "cpu", say(node), LOOK, what, "give each node --cpus of its own (`baton up` does), or fewer --threads"
@@ -109,7 +108,7 @@ def check_governors(machine: MachineFacts) -> list[Finding]:
 
 
 def check_memory(machine: MachineFacts) -> list[Finding]:
-    """Pools are memory files: they count as shared memory of the process, and do not need room on /dev/shm."""
+    """Judge memory. Page pools are memory files. Such files count as shared memory, but need no /dev/shm."""
     share = machine.available_bytes / max(1, machine.memory_bytes)
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
     if level is None:
@@ -130,5 +129,5 @@ def check_disks(disks: tuple[Disk, ...]) -> list[Finding]:
 def check_files(machine: MachineFacts) -> list[Finding]:
     if machine.open_files >= FEW_FILES:
         return []
-    what = f"a process may open {machine.open_files} files: each open stream is one"
+    what = f"a process may open {machine.open_files} files, and each open stream needs one"
     return [Finding("files", HERE, LOOK, what, "ulimit -n 4096, or LimitNOFILE= of its unit")]

@@ -1,4 +1,4 @@
-"""Who is there, and why two of them are no pair: field by field, with both values."""
+"""Judge the nodes, and report each field that keeps two nodes from being a pair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADVICE = {
     "protocol": "install the same version of Baton on both",
     "numerics": "install the same version of Baton on both",
     "model": "start both with the same --model",
-    "weights": "start both with the same model file and --weight-dtype, which --dtype auto picks otherwise on a GPU",
+    "weights": "start both with the same model file and --weight-dtype, since --dtype auto picks another one on a GPU",
     "dtype": "start both with the same --dtype",
     "page_size": "start both with the same --page-size",
     "page_layout": "start both with the same --model, --dtype and --spec",
@@ -37,29 +37,29 @@ def check_nodes(cluster: Cluster) -> list[Finding]:
     status = cluster.status
     if status is None:
         what = f"nodes can't be compared: {cluster.no_status}"
-        advice = "give its admin key (--admin-key-file FILE), and use the router's version of this command"
+        advice = "give its admin key (--admin-key-file FILE), and run the same version of this command as the router"
         found.append(Finding("nodes", cluster.url, LOOK, what, advice))
         return found + check_misfits(cluster.ready)
     found += [finding for node in status.nodes for finding in check_state(node)]
     found += or_well(check_fields(status.nodes), "pairs", "cluster", "all fields of all nodes fit")
-    found += or_well(check_transports(status.nodes), "transports", "cluster", "every pair has a way to hand over")
+    found += or_well(check_transports(status.nodes), "transports", "cluster", "every pair has a transport")
     return found + check_sizes(status.nodes)
 
 
 def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
     if not ready.num_nodes:
-        advice = "start nodes with --router and the endpoint that this router was given as --node-endpoint"
+        advice = "start nodes with --router and this router's --node-endpoint"
         return [Finding("nodes", url, BROKEN, "no node has dialled in", advice)]
     if not ready.is_ready:
-        return [Finding("nodes", url, BROKEN, "no node takes requests", "see the states of the nodes below")]
+        return [Finding("nodes", url, BROKEN, "no node takes requests", "see the nodes' states below")]
     if not ready.is_pair:
-        what = "nodes of one role only: requests are served, and not disaggregated"
+        what = "nodes of one role only: requests are served, but not disaggregated"
         return [Finding("nodes", url, LOOK, what, "start a node of the other role")]
     return [Finding("nodes", url, OK, f"{ready.num_nodes} nodes, prefill and decode")]
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
-    """As far as the router tells without its admin key: the first field only."""
+    """Report nodes that don't fit. Without the admin key, the router names only the first field that differs."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
         for one in ready.misfits
@@ -71,10 +71,10 @@ def check_state(node: SeenNode) -> list[Finding]:
         NodeState.SILENT: (
             BROKEN,
             f"silent for {node.last_seen_s:.0f} s",
-            "see whether it runs, and whether it reaches us",
+            "check that it runs and can reach the router",
         ),
-        NodeState.AVOIDED: (LOOK, "requests there failed: it gets none for a while", "see its log for why"),
-        NodeState.DRAINING: (LOOK, "it drains, and takes nothing new", "nothing, if that is wanted"),
+        NodeState.AVOIDED: (LOOK, "requests there failed, so it gets none for a while", "see its log for why"),
+        NodeState.DRAINING: (LOOK, "it drains and takes no new requests", "nothing, if that is intended"),
     }
     if node.state not in says:
         return []
@@ -83,7 +83,7 @@ def check_state(node: SeenNode) -> list[Finding]:
 
 
 def check_fields(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """One finding per field that keeps a prefill and a decode node apart, or that is only reported."""
+    """Return a finding for each field that keeps nodes from pairing, or that differs and is in REPORTED_ONLY."""
     pairs = pairs_of(nodes)
     found = []
     for field in Fingerprint.__struct_fields__:
@@ -101,8 +101,10 @@ def pairs_of(nodes: Sequence[SeenNode]) -> list[tuple[SeenNode, SeenNode]]:
 
 
 def differs(prefill: Fingerprint, decode: Fingerprint, field: str) -> bool:
-    """Whether this field alone would keep the two apart. The rules of fitting are asked, with all else made equal but
-    for `spec`, which excuses others."""
+    """Return whether a difference in this field alone keeps the two nodes from pairing.
+
+    The test sets all other fields equal, except `spec`, because `spec` excuses some differences.
+    """
     if field in REPORTED_ONLY:
         return bool(getattr(prefill, field) != getattr(decode, field))
     only = {name: getattr(prefill, name) for name in (field, "spec")}
@@ -119,7 +121,7 @@ def fits(prefill: SeenNode, decode: SeenNode) -> bool:
 
 
 def say_values(field: str, nodes: Sequence[SeenNode]) -> str:
-    """`page_size: 16 on p0, p1; 32 on d0`"""
+    """Format the values like `page_size: 16 on p0, p1; 32 on d0`."""
     groups: dict[str, list[str]] = {}
     for node in nodes:
         groups.setdefault(str(getattr(node.hello.fingerprint, field)), []).append(node.name)
@@ -152,18 +154,20 @@ def check_pair(prefill: SeenNode, decode: SeenNode) -> list[Finding]:
 
 
 def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Requests are limited to what every node holds."""
+    """Report different context lengths. A long request can use only the nodes whose context is long enough."""
     contexts = {node.name: node.hello.max_context for node in nodes}
     if len(set(contexts.values())) < 2:
         return []
     smallest = min(contexts, key=lambda name: contexts[name])
     what = f"max_context: {', '.join(f'{size} on {name}' for name, size in sorted(contexts.items()))}"
-    return [Finding("sizes", smallest, LOOK, what, "all requests are cut to the smallest: give it more --kv-bytes")]
+    return [Finding("sizes", smallest, LOOK, what, "longer requests can't use the smallest: give it more --kv-bytes")]
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """A loopback address says nothing to a node on another machine. Host ids also differ between users and
-    containers of one machine, where it may still work: so this asks for a look only."""
+    """Report loopback addresses of nodes with different host ids: other machines can't dial them.
+
+    Users and containers of one machine also have different host ids, so the finding's level is only LOOK.
+    """
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)
@@ -173,7 +177,7 @@ def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
     }
     advice = "if nodes are on several machines: --bind-host ADDRESS, with --keys"
     return [
-        Finding("ports", name, LOOK, f"it tells others to dial {endpoint.partition('#')[0]}, and not all are beside it",
+        Finding("ports", name, LOOK, f"it names {endpoint.partition('#')[0]}, which other machines can't dial",
                 advice)
         for name, endpoint in lonely.items()
     ]  # fmt: skip

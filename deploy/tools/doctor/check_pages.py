@@ -1,4 +1,4 @@
-"""Pages that nobody uses and nobody gives back, and what the counters tell of trouble."""
+"""Find leaked pages, and faults that the counters show."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from shared.observe.metric_names import (
 REQUESTS, STEPS = "baton_requests_total", "baton_steps_total"
 PAGES, TOTAL, ROWS = "baton_kv_pages", "baton_kv_pages_total", "baton_request_rows"
 LEAK_ADVICE = (
-    "ask again after --lease-s (a hand-off that stalls gives its pages back then); if they stay it is a bug: please "
-    "report it with the node's log, and `baton admin restart NODE` brings them back"
+    "ask again after --lease-s (a stalled hand-off frees its pages then); if they stay, it is a bug: please "
+    "report it with the node's log, and `baton admin restart NODE` frees them"
 )
 TROUBLES = (
     ("baton_failed_steps_total", LOOK, "steps raised", "see the node's log for the error"),
-    ("baton_retractions_total", LOOK, "requests gave their memory back and began anew", "give it more --kv-bytes"),
+    ("baton_retractions_total", LOOK, "requests lost their memory and began again", "give it more --kv-bytes"),
     ("baton_wire_errors_total", LOOK, "messages were dropped as malformed, unknown or old", "see the node's log"),
 )
 REFUSED = {
-    REFUSED_KEY: "connections with no key or a foreign one: copy DIR/allowed to every machine, or find out who knocks",
+    REFUSED_KEY: "connections with no key or an unknown one: copy DIR/allowed everywhere, or find out who connects",
     REFUSED_IDENTITY: "names that another key is bound to: is a secret used on two machines?",
-    REFUSED_EPOCH: "older lives of a node: is the same --node-id started twice, or did a clock go back?",
-    REFUSED_TICKET: "hand-offs that no router stands behind: see the log of the decode node for who offers them",
-    REFUSED_FLOOD: "connections that sent more than could be read: find out who, or why the process was so slow",
-    REFUSED_IDLE: "connections that said nothing, or too many of one node: find out who knocks at the node port",
+    REFUSED_EPOCH: "older starts of a node: is one --node-id used twice, or did a clock go back?",
+    REFUSED_TICKET: "hand-offs without a router's ticket: see the decode node's log for who offers them",
+    REFUSED_FLOOD: "connections that sent more than could be read: find out who they are, or why the process was slow",
+    REFUSED_IDLE: "silent connections, or too many from one node: find out who connects to the node port",
 }
 
 
@@ -40,7 +40,7 @@ def check_pages(cluster: Cluster) -> list[Finding]:
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
-    """Whatever is in use twice in a row, while no request is open and none came or went in between."""
+    """Report memory that was in use at both looks, although no request was open, arrived or ended."""
     before, after = cluster.before, cluster.after
     if before.total(OPEN) or after.total(OPEN) or before.total(REQUESTS) != after.total(REQUESTS):
         return [Finding("leaks", cluster.url, OK, "not judged: requests are being served; ask again at rest")]
@@ -52,9 +52,9 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
     for (node, what), count in stayed.items():
         by_node.setdefault(node, []).append(f"{count:.0f} {what}")
     if before.total(STEPS) != after.total(STEPS):
-        advice = "another router's requests? ask again when it rests, too"
+        advice = "another router's requests? ask again when it is idle, too"
         return [
-            Finding("leaks", node, LOOK, f"in use, and none of it by this router: {', '.join(whats)}", advice)
+            Finding("leaks", node, LOOK, f"in use, but not by this router: {', '.join(whats)}", advice)
             for node, whats in by_node.items()
         ]
     slow = slow_reports(cluster)
@@ -62,7 +62,7 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
 
 
 def in_use(page: Page) -> dict[tuple[str, str], float]:
-    """(node, what) -> how many, of all that is neither free nor cached."""
+    """Return the number of pages or rows that are neither free nor cached, by (node, kind and state)."""
     return {
         (sample.labels["node"], f"{what} {sample.labels['state']}"): sample.value
         for sample in page.samples
@@ -72,7 +72,7 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
-    """Nodes that may have reported but once within both looks."""
+    """Return the nodes that may have sent no new report between the two looks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 
@@ -80,12 +80,11 @@ def slow_reports(cluster: Cluster) -> set[str]:
 def leak(node: str, whats: list[str], slow: set[str]) -> Finding:
     what = f"held while no request is open, twice in a row: {', '.join(whats)}"
     if node in slow:
-        return Finding("leaks", node, LOOK, what, "it reports seldom: ask again with a longer --interval")
+        return Finding("leaks", node, LOOK, what, "it reports rarely: ask again with a longer --interval")
     return Finding("leaks", node, BROKEN, what, LEAK_ADVICE)
 
 
 def check_sums(page: Page) -> list[Finding]:
-    """Every page is in exactly one state."""
     found = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         missing = total.value - sum(states_of(page, PAGES, total.labels["node"]).values())
@@ -107,7 +106,7 @@ def check_troubles(before: Page, after: Page) -> list[Finding]:
 
 
 def refused(page: Page) -> dict[tuple[str, str], float]:
-    """(node, reason) -> how often."""
+    """Return the number of refusals by (node, reason)."""
     return {
         (sample.labels["node"], sample.labels["reason"]): sample.value
         for sample in page.samples
@@ -116,14 +115,15 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Whoever knocks and leaves counts as without a key, we too: so only those are bad that came between the looks."""
+    """Report refusals. Refused connections without a key count only if they are new, since this program itself also
+    dials without a key."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")
         if not count:
             continue
         if reason == REFUSED_KEY and count == before.get((node, reason), 0.0):
-            told = f"{count:.0f} refused, none of them now: {what} (knocking at ports counts here, ours too)"
+            told = f"{count:.0f} refused, none of them now: {what} (bare connections count, ours too)"
             found.append(Finding("counters", node, OK, told))
         else:
             found.append(Finding("counters", node, LOOK, f"{count:.0f} refused: {what}", advice))

@@ -1,4 +1,4 @@
-"""The command's face. What it runs is loaded when it runs: it reads keys, and that loads zmq."""
+"""The command line of `baton doctor`. Other modules are imported when they are used, since reading keys loads zmq."""
 
 from __future__ import annotations
 

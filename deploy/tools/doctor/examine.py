@@ -1,4 +1,4 @@
-"""All checks over all facts: pure."""
+"""Apply all checks to all facts. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def examine_cluster(facts: Facts) -> list[Finding]:
-    """A router that nobody asked for by name need not run."""
+    """Judge the cluster. A missing router is an error only if the user named one."""
     cluster = facts.cluster
     if cluster is None:
         level = BROKEN if facts.must_answer else LOOK

@@ -1,4 +1,4 @@
-"""What the checks judge: plain values, gathered elsewhere. Knows neither sockets nor files."""
+"""The checks' input: plain values, without sockets or files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from shared.wire.messages import Hello
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A row of /admin/status. `known_s`: since the router first heard of this life of the node."""
+    """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
+    start.
+
+    `lacks_routers`: routers that are on the node's list but do not serve it.
+    """
 
     state: str
     last_seen_s: float
     known_s: float
     hello: Hello
+    lacks_routers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -28,7 +33,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class SeenPair:
-    """Two nodes that can't reach each other, as their router has learnt from hand-offs."""
+    """Two nodes that can't reach each other, as failed hand-offs have shown."""
 
     prefill: str
     decode: str
@@ -39,7 +44,8 @@ class SeenPair:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """/admin/status. `time_s` is the router's clock, `asked_s` and `answered_s` ours, before and after."""
+    """The answer to /admin/status. `time_s`: the router's clock. `asked_s`, `answered_s`: our clock before and after
+    the request."""
 
     time_s: float
     epoch: int
@@ -59,8 +65,6 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """/ready, as it is with a key of the router's, where it has one."""
-
     is_ready: bool
     is_pair: bool
     num_nodes: int
@@ -69,7 +73,7 @@ class ReadyFacts:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Two looks at one router, `interval_s` apart. Without its admin key `status` is None, and `no_status` says why."""
+    """Two looks at one router, `interval_s` apart. `no_status`: why `status` is None, e.g. no admin key."""
 
     url: str
     ready: ReadyFacts
@@ -82,7 +86,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DialFacts:
-    """One attempt to connect from here. `error` is empty when it worked."""
+    """The result of one dial. `error` is empty if the connection succeeded."""
 
     whose: str
     endpoint: str
@@ -92,9 +96,9 @@ class DialFacts:
 
 @dataclass(frozen=True, slots=True)
 class DaemonFacts:
-    """A Baton process of this machine, by its flags and its file. `threads`: 0 when it was not told how many.
+    """A daemon on this machine, with settings from its flags and config file. `threads`: 0 if the setting is missing.
 
-    `problem`: why that may not be all that it was told.
+    `problem`: why these settings may be incomplete.
     """
 
     pid: int
@@ -119,9 +123,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Shares are of the time between the two looks. `governors`: (driver, governor) of the cores that have one.
+    """The two shares are shares of the time between two looks. `governors`: the cores' (driver, governor) pairs.
 
-    `cores`: those that we may run on, of `num_cpus`, whose processes `load` counts.
+    `cores`: the usable cores, out of `num_cpus` cores. `load`: the load average of all cores.
     """
 
     cores: tuple[int, ...]
@@ -139,7 +143,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A file or folder that is to be one user's own. `error`: why nothing is known of it."""
+    """A file or folder that only its owner may read or change. `error`: why the file or folder could not be read."""
 
     path: str
     is_folder: bool
@@ -150,8 +154,10 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class KeysFolder:
-    """`uid`: who is to use it. `secrets`: the folder and its files. `problem`: the words that a node of that user would
-    refuse to start with. `is_open`: whether we could look inside."""
+    """A keys folder and its user `uid`. `secrets`: the folder and its files.
+
+    `problem`: why a node of that user would not start. `is_open`: whether we can read the folder.
+    """
 
     path: str
     uid: int
@@ -162,8 +168,11 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """What one GPU has, and did when it was tried. `problem`: why it was not tried any further. `sharing_problem`: why
-    another process can't open its memory. `difference`: between its logits and the host's, at most."""
+    """A GPU and the results of its trials. `problem`: why the trials stopped.
+
+    `sharing_problem`: why another process can't open the GPU's memory. `difference`: the largest difference from the
+    host's logits.
+    """
 
     number: int
     name: str = ""
@@ -182,8 +191,11 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """`built_for`: CUDA's version, "" of a torch without it. `driver`: "" where it is not known. `visible`: what
-    CUDA_VISIBLE_DEVICES says. `problem`: why torch has no device."""
+    """`built_for`: the CUDA version for which torch was built; "" if there is none. `driver`: the driver's version; ""
+    if it is unknown.
+
+    `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: why torch has no device.
+    """
 
     torch: str
     built_for: str
@@ -196,7 +208,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is judged. `cluster` is None, and `no_cluster` says why, where no router answered."""
+    """`no_cluster`: why no router answered, if `cluster` is None."""
 
     url: str
     cluster: Cluster | None
@@ -205,4 +217,4 @@ class Facts:
     dials: tuple[DialFacts, ...]
     machine: MachineFacts
     keys: tuple[KeysFolder, ...] = ()
-    gpus: GpuFacts | None = None  # None: nobody asked
+    gpus: GpuFacts | None = None  # None if no check of GPUs was requested

@@ -1,4 +1,4 @@
-"""What a check says: how bad, where, what, and what to do about it."""
+"""A check's result: its level, its place, what was found, and advice."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OK, LOOK, BROKEN = "ok", "look", "broken"
-LEVELS = (OK, LOOK, BROKEN)  # from good to bad
+LEVELS = (OK, LOOK, BROKEN)  # in order, from the best level to the worst
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: what was looked at; `where`: node, endpoint, file or machine; `advice` is empty when all is well."""
+    """`check`: the subject. `where`: a node, endpoint, file or machine. `advice`: "" if all is well."""
 
     check: str
     where: str
@@ -25,5 +25,5 @@ def worst(findings: Sequence[Finding]) -> str:
 
 
 def or_well(found: list[Finding], check: str, where: str, what: str) -> list[Finding]:
-    """What was found; that all is well where that is nothing."""
+    """Return `found`. If `found` is empty, return one finding that says that all is well."""
     return found or [Finding(check, where, OK, what)]

@@ -1,5 +1,4 @@
-"""Finds the Baton processes of this machine, and what they were told: their flags over their `--config`, as they read
-them themselves. Judges nothing."""
+"""Find this machine's daemons, and read their settings from their flags and `--config` files."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from shared.config.settings import SecurityConfig
 from shared.core.errors import ConfigError
 
 WORDS = ("router", "prefill", "decode")
-OUT_OF_SIGHT = "its working folder is not for our eyes, and {} is relative to it"
+OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Those settings of a daemon that are looked at. All daemons have them."""
+    """The settings that the checks need. Every daemon has these settings."""
 
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -43,27 +42,27 @@ def find_daemons() -> Iterable[DaemonFacts]:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """`router`, `prefill` or `decode` when this is one of our daemons, however it was started."""
+    """Return "router", "prefill" or "decode" for a daemon's command line, else ""."""
     pairs = zip(argv, argv[1:], strict=False)
     return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
 
 
 def cores_of(process: psutil.Process) -> tuple[int, ...]:
-    """Those that it may run on; none where the system does not say."""
+    """Return the cores that the process may use; () if they are unknown."""
     return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
 
 
 def folder_of(process: psutil.Process) -> Path | None:
     try:
         return Path(process.cwd())
-    except psutil.Error:  # another user's
+    except psutil.Error:  # the process belongs to another user
         return None
 
 
 def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
 ) -> DaemonFacts:
-    """`folder`: where it runs, None where that is not for our eyes."""
+    """Return a daemon's facts. `folder`: the daemon's working folder; None if we can't find it out."""
     told, problem = read_told(argv, folder)
     keys = place(told.security.keys, folder, uid) if told.security.keys else ""
     return DaemonFacts(
@@ -79,7 +78,7 @@ def read_daemon(
 
 
 def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
-    """(what it was told, why that may not be all): where its file can't be read, flags are what is known."""
+    """Return (settings, why they may be incomplete). If the config file can't be read, only the flags give settings."""
     try:
         given, config = parse(argv)
     except argparse.ArgumentError as error:
@@ -96,7 +95,7 @@ def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
 
 
 def parse(argv: Sequence[str]) -> tuple[Values, str]:
-    """(the flags that are looked at, its --config); the others are not ours to understand."""
+    """Return (the flags that the checks need, the value of --config)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default="")
     add_flags(parser, Told)
@@ -105,7 +104,10 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """The folder that a daemon of that user, running in `folder`, means by it; None where that can't be told."""
+    """Return the path that `name` means to a daemon of user `uid` in `folder`.
+
+    Return None if the path depends on the folder, but the folder is unknown.
+    """
     if name.startswith("~/") and uid != os.geteuid():
         with contextlib.suppress(KeyError):
             name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"

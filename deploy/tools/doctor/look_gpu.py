@@ -1,5 +1,7 @@
-"""Looks at this machine's GPUs: what torch sees, what memory there is, and trials of what Baton needs of them. Judges
-nothing. Loads torch, and takes some hundred MB of each GPU while it looks."""
+"""Look at this machine's GPUs: versions, memory, and trials of functions that Baton needs.
+
+The trials load torch, and use a few hundred MB of each GPU's memory.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from shared.model.made_up import made_up
 
 COPIED_BYTES = 64 << 20
 COPIES = 4
-DEVICE_FILE = Path("/dev/nvidiactl")  # where a driver is loaded
+DEVICE_FILE = Path("/dev/nvidiactl")  # this file exists if a driver is loaded
 TOOL_TIMEOUT_S = 30.0
 SEED, PAGE_SIZE = 1, 16
-SPANS = ((0, 20), (20, 21), (21, 25))  # tokens of a prompt, of a step, of a window
+SPANS = ((0, 20), (20, 21), (21, 25))  # the token positions of a prompt, of a decode step, and of a window of drafts
 Trial = Callable[[Gpu, torch.device], dict[str, Any]]
 CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfig(10_000.0), 64, True, ())
 
@@ -49,7 +51,6 @@ def devices(gpu: Gpu) -> list[torch.device]:
 
 
 def driver_version() -> str:
-    """By the driver's own tool; "" where there is none, or it finds nothing."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
@@ -62,16 +63,16 @@ def driver_version() -> str:
 
 
 def problem_of(ask: Callable[[], object]) -> str:
-    """Return the first line of the error that `ask` raises; "" where it raises none."""
+    """Return the first line of the error that `ask` raises, or "" if it raises none."""
     try:
         ask()
-    except Exception as error:  # a driver's or a library's, of any type: its words are what the user gets
+    except Exception as error:  # drivers and libraries raise errors of any type; the user gets the text
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ""
 
 
 def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
-    """Trials in their order, up to the first that fails: what comes behind it would tell of the same."""
+    """Run the trials until one fails."""
     found: dict[str, Any] = {"number": where.index}
     problem = ""
     with gpu.use_device(where):
@@ -99,7 +100,7 @@ def describe(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Both ways, through pinned memory, by the device's clock."""
+    """Measure copies in both directions through pinned memory, with the device's own timer."""
     host, device = gpu.pinned((COPIED_BYTES,), torch.uint8), torch.empty(COPIED_BYTES, dtype=torch.uint8, device=where)
     host.fill_(7)
     to_device = best_rate(gpu, where, lambda: device.copy_(host, non_blocking=True))
@@ -113,7 +114,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Bytes per second of the fastest of some copies; the first also wakes the device up."""
+    """Return the fastest copy's bytes per second. The first copy is slower, since it wakes the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
@@ -126,19 +127,19 @@ def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> floa
 
 
 def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Whether another process could open memory of this one's: only one of the transports needs it."""
+    """Find out whether another process can open our memory, which the transport cuda_ipc needs."""
     shared = torch.empty(1 << 21, dtype=torch.uint8, device=where)
     return {"sharing_problem": problem_of(lambda: gpu.share(shared))}
 
 
 def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """How far a made-up network's logits lie from those of the host, in float32."""
+    """Compare a made-up network's float32 logits on the GPU with the host's."""
     device, host = (logits_on(place) for place in (where, torch.device("cpu")))
     return {"difference": float((device - host).abs().max()), "largest_logit": float(host.abs().max())}
 
 
 def logits_on(device: torch.device) -> torch.Tensor:
-    """(25, vocab) float32 on the host: of a prompt, a step and a window of several tokens."""
+    """Return the logits of the tokens in SPANS: (25, vocab) float32, on the host."""
     model = made_up(CONFIG, "float32", device, seed=SEED)
     pool = KVPool(model.kv_planes(PAGE_SIZE), 3, PAGE_SIZE, device)
     with torch.inference_mode():
@@ -146,7 +147,7 @@ def logits_on(device: torch.device) -> torch.Tensor:
 
 
 def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
-    """Of one sequence, whose tokens before `begin` are in the pages already."""
+    """Return the inputs of a sequence whose tokens before `begin` are in the pages."""
     count = end - begin
     ids = torch.randint(0, CONFIG.vocab_size, (SPANS[-1][1],), generator=torch.Generator().manual_seed(SEED))
     return ModelInputs(

@@ -1,4 +1,4 @@
-"""Looks at the machine it runs on: cores, memory, disks, secrets; and knocks at ports. Judges nothing."""
+"""Look at this machine: cores, memory, disks, secrets, ports."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ DIAL_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class CpuSample:
-    """Counters whose growth between two looks matters."""
-
     cpu_s: float
     steal_s: float
     periods: int
@@ -43,7 +41,7 @@ def take_pulse() -> CpuSample:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """`name number` lines; empty where there is no such file."""
+    """Read a file whose lines have a name and a number. Return {} if the file is unreadable."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):
@@ -74,18 +72,18 @@ def ratio(part: float, whole: float) -> float:
 
 
 def within_limit(total: int, available: int) -> tuple[int, int]:
-    """(total, available), cut to what the container may use; file pages that it can drop count as available."""
+    """Cut (total, available) bytes to the container's limit. File pages that can be dropped count as available."""
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or no limit ("max")
+    except (OSError, ValueError):  # the process is in no container, or its limit is "max", i.e. there is none
         return total, available
     dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
     return min(total, limit), max(0, min(available, limit - used + dropable))
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """(driver, governor) of each core that has one; virtual machines mostly have none."""
+    """Yield (driver, governor) of each core that has a governor. Most virtual machines have none."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -96,7 +94,7 @@ def read_word(path: Path) -> str:
 
 
 def open_files() -> int:
-    """What new processes of this shell may open at most."""
+    """Return how many descriptors a process may open that is started from this shell."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
@@ -108,12 +106,11 @@ def look_at_disks(paths: Iterable[Path]) -> Iterable[Disk]:
 
 
 def look_at_keys(folder: Path, uid: int) -> KeysFolder:
-    """As `uid` would, who is to use it."""
     whole = look_at_secret(folder)
     try:
         with as_user(uid):
             problem = keys_problem(folder)
-    except OSError:  # we are neither that user nor root
+    except OSError:  # this process belongs neither to that user nor to root
         return KeysFolder(str(folder), uid, () if whole.error else (whole,), "", is_open=False)
     files: list[Secret] = []
     if not whole.error:
@@ -124,7 +121,7 @@ def look_at_keys(folder: Path, uid: int) -> KeysFolder:
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Files are open, and one's own, as they are for that user's processes. OSError where we may not."""
+    """Access files as user `uid`. Raises OSError if this process may not do that."""
     own = os.geteuid()
     os.seteuid(uid)
     try:
@@ -142,7 +139,7 @@ def look_at_secret(path: Path) -> Secret:
 
 
 def keys_problem(folder: Path) -> str:
-    """The words a node would refuse to start with, "" when it would not."""
+    """Return why a node would not start with these keys; "" if it would."""
     try:
         allowed = read_allowed(folder)
         for name in names_with_secret(folder):
@@ -156,7 +153,7 @@ def keys_problem(folder: Path) -> str:
 
 
 def dial(whose: str, endpoint: str) -> DialFacts:
-    """Connects and hangs up: a port that is open says nothing of who is there."""
+    """Connect, and close the connection. An open port does not tell which program listens."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
     error = ""

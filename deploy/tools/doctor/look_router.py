@@ -1,4 +1,4 @@
-"""Asks a router what it knows, twice. Judges nothing."""
+"""Ask a router once for its state, and twice for its metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OK, NO_KEY, UNREADY = 200, 401, 503
 
 
 class NoRouterError(Exception):
-    """Nobody answers there, or it is no router of ours; the text says which."""
+    """No server answers, or the server is not a usable router. The error's text says which of the two is the case."""
 
 
 class ReadyMisfit(msgspec.Struct, frozen=True):
@@ -46,6 +46,7 @@ class StatusNode(msgspec.Struct, frozen=True):
     last_seen_s: float
     known_s: float
     hello: Hello
+    lacks_routers: tuple[str, ...] = ()
 
 
 class StatusPair(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
-    """Two looks, `interval_s` apart; NoRouterError when one of them meets nobody."""
+    """Look at the router twice, `interval_s` apart. Raises NoRouterError if a look fails."""
     before = ask_page(http)
     sleep(interval_s)
     ready, after = ask_ready(http), ask_page(http)
@@ -81,13 +82,13 @@ def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
 def ask_page(http: RouterHttp) -> Page:
     status, body = ask(http, "/metrics")
     if status == NO_KEY:
-        raise NoRouterError("it shows its nodes to those with a key: say --admin-key-file or --api-key-file")
+        raise NoRouterError("it shows its nodes only to a key: give --admin-key-file or --api-key-file")
     if status != OK:
         raise NoRouterError(f"no Baton router: /metrics answers {status}")
     try:
         return parse_page(body.decode("utf-8"))
     except ValueError:
-        raise NoRouterError("no Baton router: /metrics is no page of metrics") from None
+        raise NoRouterError("no Baton router: /metrics is not a page of metrics") from None
 
 
 def ask_ready(http: RouterHttp) -> ReadyFacts:
@@ -100,7 +101,7 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
-    """(the status, "") or (None, why there is none)."""
+    """Return (the status, ""), or (None, why there is no status)."""
     asked_s = time.time()
     status, body = ask(http, "/admin/status")
     answered_s = time.time()
@@ -109,8 +110,10 @@ def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
     try:
         answer = decode(body, StatusAnswer, "/admin/status")
     except NoRouterError as error:
-        return None, f"router and doctor are of different versions: {error}"
-    nodes = tuple(SeenNode(node.state, node.last_seen_s, node.known_s, node.hello) for node in answer.nodes)
+        return None, f"router and doctor have different versions: {error}"
+    nodes = tuple(
+        SeenNode(node.state, node.last_seen_s, node.known_s, node.hello, node.lacks_routers) for node in answer.nodes
+    )
     router = answer.router
     pairs = tuple(SeenPair(**msgspec.structs.asdict(pair)) for pair in answer.unreachable)
     return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s, pairs), ""
@@ -124,7 +127,6 @@ def decode(body: bytes, kind: type[T], path: str) -> T:
 
 
 def said(body: bytes) -> str:
-    """The router's own words, where it has some."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.MsgspecError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Findings as a page for people, the worst first, and as JSON for programs."""
+"""Print findings as text, the worst first, or as JSON."""
 
 from __future__ import annotations
 

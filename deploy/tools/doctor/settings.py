@@ -14,15 +14,15 @@ baton doctor: what is wrong with a cluster, and with the machine that this runs 
   baton doctor                                  the cluster of `baton up`, and this machine
   baton doctor URL --admin-key-file FILE        another router; without its admin key nodes can't be compared
   baton doctor --dial tcp://10.0.0.1:7001       on a node's machine: does the router's port answer from here?
-  baton doctor --keys DIR                       whether nodes would take this keys folder: those of the user whose
-                                                daemons use it; before there are any, yours, or for root its owner's
+  baton doctor --keys DIR                       would nodes accept this keys folder? Judged for the user whose
+                                                daemons use it; without daemons for you, or its owner if you are root
   baton doctor --gpu                            this machine's GPUs too: versions, memory, copies, a tiny
                                                 network's logits beside the CPU's
   baton doctor --json                           for programs
 
 Each line says how bad it is (ok, look, BROKEN), where, what, and what to do. Compares nodes field by field; looks for
-pages that nobody uses and nobody gives back (ask at rest), clocks, ports, slow hand-offs, refused connections; and on
-this machine for cores that are fought over, memory, disks, keys that others could read. With no router running it
+leaked pages (ask while no request runs), clocks, ports, slow hand-offs and refused connections. On this machine it
+looks for contended cores, low memory, full disks and keys that others could read. With no router running it
 looks at this machine only. Run it on each machine of a cluster: cores and ports are seen from where it runs.
 
 Exit status: 0, or 1 when something is broken, 2 when a flag makes no sense.
@@ -33,20 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     add_router(parser)
     parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="the clients' key, where the admin key is not at hand"
+        "--api-key-file", type=Path, metavar="FILE", help="a client's key, if you don't have the admin key"
     )
     parser.add_argument(
-        "--keys", type=Path, metavar="DIR", help="keys folder (default: those of daemons that run here)"
+        "--keys", type=Path, metavar="DIR", help="keys folder (default: the folders of the daemons that run here)"
     )
     parser.add_argument(
-        "--dial", action="append", default=[], metavar="ENDPOINT", help="one more port to knock at, tcp://host:port"
+        "--dial", action="append", default=[], metavar="ENDPOINT", help="another port to dial, tcp://host:port"
     )
     parser.add_argument(
-        "--interval", type=float, default=3.0, metavar="S", help="between the two looks (default: %(default)g)"
+        "--interval", type=float, default=3.0, metavar="S", help="time between the two looks (default: %(default)g)"
     )
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="try this machine's GPUs, too: takes seconds and some hundred MB on each. Baton was never run on a GPU",
+        help="also try this machine's GPUs; takes seconds and a few hundred MB of each. Baton was never run on a GPU",
     )
     parser.add_argument("--json", action="store_true", help="findings as JSON")

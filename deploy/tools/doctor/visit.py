@@ -1,4 +1,4 @@
-"""One visit: gather the facts, judge them, say so."""
+"""Run `baton doctor`: gather facts, judge them, report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from deploy.cluster.admin import read_key
+from deploy.cluster.admin import read_admin_key
 from deploy.router_http import RouterHttp, read_api_key
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
 from deploy.tools.doctor.examine import examine
@@ -41,11 +41,11 @@ def check(args: argparse.Namespace) -> None:
 def gather(args: argparse.Namespace) -> Facts:
     named = url_of(args)
     url = named or parse_url(DEFAULT_URL)
-    http = RouterHttp(url, read_key(args.admin_key_file), args.ca, other_key=read_api_key(args.api_key_file))
+    http = RouterHttp(url, read_admin_key(args.admin_key_file), args.ca, other_key=read_api_key(args.api_key_file))
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
-        time.sleep(args.interval)  # the machine is looked at twice all the same
+        time.sleep(args.interval)  # wait between the two looks at the machine
     machine = look_at_machine(before, take_pulse())
     return Facts(
         url=str(url),
@@ -60,7 +60,6 @@ def gather(args: argparse.Namespace) -> Facts:
 
 
 def look_at_gpu_here() -> GpuFacts:
-    """Loads torch: only for those who ask."""
     from deploy.tools.doctor.look_gpu import look_at_gpus
     from shared.device.torch_cuda import TorchCuda
 
@@ -75,7 +74,7 @@ def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None
 
 
 def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, int]]:
-    """(folder, uid of who is to use it): of the daemons that do, as far as there are any."""
+    """Return (folder, uid of its user) for the given folder, or else for each daemon's folder."""
     used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
     if given is None:
         return used
@@ -85,7 +84,10 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 
 
 def user_of(folder: Path) -> int:
-    """Of a folder that nobody uses yet: who asks; where root asks, its owner, for nodes seldom run as root."""
+    """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
+
+    Nodes seldom run as root.
+    """
     own = os.geteuid()
     if own != ROOT:
         return own
@@ -96,7 +98,7 @@ def user_of(folder: Path) -> int:
 
 
 def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[DialFacts]:
-    """Loopback endpoints are knocked at only beside the router: elsewhere they are other machines' own."""
+    """Dial all endpoints. Loopback endpoints are dialled only if the router is on this machine."""
     known = []
     if cluster is not None and cluster.status is not None:
         known = [("router", cluster.status.endpoint)]

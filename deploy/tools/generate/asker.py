@@ -1,4 +1,4 @@
-"""Gets one line its answer, however often it has to be asked for. Writes nothing and counts nothing."""
+"""Get the answer of one line, with retries."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ MAX_SHOWN = 500
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a line is asked for."""
-
     retries: int
     timeout_s: float
     backoff: Backoff = Backoff()
@@ -33,7 +31,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A try without an HTTP answer."""
+    """The result of an attempt that got no HTTP answer."""
 
     code: str
     message: str
@@ -41,7 +39,7 @@ class Failure:
 
 
 class Asker:
-    """Shared by all requests of a run. `num_answers` counts HTTP answers of any kind: signs of life."""
+    """Ask for the answers of a run's lines. `num_answers` counts all HTTP answers, including refusals."""
 
     def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
         self.num_answers = 0
@@ -49,7 +47,7 @@ class Asker:
         self._random = random.Random()
 
     async def answer(self, request: BatchRequest) -> OutputLine:
-        """BatchStopped when the server is gone: none of the tries was answered, nor anybody else's meanwhile."""
+        """Return the line's result. Raises BatchStopped if all retries failed while no other line got an answer."""
         answers_before = self.num_answers
         attempt = 0
         while True:
@@ -84,7 +82,11 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Where the body is no JSON, a refusal keeps its status and first words, and an answer is none."""
+    """Make the output line.
+
+    If the body is not JSON, a refusal keeps its status and the beginning of its body, and an answer with status 200
+    becomes an error.
+    """
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

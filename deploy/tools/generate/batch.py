@@ -1,4 +1,4 @@
-"""One run from the flags to the exit status: files, a router or a cluster of its own, all lines, a last sentence."""
+"""Do one run of `baton generate`, from flags to exit status, on a given router or its own cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from deploy.tools.generate.tally import Tally, summary_text
 from shared.core.errors import ConfigError
 
 EXIT_FAILED = 1
-SIGNAL_STATUS = 128  # plus the signal's number, as shells count
+SIGNAL_STATUS = 128  # the exit status after a signal is this plus the signal's number, as in a shell
 UNAUTHORIZED = 401
 MAX_CONCURRENCY = 4096
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(LineFile(paths.answers)) as answers, errors_file(paths.errors) as errors:
         answered = answered_in(answers)
         if answers.drop_torn_line():
-            print(f"{paths.answers}: its last line was torn by a crash, and is asked again", file=sys.stderr)
+            print(f"{paths.answers}: a crash cut its last line, which is asked again", file=sys.stderr)
         found = survey(paths.requests, answered)
         errors.clear()
         results = Results(answers, errors, Tally(found.num_lines, found.num_answered))
@@ -72,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def paths_of(args: argparse.Namespace) -> BatchPaths:
-    """requests.jsonl -> requests.out.jsonl, requests.errors.jsonl; answers.jsonl -> answers.errors.jsonl."""
+    """Return the paths. By default, outputs are requests.out.jsonl and requests.errors.jsonl.
+
+    With --out answers.jsonl, errors go to answers.errors.jsonl.
+    """
     requests: Path = args.file
     answers = args.out or requests.with_name(f"{requests.stem}.out.jsonl")
     errors = args.errors or answers.with_name(f"{answers.stem.removesuffix('.out')}.errors.jsonl")
@@ -91,15 +94,15 @@ def check(args: argparse.Namespace) -> None:
     if not args.timeout > 0:
         raise ConfigError(f"--timeout is {args.timeout:g}; it must be above 0")
     if url_of(args) is not None and (args.model or args.up):
-        raise ConfigError("--model and --up are for a cluster of its own: leave them away, or the URL")
+        raise ConfigError("--model and --up are for the command's own cluster: leave out either these flags or the URL")
 
 
 @contextlib.contextmanager
 def errors_file(path: Path) -> Iterator[LineFile]:
-    """Gone again where no line failed."""
+    """Yield the file of errors, and remove it afterwards if no line failed."""
     file = LineFile(path)
     try:
-        for _ in file.lines():  # somebody else's file is refused before it could be cleared
+        for _ in file.lines():  # this loop raises an error for a foreign file, before the file is cleared
             pass
         yield file
     finally:
@@ -109,7 +112,7 @@ def errors_file(path: Path) -> Iterator[LineFile]:
 def answer_all(
     args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: Results, stop: StopSignals
 ) -> float:
-    """Return the seconds that asking took. Starts nothing where nothing is left to be asked."""
+    """Ask for the answers of all remaining lines. Return the seconds that this took; 0.0 if no line was left."""
     if not results.tally.num_left:
         return 0.0
     lines = (line for line in read_lines(paths.requests) if not is_answered(line, answered))
@@ -134,7 +137,7 @@ def answer_all(
 
 @contextlib.contextmanager
 def server_of(args: argparse.Namespace) -> Iterator[Server]:
-    """The router that was named, once it answers, or a cluster of its own for the time of the body."""
+    """Yield the given router once it answers, or a cluster of our own, which runs during the `with` block."""
     url = url_of(args)
     if url is not None:
         server = Server(url, read_api_key(args.api_key_file), args.ca)
@@ -160,13 +163,13 @@ def up_flags(text: str) -> list[str]:
 
 
 def require_answer(server: Server) -> None:
-    """Said once, ahead of all lines."""
+    """Raise an error for an unreachable router or a missing key, before any line is asked."""
     try:
         status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
     except UNREACHABLE as error:
         raise no_answer(server.url, error) from None
     if status == UNAUTHORIZED:
-        raise ConfigError(f"{server.url} takes no request without its key: --api-key-file")
+        raise ConfigError(f"{server.url} needs its key: give --api-key-file")
 
 
 def tell_stopped(paths: BatchPaths, tally: Tally, why: str) -> None:
@@ -185,7 +188,7 @@ def finish(args: argparse.Namespace, paths: BatchPaths, tally: Tally, seconds: f
         return 0
     lines = "line has" if tally.num_failed == 1 else "lines have"
     print(
-        f"{tally.num_failed:,} {lines} no answer, and {paths.errors} says why; the same command tries them again",
+        f"{tally.num_failed:,} {lines} no answer; {paths.errors} says why; the same command tries them again",
         file=sys.stderr,
     )
     return EXIT_FAILED

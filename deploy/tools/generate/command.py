@@ -1,4 +1,5 @@
-"""The command's face. What it runs is loaded when it runs: `baton` itself does without asyncio and rich."""
+"""The command line of `baton generate`. Other modules are imported when used, so `baton` itself loads neither asyncio
+nor rich."""
 
 from __future__ import annotations
 

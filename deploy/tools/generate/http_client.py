@@ -1,4 +1,4 @@
-"""One POST and its whole answer over HTTP/1.1, on connections that are kept. Knows nothing of batches and retries."""
+"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Does not retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """Filled while it comes in; `headers` by lower-case name."""
+    """An answer, which grows as bytes arrive. `headers`: the header values by lower-case name."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -26,8 +26,6 @@ class HttpAnswer:
 
 
 class AnswerReader:
-    """The parser's half of one answer."""
-
     def __init__(self) -> None:
         self.answer = HttpAnswer()
         self.is_over = False
@@ -36,16 +34,16 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Raise OSError for what is no HTTP, or too long."""
+        """Parse bytes. Raises OSError if the bytes are not HTTP, or the answer is too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise OSError(f"no HTTP: {error.__context__ or error}") from None
+            raise OSError(f"not HTTP: {error.__context__ or error}") from None
         if len(self.answer.body) > MAX_ANSWER_BYTES:
             raise OSError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
 
-    # called by the parser
+    # the HTTP parser calls these methods
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -57,20 +55,20 @@ class AnswerReader:
         self.answer.body += body
 
     def on_message_complete(self) -> None:
-        self.is_over = self.answer.status >= 200  # 100 Continue and its like come before the answer
+        self.is_over = self.answer.status >= 200  # 100 Continue and similar messages precede the answer
         self.may_reuse = self.is_over and self._parser.should_keep_alive()
 
 
 @dataclass(slots=True)
 class Kept:
-    """A connection. Owned by one request, or idle in the client."""
+    """A connection that either serves one request or is kept for later requests."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
 
 class HttpClient:
-    """Any number of requests at a time, each on a connection of its own."""
+    """Send any number of requests at a time, each on its own connection."""
 
     def __init__(self, url: Url, api_key: str, ca: Path | None) -> None:
         self._url = url
@@ -79,14 +77,15 @@ class HttpClient:
         self._idle: list[Kept] = []
 
     async def post(self, path: str, body: bytes) -> HttpAnswer:
-        """Raise OSError when there is no whole answer."""
+        """Return the whole answer. Raises OSError if there is no answer."""
         message = self._head(path, len(body)) + body
         while self._idle:
             reader = AnswerReader()
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
-                if reader.has_begun:  # else the server closed a kept connection: it read nothing of this
+                # If no answer has begun, the server had closed this kept connection, so the loop tries another one.
+                if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)
         return await self._ask(Kept(*opened), message, AnswerReader())
@@ -106,13 +105,13 @@ class HttpClient:
             while not reader.is_over:
                 data = await kept.reader.read(READ_BYTES)
                 if not data:
-                    raise ConnectionResetError("the connection was closed before the answer's end")
+                    raise ConnectionResetError("the connection closed before the end of the answer")
                 reader.feed(data)
         finally:
             if reader.may_reuse:
                 self._idle.append(kept)
             else:
-                kept.writer.transport.abort()  # hanging up is how the router hears that nobody waits any more
+                kept.writer.transport.abort()  # closing the connection makes the router stop the request
         return reader.answer
 
     def _head(self, path: str, length: int) -> bytes:

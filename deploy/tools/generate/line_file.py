@@ -1,4 +1,4 @@
-"""A file of answers that is whole after every line, whatever ends the program: it is what a later run goes on from."""
+"""Write answers line by line to a file from which a later run can resume."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ LINE_HEAD = f'{{"id":"{ID_HEAD}'.encode()
 
 
 class BatchStopped(BatonError):
-    """The run can't go on, for a reason that is none of its lines'. What is written stays, and counts."""
+    """The run can't go on. Written lines stay."""
 
     code = "batch_stopped"
 
 
 class ResponsePart(msgspec.Struct, frozen=True):
-    """`body`: the server's JSON."""
-
     status_code: int
     request_id: str
     body: object
@@ -37,7 +35,7 @@ class ErrorPart(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of OpenAI's batch output and error files. `id` stands first: torn lines are known by it."""
+    """A line of OpenAI's batch output and error files. `id` is the first field, so a torn line can be recognised."""
 
     id: str
     custom_id: str | None
@@ -46,14 +44,12 @@ class OutputLine(msgspec.Struct, frozen=True):
 
 
 class KnownLine(msgspec.Struct, frozen=True):
-    """What a later run reads of a line."""
-
     id: str
     custom_id: str | None
 
 
 class LineFile:
-    """Owns the file: a second run that would write it is refused. Only whole lines are ever left behind."""
+    """Own the file, refuse a second writer, and write only whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,7 +70,7 @@ class LineFile:
         return self._end == 0
 
     def lines(self) -> Iterator[KnownLine]:
-        """What earlier runs left. ConfigError for a file that is not of this form: it is somebody's, and stays."""
+        """Yield the lines of earlier runs. Raises ConfigError if another program wrote the file."""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n"):
@@ -88,7 +84,7 @@ class LineFile:
                 yield line
 
     def drop_torn_line(self) -> bool:
-        """Call it after `lines`: what a crash left of a line goes. Returns whether there was one."""
+        """Cut off a torn last line. Return whether there was one. Call it after `lines`."""
         is_torn = os.fstat(self._fd).st_size > self._end
         if is_torn:
             os.ftruncate(self._fd, self._end)
@@ -99,7 +95,7 @@ class LineFile:
         self._end = 0
 
     def append(self, line: OutputLine) -> None:
-        """On a full disk, BatchStopped, and the file as it was."""
+        """Write one line. If the write fails, restore the file and raise BatchStopped."""
         data = msgspec.json.encode(line) + b"\n"
         rest = memoryview(data)
         try:
@@ -107,20 +103,20 @@ class LineFile:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             os.ftruncate(self._fd, self._end)
-            raise BatchStopped(f"{self.path} can't be written any more ({error.strerror})") from None
+            raise BatchStopped(f"{self.path} can no longer be written ({error.strerror})") from None
         self._end += len(data)
 
     def close(self, *, keep_empty: bool = True) -> None:
-        with contextlib.suppress(OSError):  # some file systems have none
+        with contextlib.suppress(OSError):  # some file systems can't sync
             os.fsync(self._fd)
         if self.is_empty and not keep_empty:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def _require_file(self) -> None:
-        """A device would not be cut where a line is torn, and must not be removed when it is empty."""
+        """Refuse devices, which can't be truncated and must not be removed."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise ConfigError(f"{self.path} is no plain file, so that a later run could not go on from it")
+            raise ConfigError(f"{self.path} is not a plain file, so a later run could not go on from it")
 
     def _lock(self) -> None:
         try:
@@ -130,7 +126,8 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Bytes up to the last newline. ConfigError where what follows it is not the beginning of a line of ours."""
+    """Return the number of bytes up to the last newline. Raises ConfigError if the rest does not begin like a line of
+    ours."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:
@@ -146,9 +143,9 @@ def end_of_whole_lines(path: Path) -> int:
 
 
 def not_ours(path: Path, number: int) -> ConfigError:
-    return ConfigError(f"{path} is no file of answers (line {number}), and stays as it is: name another one")
+    return ConfigError(f"{path} is not a file of answers (line {number}) and stays unchanged: name another one")
 
 
 def answered_in(file: LineFile) -> dict[bytes, str]:
-    """By the digest of its custom_id, the id of a line's newest answer."""
+    """Map the digest of each custom_id to the id of its newest answer."""
     return {name_digest(line.custom_id): line.id for line in file.lines() if line.custom_id is not None}

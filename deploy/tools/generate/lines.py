@@ -1,4 +1,4 @@
-"""The requests of a file, line by line: checked, named, and told apart from lines that make no sense. Sends nothing."""
+"""Read a file of requests line by line, and separate invalid lines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line that can be asked. `body`: JSON as it stands in the file. `id`: a digest of all that decides on the
-    answer, so that a line that was changed is another request."""
+    """A valid line. `body`: the request's JSON text, unchanged from the file.
+
+    `id`: a digest of everything that affects the answer, so a changed line is another request.
+    """
 
     number: int
     custom_id: str
@@ -34,8 +36,6 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """One line that can't be asked, and why."""
-
     number: int
     custom_id: str | None
     message: str
@@ -46,7 +46,7 @@ class BadLine:
 
 
 class InputLine(msgspec.Struct, frozen=True):
-    """Any JSON object; what is wrong with it is said one by one."""
+    """A line with any JSON object. The function `what_is_wrong` checks the fields."""
 
     custom_id: Any = None
     method: Any = None
@@ -65,7 +65,7 @@ class Survey:
 
 
 def read_lines(path: Path) -> Iterator[BatchRequest | BadLine]:
-    """One after another, so that a file of any length takes no memory. Empty lines are passed over."""
+    """Yield lines one by one, in bounded memory. Skip empty lines."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -88,9 +88,9 @@ def parse_line(number: int, text: bytes) -> BatchRequest | BadLine:
     try:
         line = msgspec.json.decode(text, type=InputLine)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return BadLine(number, None, f"line {number} is no JSON object: {error}")
+        return BadLine(number, None, f"line {number} is not a JSON object: {error}")
     if not isinstance(line.custom_id, str) or not line.custom_id:
-        return BadLine(number, None, f"line {number} has no custom_id, which must be a text")
+        return BadLine(number, None, f"line {number} has no custom_id, which must be a string")
     wrong = what_is_wrong(line)
     if wrong:
         return BadLine(number, line.custom_id, f"line {number}: {wrong}")
@@ -99,7 +99,6 @@ def parse_line(number: int, text: bytes) -> BatchRequest | BadLine:
 
 
 def what_is_wrong(line: InputLine) -> str:
-    """The first thing, or nothing."""
     if line.method != "POST":
         return f"method is {shown(line.method)}; it must be 'POST'"
     if line.url not in URLS:
@@ -109,8 +108,8 @@ def what_is_wrong(line: InputLine) -> str:
     try:
         streams = msgspec.json.decode(line.body, type=StreamField).stream
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return f"body is no JSON object: {error}"
-    return "body asks for a stream, which a file has no use for: leave `stream` away" if streams else ""
+        return f"body is not a JSON object: {error}"
+    return "body asks for a stream, but answers are written whole: leave out `stream`" if streams else ""
 
 
 def shown(value: Any) -> str:
@@ -124,17 +123,17 @@ def id_of(custom_id: str, url: str, body: bytes) -> str:
 
 
 def name_digest(custom_id: str) -> bytes:
-    """What is kept in memory for a line, however long its name."""
+    """Return a digest of fixed size. The digests of all names are kept in memory, so they must be small."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """`answered`: by the digest of its custom_id, the id of the newest answer."""
+    """Return whether the line has an answer and is unchanged. `answered`: the result of `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 
 def survey(path: Path, answered: Mapping[bytes, str]) -> Survey:
-    """Read the whole file once before anything is asked. ConfigError where two lines share a custom_id."""
+    """Read the whole file before the first request. Raises ConfigError if two lines share a custom_id."""
     first_at: dict[bytes, int] = {}
     twice: list[str] = []
     num_lines = num_answered = 0
@@ -149,5 +148,5 @@ def survey(path: Path, answered: Mapping[bytes, str]) -> Survey:
     if twice:
         more = f", and {len(twice) - MAX_SHOWN_DUPLICATES} more" if len(twice) > MAX_SHOWN_DUPLICATES else ""
         listed = "; ".join(twice[:MAX_SHOWN_DUPLICATES])
-        raise ConfigError(f"{path}: a custom_id names one line only, but there is {listed}{more}")
+        raise ConfigError(f"{path}: a custom_id must be unique, but there is {listed}{more}")
     return Survey(num_lines, num_answered)

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees while a run lasts: one line, redrawn. Nobody else sees anything."""
+"""Show a line of progress during a run. If the output is not a terminal, show nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ REDRAW_S = 0.5
 
 @contextlib.asynccontextmanager
 async def shown(tally: Tally, console: Console, *, quiet: bool) -> AsyncIterator[None]:
-    """Show the tally while the body lasts."""
     if quiet or not console.is_terminal:
         yield
         return

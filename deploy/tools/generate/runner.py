@@ -1,4 +1,4 @@
-"""Asks for all lines, a bounded number at a time, and writes each as it is finished. Reads only as far as it asks."""
+"""Ask for a bounded number of lines at a time, and write each answer when it arrives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from deploy.tools.generate.tally import Tally
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Where finished lines go. Owned by the run; the files are whole after each line."""
-
     answers: LineFile
     errors: LineFile
     tally: Tally
@@ -25,7 +23,7 @@ class Results:
 
 
 async def run_all(lines: Iterator[BatchRequest | BadLine], asker: Asker, results: Results, concurrency: int) -> None:
-    """Every worker takes the next line when it is free. The first one that can't go on ends all."""
+    """Let each free worker take the next line. The first error ends all workers."""
 
     async def work() -> None:
         for line in lines:

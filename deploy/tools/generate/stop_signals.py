@@ -1,4 +1,4 @@
-"""Ctrl-C and its like as one tidy end: what runs is cancelled, and nothing is interrupted halfway."""
+"""Turn Ctrl-C and other stop signals into a clean end by cancellation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Between `with` and its end a signal raises KeyboardInterrupt, or cancels the task while one is watched.
+    """Inside the `with` block, a signal cancels the watched task. If no task is watched, the signal raises
+    KeyboardInterrupt.
 
-    A signal that is ignored stays so: nohup and background jobs of a shell mean it.
+    An ignored signal stays ignored, which nohup and a shell's background jobs rely on.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def watch_current_task(self) -> None:
-        """From now on a signal cancels this task, once it waits."""
+        """Let a signal cancel this task at its next wait."""
         task = asyncio.current_task()
         assert task is not None
         self._watched = (asyncio.get_running_loop(), task)

@@ -1,4 +1,4 @@
-"""What became of the lines so far, in numbers and in words. Pure."""
+"""Count finished lines, and describe the counts. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OK = 200
 
 @dataclass(slots=True)
 class Tally:
-    """`num_before`: lines that an earlier run answered; they are not in the other counts."""
+    """`num_before`: the number of lines that earlier runs answered. The later fields count only this run's lines."""
 
     num_lines: int
     num_before: int
@@ -31,7 +31,7 @@ class Tally:
         return self.num_lines - self.num_before - self.num_now
 
     def take(self, line: OutputLine) -> bool:
-        """Count a line that is over. Returns whether it has an answer."""
+        """Count a finished line, and return whether it has an answer."""
         if line.response is None or line.response.status_code != OK:
             self.num_failed += 1
             return False
@@ -53,7 +53,6 @@ def whole(value: Any, name: str) -> int:
 
 
 def progress_text(tally: Tally, seconds: float) -> str:
-    """One line that is drawn again and again."""
     done = tally.num_before + tally.num_now
     share = done / max(1, tally.num_lines)
     failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
@@ -63,7 +62,6 @@ def progress_text(tally: Tally, seconds: float) -> str:
 
 
 def summary_text(tally: Tally, seconds: float) -> str:
-    """The last line of a run."""
     before = f" ({tally.num_before:,} by earlier runs)" if tally.num_before else ""
     answered = tally.num_before + tally.num_ok
     cached = f" ({tally.cached_tokens:,} from a cache)" if tally.cached_tokens else ""

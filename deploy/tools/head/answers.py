@@ -1,7 +1,7 @@
-"""Training data from the model itself: prompts from a file, or invented by the model, and its own answers to them.
+"""Make training data: the model's answers to prompts, which are read from a file or invented.
 
-Inventing is continuing the chat template where the user's turn begins (as Magpie does, arXiv 2406.08464). Both files
-grow line by line; started again, only what is missing is made. Knows nothing of heads.
+The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Both files
+grow line by line, and a restarted run makes only the missing lines.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
-MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # where the user's words stand in a rendered template
-INVENTED_LIMIT = 160  # ids of one invented prompt
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # Stands for the user's words in a rendered template.
+INVENTED_LIMIT = 160  # The largest number of ids in an invented prompt.
 
 
 @dataclass(frozen=True, slots=True)
 class InventedPrompt:
-    """How answers are made. Temperatures take turns over the prompts."""
+    """Settings for the answers to prompts. The prompts use `temperatures` in turn. `limit`: the largest number of ids
+    in an answer."""
 
     temperatures: tuple[float, ...]
     limit: int
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One a line: {"prompt": ...}, or plain text."""
+    """Read one prompt per line: {"prompt": ...} or plain text. Raises ConfigError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -49,7 +50,7 @@ def _prompt(path: Path, number: int, line: str) -> str:
 
 
 def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
-    """With the chat template, as the API renders one user message."""
+    """Return the ids of a user message in the chat template, as the API renders it."""
     return tuple(chat_ids(text, _one_turn(prompt)))
 
 
@@ -58,15 +59,15 @@ def _one_turn(prompt: str) -> Conversation:
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
-    """What comes before a user's first words."""
+    """Return the ids that the chat template puts before a user's words. Raises ConfigError."""
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
-        raise ConfigError("this model's chat template changes the user's words: prompts can't be invented with it")
+        raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
     return tuple(text.tokenizer.encode(before, add_special=False))
 
 
 def invent(generator: Generator, text: TextModel, path: Path, count: int, told: Callable[[int], None]) -> list[str]:
-    """Until `path` holds `count` different prompts, {"prompt": ...} a line. Half a turn is no prompt."""
+    """Invent prompts until `path` holds `count` different complete prompts, one {"prompt": ...} per line."""
     found = dict.fromkeys(read_prompts(path) if mend(path) else [])
     task = Task(0, user_turn(text), 1.0, INVENTED_LIMIT)
 
@@ -93,7 +94,8 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """One answer to each prompt that has none in `path` yet. `told` hears how many are there, and of how many."""
+    """Answer each prompt that has no answer in `path`. After each answer, `told` is called with the number of answers
+    so far and the number of prompts."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)
@@ -114,7 +116,7 @@ def line_of(one: TrainingAnswer) -> str:
 
 
 def mend(path: Path) -> bool:
-    """Whether there is such a file; a last line that was cut off is taken away."""
+    """Drop a torn last line. Return whether the file exists. Raises ConfigError for a compressed file."""
     if not path.exists():
         return False
     if path.suffix == ".gz":

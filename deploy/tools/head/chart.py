@@ -1,4 +1,4 @@
-"""The curve of a run as a picture and as a table. Draws SVG with nothing but text; knows nothing of training."""
+"""Draw a training run's curve as SVG text and as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 WIDTH, HEIGHT, EDGE = 720, 320, 44
 COLOURS = ("#0b6", "#06c", "#c60", "#a0c", "#666")
-Line = tuple[str, Sequence[tuple[float, float]]]  # a name, and (tokens, value)
+Line = tuple[str, Sequence[tuple[float, float]]]  # a name, and points (tokens, value)
 
 
 def read_curve(path: Path) -> list[Mapping[str, Any]]:
@@ -17,7 +17,7 @@ def read_curve(path: Path) -> list[Mapping[str, Any]]:
 
 
 def loss_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Per draft of the chain; the mean of ten updates a point, as single ones are noisy."""
+    """Return a line for each draft of the chain. A point averages ten updates, since losses are noisy."""
     updates = [one for one in curve if "losses" in one]
     found: dict[int, list[tuple[float, float]]] = {}
     for start in range(0, len(updates), 10):
@@ -29,14 +29,13 @@ def loss_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def acceptance_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Tokens per verify on held-out answers, by the drafts in a row."""
+    """Return a line for each chain length: tokens per verify step on held-out answers."""
     checks = [(one["tokens"], one["held_out"]["tokens_per_verify"]) for one in curve if "held_out" in one]
     lengths = range(len(checks[0][1])) if checks else range(0)
     return [(f"{n + 1} drafts", [(tokens, values[n]) for tokens, values in checks]) for n in lengths]
 
 
 def acceptance_table(curve: Sequence[Mapping[str, Any]]) -> str:
-    """One line per evaluation."""
     lines = [f"{'tokens':>10}  tokens per verify with 1, 2, ... drafts"]
     for one in curve:
         if "held_out" in one:
@@ -45,7 +44,7 @@ def acceptance_table(curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def svg(title: str, lines: Sequence[Line]) -> str:
-    """Lines over training tokens; the axes begin at 0 and at the smallest value."""
+    """Draw the lines. The x axis shows training tokens, beginning at 0, and the y axis shows the values."""
     points = [point for _, part in lines for point in part]
     if not points:
         return f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"/>\n'

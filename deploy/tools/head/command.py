@@ -1,4 +1,4 @@
-"""The command `baton head`: parses, loads what is needed, prints how far it is. The work is done next door."""
+"""The command line of `baton head`. Its subcommands run in work.py."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from shared.config.flags import add_flags, given_values
 from shared.config.load import load
 
 DESCRIPTION = """\
-baton head: a small network that drafts tokens for a model to check several at once (EAGLE-3, arXiv 2503.01840).
+baton head: a small network that drafts tokens, so that the model checks several at once (EAGLE-3, arXiv 2503.01840).
 
-  baton head answers --invent 2000 --out answers.jsonl    prompts and answers of the model itself, as training data
-  baton head train --answers answers.jsonl --work W       on a CPU or a GPU; stopped, it goes on where it was
+  baton head answers --invent 2000 --out answers.jsonl    prompts and answers by the model, as training data
+  baton head train --answers answers.jsonl --work W       on a CPU or a GPU; a stopped run resumes
   baton head export --work W --out my-head                the public format; --spec-head my-head serves it
   baton head evaluate --head my-head                      tokens per verify step, on prompts of five kinds
   baton head import --source FOLDER --out my-head         a head made elsewhere for a Llama or Qwen model
 
-A CPU in bfloat16 takes some hours for a head of a 135M model. GPUs are taken with --device but were not tried.
+A CPU in bfloat16 takes some hours for a head of a 135M model. --device takes GPUs, but none was tried.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word after `baton head`."""
-
     config: type
     help: str
 
 
 WORDS = {
-    "answers": Word(AnswersConfig, "let the model answer prompts, its own or yours: training data"),
-    "train": Word(TrainConfig, "train a head on answers; goes on where it was stopped"),
-    "evaluate": Word(EvaluateConfig, "tokens per verify step of a head, by kind of prompt"),
-    "export": Word(ExportConfig, "a trained head as a folder in the public format"),
-    "import": Word(ImportConfig, "check a head made elsewhere and write it under the canonical names"),
+    "answers": Word(AnswersConfig, "make training data: the model answers prompts, its own or yours"),
+    "train": Word(TrainConfig, "train a head on answers; a stopped run resumes"),
+    "evaluate": Word(EvaluateConfig, "measure a head's tokens per verify step, by kind of prompt"),
+    "export": Word(ExportConfig, "write a trained head to a folder in the public format"),
+    "import": Word(ImportConfig, "check a head made elsewhere, and write it under the canonical names"),
 }
 
 
@@ -49,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from deploy.tools.head.work import RUNNERS  # loads torch: not before it is asked for
+    from deploy.tools.head.work import RUNNERS  # this import loads torch
 
     config: Any = load(WORDS[args.word].config, given_values(args))
     machine = config.machine

@@ -1,7 +1,7 @@
-"""Answers of the target model as training sequences: reading, the held-out split, and a fixed order in shards.
+"""Read the target's answers as training sequences, split off the held-out answers, and order the others in shards.
 
-One JSON object a line, plain or gzipped: `p` prompt ids (with the chat template), `a` answer ids, `t` the temperature
-the answer was drawn at. Knows nothing of models.
+A line is a JSON object: `p` has the prompt's ids, including the chat template, `a` has the answer's ids, and `t` has
+the temperature. Files may be gzipped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shared.core.errors import ConfigError
 
-HELD_OUT_OF = 50  # one prompt in this many is never trained on
-SHORTEST_ANSWER = 8  # below this no chain of drafts has room
+HELD_OUT_OF = 50  # One in 50 prompts is held out of training.
+SHORTEST_ANSWER = 8  # Shorter answers have no room for a chain of drafts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TrainingAnswer:
 
 
 def read_answers(path: Path) -> list[TrainingAnswer]:
-    """Raises ConfigError with the line that is not an answer."""
+    """Read answers. Raises ConfigError that names an invalid line."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             return [_parse(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
@@ -46,28 +46,28 @@ def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
         raw = json.loads(line)
         found = TrainingAnswer(tuple(map(int, raw["p"])), tuple(map(int, raw["a"])), float(raw["t"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}:{number} is no answer (p, a, t): {error!r}") from error
+        raise ConfigError(f"{path}:{number} is not an answer (p, a, t): {error!r}") from error
     if not found.prompt:
         raise ConfigError(f"{path}:{number} has an empty prompt")
     return found
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """By the prompt alone, so that no second answer to a held-out prompt is trained on, in whatever file it stands."""
+    """Return whether all answers to this prompt are held out. Only the prompt decides."""
     digest = hashlib.blake2b(repr(tuple(prompt)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_OF == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Both in one fixed order that depends on the seed only. `training` has no prompt of `held_out`."""
+    """Answers in an order that depends only on the seed. The two parts share no prompt."""
 
     training: tuple[TrainingAnswer, ...]
     held_out: tuple[TrainingAnswer, ...]
 
 
 def split(answers: Iterable[TrainingAnswer], seed: int, max_tokens: int) -> Split:
-    """Leaves out answers too short to draft in; cuts at `max_tokens` per sequence."""
+    """Split the answers. Cut sequences at `max_tokens`, and drop answers shorter than SHORTEST_ANSWER."""
     usable = [_cut(one, max_tokens) for one in answers]
     usable = [one for one in usable if len(one.answer) >= SHORTEST_ANSWER]
     random.Random(seed).shuffle(usable)
@@ -84,8 +84,11 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 
 
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
-    """The draft vocabulary: `always` and the most frequent answer ids, ascending. Fewer than `count` are filled up
-    with the lowest ids, as a byte-level vocabulary begins with its bytes and merges by frequency."""
+    """Return the draft vocabulary in ascending order: the ids `always` and the most frequent ids of the answers.
+
+    If these ids are fewer than `count`, the lowest other ids are added: in a byte-level vocabulary, the lowest ids are
+    bytes and frequent merges.
+    """
     seen: Counter[int] = Counter()
     for one in answers:
         seen.update(one.answer)

@@ -1,8 +1,7 @@
-"""How many tokens a verify step yields with a head: the head's own chains over answers whose tokens are known.
+"""Measure how many tokens per verify step a head yields, by its chains of drafts over known answers.
 
-A chain of drafts is right as far as its tokens are the target's own. Up to there the head has read exactly what it
-reads while serving, so unrolling over a known greedy answer gives the very lengths that greedy decoding would accept.
-Knows nothing of training.
+While all drafts of a chain equal the target's tokens, the head's input is the same as in serving. So unrolling over a
+greedy answer yields the acceptance lengths of greedy decoding.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadAcceptance:
-    """Over greedy answers. `tokens_per_verify[k]` is for chains of k + 1 drafts; `by_step[k]` the share of k-th drafts
-    that are right where all before were."""
+    """Acceptance over greedy answers. `tokens_per_verify[k]`: the value for chains of k + 1 drafts.
+
+    `by_step[k]`: the share of right drafts at step k if all earlier drafts are right.
+    """
 
     answers: int
     tokens: int
@@ -33,7 +34,10 @@ class HeadAcceptance:
 def acceptance(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
 ) -> HeadAcceptance:
-    """`draft_ids` (draft vocab,) int64. Traces shorter than a chain count as far as they go."""
+    """Measure acceptance. `draft_ids`: (draft vocab,) int64.
+
+    A chain that reaches beyond its trace's end counts only up to that end.
+    """
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
         right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
@@ -57,7 +61,8 @@ def acceptance(
 def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
-    """Per answer, per step: whether the draft of the chain that starts at the r-th token is the token that came."""
+    """Return bools by answer, step and token: whether the chain that begins at this token drafts the true token at this
+    step."""
     rows = rows_of(traces)
     right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]
@@ -70,7 +75,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """Tokens and verify steps of decoding one answer with these chains."""
+    """Return (tokens, verify steps) of decoding one answer with these chains."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

@@ -1,7 +1,6 @@
-"""Many continuations of one model at a time, for data and measuring: ragged steps over paged KV, no requests, no HTTP.
+"""Generate many continuations at a time, in ragged steps over paged KV, without the scheduler.
 
-A row that ends makes room for the next prompt at once; a new prompt is computed in the same step as the others' next
-tokens. Knows nothing of text.
+A finished row frees its place at once, so the next prompt takes part in the next step of the other rows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`key` comes back with the continuation. `limit` is the most ids that are made."""
+    """A prompt to continue. `key`: the caller's name for the task. `limit`: the largest number of ids to make."""
 
     key: int
     prompt: tuple[int, ...]
@@ -35,12 +34,12 @@ class GeneratedRow:
     computed: int = 0
 
     def due(self) -> list[int]:
-        """Ids whose KV is not there yet; the last one's logits are the next token's."""
+        """Return the ids that have no KV yet."""
         return [*self.task.prompt, *self.made][self.computed :]
 
 
 class Generator:
-    """Owns the KV memory of `rows` sequences of at most `longest` tokens, prompt and continuation."""
+    """Own the KV memory of `rows` sequences of at most `longest` tokens each, prompt included."""
 
     def __init__(self, model: Model, rows: int, longest: int, seed: int, device: torch.device) -> None:
         self._model = model
@@ -56,8 +55,10 @@ class Generator:
 
     @torch.inference_mode()
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[int]]]:
-        """Continuations as they end, an end id included. Tasks are taken when a row is free; one whose prompt leaves
-        no room comes back empty."""
+        """Yield continuations as they end, including their end ids.
+
+        A task is taken when a row is free. A prompt that leaves no room for a token yields an empty continuation.
+        """
         waiting = iter(tasks)
         while True:
             for slot in [n for n, row in enumerate(self._rows) if row is None]:

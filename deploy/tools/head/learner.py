@@ -1,5 +1,6 @@
-"""One training step, and all that it changes: master weights, optimizer state, counters. Saved and loaded as one
-safetensors file, so that a run goes on exactly where it stopped. Knows nothing of answers or folders of features.
+"""One training update and its state: master weights, optimizer state, counters.
+
+One safetensors file is enough to resume a run exactly.
 """
 
 from __future__ import annotations
@@ -20,42 +21,39 @@ from deploy.tools.head.store import FeatureTrace
 from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
-WARM_UP = 0.03  # share of the run
-FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # what a run can't change on its way
-RATES = {"muon": 1.0, "adam": 0.5}  # relative to the recipe's
+WARM_UP = 0.03  # The share of the run in which the learning rate rises.
+FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # These settings may not change when a run resumes.
+RATES = {"muon": 1.0, "adam": 0.5}  # Each optimizer's learning rate, as a multiple of the recipe's rate.
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWords:
-    """The draft vocabulary."""
-
-    ids: Tensor  # (draft vocab,) int64, ascending: the target's id of each
-    of_target: Tensor  # (V,) int64: the draft id of each of the target's, or -1
-    rows: Tensor  # (draft vocab, H): the target's own output rows
+    ids: Tensor  # (draft vocab,) int64, ascending: the target's ids.
+    of_target: Tensor  # (V,) int64: the draft id of each target id; -1 if it has none.
+    rows: Tensor  # (draft vocab, H): the target's output rows.
 
 
 @dataclass(slots=True)
 class Position:
-    """Where a run stands."""
-
     updates: int = 0
-    tokens: int = 0  # answer tokens trained on
+    tokens: int = 0  # the number of answer tokens trained on so far
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    losses: tuple[float, ...]  # per step of the chain, mean over answer tokens
-    hits: tuple[float, ...]  # share of tokens where the head's choice is the target's
+    losses: tuple[float, ...]  # For each step of the chain, the mean loss over answer tokens.
+    hits: tuple[float, ...]  # For each step of the chain, the share of tokens for which head and target agree.
     tokens: int
 
 
 class Learner:
-    """Matrices inside are trained with Muon (their update is orthogonalised: fewer tokens for the same loss), output
-    rows and norms with AdamW.
+    """Train inner matrices with Muon, and output rows and norms with AdamW.
 
-    `scale` (3H,) is the size of each channel of the target's hidden states. These differ a thousandfold, so `fc` is
-    trained on channels of size 1 and divided by `scale` where it is used or given away.
+    Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
+
+    `scale` (3H,): the size of each channel of the target's hidden states. Sizes differ a thousandfold, so the
+    master of `fc` is trained for channels of size 1, and `weights` divides it by `scale`.
     """
 
     def __init__(
@@ -85,11 +83,11 @@ class Learner:
         }
 
     def weights(self) -> dict[str, Tensor]:
-        """As the public format has them; still part of the graph."""
+        """Return the weights in the public format, as part of the autograd graph."""
         return {**self.masters, "fc.weight": self.masters["fc.weight"] / self.scale}
 
     def update(self, traces: Sequence[FeatureTrace], share_done: float) -> UpdateResult:
-        """`share_done` of the whole run, from 0 to 1, sets the learning rate and how many drafts are unrolled."""
+        """Do one update. `share_done`, from 0 to 1, sets the learning rate and the number of drafts."""
         rate = self.recipe.rate * min(share_done / WARM_UP, 1.0) * (1.0 - share_done)
         for kind, optimizer in self._optimizers.items():
             for group in optimizer.param_groups:
@@ -133,7 +131,7 @@ class Learner:
         part.rename(path)
 
     def load(self, path: Path) -> None:
-        """Raises ConfigError where the file is of a run that another recipe ordered or sized."""
+        """Load a checkpoint. Raises ConfigError if the file was made with another recipe or other answers."""
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             said = file.metadata()
@@ -141,7 +139,7 @@ class Learner:
         other = [name for name in FIXED if then[name] != now[name]]
         if other or not torch.equal(found["draft_ids"], self.words.ids):
             named = ", ".join(f"{name} {then[name]}" for name in other) or "other answers"
-            raise ConfigError(f"{path} is of a run with {named}; go on with these, or begin in another folder")
+            raise ConfigError(f"{path} is from a run with {named}; use these, or begin in another folder")
         self.position = Position(**json.loads(said["position"]))
         self.scale = found["scale"].to(self.scale.device)
         with torch.no_grad():
@@ -152,17 +150,21 @@ class Learner:
                 lead = f"{kind}.{name}."
                 master = self.masters[name]
                 state = {key.removeprefix(lead): value for key, value in found.items() if key.startswith(lead)}
-                # Counters are single numbers and stay on the host.
+                # The optimizers' counters are scalars, and stay on the host.
                 optimizer.state[master] = {key: v.to(master.device) if v.dim() else v for key, v in state.items()}
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Two at first and all in the last part: early on the first draft teaches most for its cost."""
+    """Return the number of drafts to train. The number begins small, since the first draft teaches most for its
+    cost."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 
 def goal_of(traces: Sequence[FeatureTrace], words: DraftWords) -> Goal:
-    """For step 0's outputs: slot j predicts what the target makes of position j + 1. A later step's rows are a part."""
+    """Return the goal of step 0's outputs: slot j predicts the target's choice after position j + 1.
+
+    Later steps use a subset of these rows.
+    """
     final = torch.cat([one.final[one.prompt : -1] for one in traces])
     known = torch.cat([words.of_target[one.ids[one.prompt + 1 :]] >= 0 for one in traces])
     return make_goal(final.to(words.rows.device), words.rows, known)

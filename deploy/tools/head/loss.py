@@ -1,7 +1,7 @@
-"""Cross entropy against the target's distribution over the draft vocabulary, without keeping any logits.
+"""Compute cross entropy against the target's distribution over the draft vocabulary, without storing all logits.
 
-The product with `lm_head`, both softmaxes and the gradient are made for a few hundred rows at a time, while they are
-in the cache (as Liger's fused linear cross entropy does, arXiv 2410.10989). Knows nothing of sequences.
+The product with `lm_head`, the softmaxes and the gradient run over ROWS rows at a time, so that their logits stay in
+the CPU's cache (like Liger's fused linear cross entropy, arXiv 2410.10989).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What M rows should predict."""
+    """The training targets of M rows."""
 
-    shares: Tensor  # (M, draft vocab) in the products' dtype: the target's probabilities within the draft vocabulary
-    best: Tensor  # (M,) int64: the draft id of the target's choice
-    weight: Tensor  # (M,) float32: 0 where the answer's next token is outside the draft vocabulary
+    shares: Tensor  # (M, draft vocab) in the matrix products' dtype: the target's probabilities.
+    best: Tensor  # (M,) int64: the draft id of the target's choice.
+    weight: Tensor  # (M,) float32: 0 where the next token is outside the draft vocabulary, else 1.
 
     def of(self, rows: Tensor) -> Goal:
         return Goal(self.shares[rows], self.best[rows], self.weight[rows])
@@ -30,8 +30,10 @@ class Goal:
 
 @torch.no_grad()
 def make_goal(final: Tensor, draft_rows: Tensor, known: Tensor) -> Goal:
-    """`final` (M, H): the target's last hidden states; `draft_rows` (draft vocab, H): its head's rows of the draft
-    vocabulary; `known` (M,) bool: whether the token that really came next is in it."""
+    """Return the goal. `final` (M, H): the target's last hidden states.
+
+    `draft_rows` (draft vocab, H): the target's output rows. `known` (M,) bool: whether the next token has a draft id.
+    """
     shares = torch.empty(len(final), len(draft_rows), dtype=final.dtype, device=final.device)
     best = torch.empty(len(final), dtype=torch.int64, device=final.device)
     for start in range(0, len(final), ROWS):
@@ -44,12 +46,12 @@ def make_goal(final: Tensor, draft_rows: Tensor, known: Tensor) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    loss: Tensor  # () float32, the weighted sum over rows
-    hits: Tensor  # (M,) bool: the head's choice is the target's
+    loss: Tensor  # () float32: the weighted sum of the rows' losses.
+    hits: Tensor  # (M,) bool: whether head and target agree on the row's token.
 
 
 def soft_cross_entropy(hidden: Tensor, weight: Tensor, goal: Goal, rows: Tensor) -> StepLoss:
-    """`hidden` (M, H), `weight` (draft vocab, H) float32, `rows` (M,) index into `goal`."""
+    """Return the loss of `hidden` (M, H). `weight`: (draft vocab, H) float32. `rows`: (M,), indices into `goal`."""
     loss, hits = _Fused.apply(hidden, weight, goal, rows)
     return StepLoss(loss, hits)
 

@@ -1,7 +1,4 @@
-"""Acceptance of a head on prompts by kind: greedy answers of the target, then the head's chains over them.
-
-Knows nothing of training.
-"""
+"""Measure a head's acceptance for each kind of prompt, with chains of drafts over the target's greedy answers."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
 OWN_PROMPTS = Path(__file__).with_name("held_out_prompts.jsonl")
-SHORTEST = 3  # ids of an answer that has room for one draft
+SHORTEST = 3  # an answer needs at least this number of ids to have room for one draft
 ALL = "all"
 
 
 def read_kinds(path: Path) -> list[tuple[str, str]]:
-    """(kind, prompt) of each line."""
+    """Return each line's (kind, prompt). Raises ConfigError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return [(str(raw["kind"]), str(raw["prompt"])) for raw in map(json.loads, filter(None, lines))]
@@ -37,14 +34,13 @@ def read_kinds(path: Path) -> list[tuple[str, str]]:
 
 
 def greedy_answers(generator: Generator, text: TextModel, prompts: Sequence[str], limit: int) -> list[TrainingAnswer]:
-    """In the order of the prompts."""
     tasks = [Task(n, prompt_ids(text, prompt), 0.0, limit) for n, prompt in enumerate(prompts)]
     found = {task.key: TrainingAnswer(task.prompt, tuple(made), 0.0) for task, made in generator.run(tasks)}
     return [found[n] for n in range(len(tasks))]
 
 
 def traces_of(target: TargetNet, answers: Sequence[TrainingAnswer]) -> list[FeatureTrace]:
-    """Answers with too little room for a draft are left out."""
+    """Return traces of the answers that have room for a draft."""
     made = []
     for one in answers:
         if len(one.answer) >= SHORTEST:
@@ -56,13 +52,12 @@ def traces_of(target: TargetNet, answers: Sequence[TrainingAnswer]) -> list[Feat
 def by_kind(
     net: HeadNet, weights: Weights, draft_ids: Tensor, kinds: Mapping[str, Sequence[FeatureTrace]], steps: int
 ) -> dict[str, HeadAcceptance]:
-    """One of each kind, and one over all."""
     every = [trace for traces in kinds.values() for trace in traces]
     return {name: acceptance(net, weights, draft_ids, traces, steps) for name, traces in (*kinds.items(), (ALL, every))}
 
 
 def table(found: Mapping[str, HeadAcceptance]) -> str:
-    """Tokens per verify by kind and length of the chain, and how often each draft is right after right ones."""
+    """Return a table: tokens per verify step by kind and chain length, and right drafts by step."""
     steps = len(next(iter(found.values())).by_step)
     head = [f"{'kind':<14}{'tokens':>8}", *(f"{n + 1:>7}" for n in range(steps)), "   right drafts, first to last"]
     lines = [f"{'':22}tokens per verify with this many drafts in a row", "".join(head)]

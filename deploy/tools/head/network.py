@@ -1,16 +1,16 @@
-"""The EAGLE-3 draft network (arXiv 2503.01840) over whole sequences, unrolled as it will run: training-time test.
+"""The EAGLE-3 draft network (arXiv 2503.01840) over whole sequences, unrolled as in serving (training-time test).
 
-Slot j of a sequence holds the token at j + 1 and what is known of position j, and predicts the token at j + 2. At step
-0 the feature is the target's own (three hidden states through `fc`); at step k it is what step k - 1 gave at the slot
-before, as when the head drafts its k-th token. A query at step k, slot i, so sees the step-0 keys of slots up to
-i - k and one key of each later step of its own chain:
+Slot j of a sequence holds the token at j + 1 and the feature of position j, and predicts the token at j + 2. At step 0
+the feature is `fc`'s output for three hidden states of the target. At step k the feature is the output of step k - 1 at
+the previous slot, as when the head drafts its k-th token. Weights are float32 masters under their public names.
+Matrix products run in `dtype`.
 
-    slot     i-2   i-1    i
-    step 0    x                  chain of the query at step 2, slot i
-    step 1          x
-    step 2                x
+A query at step k and slot i sees the step-0 keys of slots up to i - k, and one key of each later step of its chain:
 
-Weights are float32 masters under their public names; products run in `dtype`. Knows nothing of files or losses.
+  slot     i-2   i-1    i
+  step 0    x                  chain of the query at step 2, slot i
+  step 1          x
+  step 2                x
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the S sequences of a batch lie in the flat rows of one step. Step 0 has a key for every slot but computes
-    outputs from each answer's first slot on; step k starts k slots later, as its chain begins there."""
+    """The places of several sequences among the flat rows of a step.
 
-    slots: Tensor  # (N,) flat index into all tokens: slot j of each sequence, up to the last whose next token is known
-    starts: Tensor  # (M,) index into `slots`: the slots of step 0's outputs
-    lengths: tuple[int, ...]  # slots per sequence
-    firsts: tuple[int, ...]  # per sequence: the first output slot
+    Step 0 has keys of all slots, but outputs only from each answer's first slot on. Step k's rows start k slots later.
+    """
+
+    slots: Tensor  # (N,) indices into all tokens: the slots whose predicted token is known.
+    starts: Tensor  # (M,) indices into `slots`: the slots of step 0's outputs.
+    lengths: tuple[int, ...]  # The number of slots of each sequence.
+    firsts: tuple[int, ...]  # The first output slot of each sequence.
 
     def counts(self, step: int) -> tuple[int, ...]:
-        """Outputs per sequence at `step`."""
+        """Return each sequence's number of outputs at `step`."""
         return tuple(length - first - step for length, first in zip(self.lengths, self.firsts, strict=True))
 
 
@@ -57,7 +59,6 @@ def rows_of(traces: Sequence[FeatureTrace]) -> Rows:
 
 
 def drop_firsts(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """Rows without the first of each sequence."""
     return torch.cat([part[1:] for part in values.split(list(counts))])
 
 
@@ -66,7 +67,8 @@ def drop_lasts(values: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 class HeadNet:
-    """`embed` is the target's (V, H); `rope` its tables. Holds no weights of its own: a call gets them."""
+    """`embed` (V, H): the target's embedding. `rope`: the head's rotary tables. The weights are arguments of each
+    call."""
 
     def __init__(self, layer: LlamaConfig, embed: Tensor, rope: Rope, dtype: torch.dtype) -> None:
         self.layer = layer
@@ -75,7 +77,8 @@ class HeadNet:
         self._rope = rope
 
     def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
-        """One (M_k, H) per step, what `lm_head` reads, in Rows' order. Differentiable in the weights."""
+        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows. The result is differentiable in the
+        weights."""
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)
         aux = torch.cat([one.aux for one in traces]).to(ids.device)[rows.slots]
@@ -96,18 +99,18 @@ class HeadNet:
         return outputs
 
     def _input(self, weights: Weights, tokens: Tensor, feature: Tensor) -> Tensor:
-        """(M, 2H)"""
+        """Return the layer's input: (M, 2H)."""
         embedded = self._norm(self._embed[tokens], weights["midlayer.input_layernorm.weight"])
         return torch.cat([embedded, self._norm(feature, weights["midlayer.hidden_norm.weight"])], dim=-1)
 
     def _keys(self, weights: Weights, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(M, kv_heads, D) each, keys rotated."""
+        """Return rotated keys, and values: (M, kv_heads, D) each."""
         keys = self._rotated(self._product(x, weights["midlayer.self_attn.k_proj.weight"]), positions)
         values = self._product(x, weights["midlayer.self_attn.v_proj.weight"])
         return keys, values.view(keys.shape)
 
     def _rest(self, weights: Weights, feature: Tensor, attended: Tensor) -> Tensor:
-        """(M, H) float32: the residual stream after the layer, which is the next step's feature."""
+        """Return (M, H) float32: the residual stream after the layer, and the next step's feature."""
         residual = feature + self._product(attended, weights["midlayer.self_attn.o_proj.weight"])
         normed = self._norm(residual, weights["midlayer.post_attention_layernorm.weight"])
         gate = self._product(normed, weights["midlayer.mlp.gate_proj.weight"])
@@ -115,7 +118,7 @@ class HeadNet:
         return residual + self._product(F.silu(gate) * up, weights["midlayer.mlp.down_proj.weight"])
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """(M, heads, D)"""
+        """Return `x` with rotary positions: (M, heads, D)."""
         cos, sin = (table[positions].unsqueeze(1) for table in self._rope)
         return rotate(x.view(len(x), -1, self.layer.head_dim), cos, sin)
 
@@ -128,15 +131,17 @@ class HeadNet:
 
 
 class Chain:
-    """Keys and values of the steps so far, and attention over them. Rows of step k are, per sequence, the chains in
-    order of their first slot: row r of every step belongs to the chain that starts at the r-th output slot, so the
-    keys of a chain are the r-th of each step, and of step 0's it sees `first + r + 1`."""
+    """Holds the keys and values of all steps so far, and attends over them.
+
+    Row r of a sequence belongs to the chain from its r-th output slot. This chain sees the first `first + r + 1` keys
+    of step 0, and the r-th key of each later step.
+    """
 
     def __init__(self, layer: LlamaConfig) -> None:
         self._layer = layer
-        self._first: list[tuple[Tensor, Tensor]] = []  # per sequence, (slots, kv_heads, D)
+        self._first: list[tuple[Tensor, Tensor]] = []  # step 0's keys and values of each sequence, (slots, kv_heads, D)
         self._first_slots: tuple[int, ...] = ()
-        self._later: list[list[tuple[Tensor, Tensor]]] = []  # per step from 1, per sequence
+        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same for each later step and each sequence
 
     def begin(self, keys: Tensor, values: Tensor, rows: Rows) -> None:
         lengths = list(rows.lengths)
@@ -148,7 +153,7 @@ class Chain:
         self._later.append(list(zip(keys.split(parts), values.split(parts), strict=True)))
 
     def attend(self, query: Tensor, counts: Sequence[int]) -> Tensor:
-        """(M, heads, D) -> (M, heads * D)"""
+        """Attend with the query (M, heads, D). Return (M, heads * D)."""
         return torch.cat([self._attend_one(n, part) for n, part in enumerate(query.split(list(counts)))])
 
     def _attend_one(self, n: int, query: Tensor) -> Tensor:
@@ -169,6 +174,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """(kv_heads, 1, count, D) each: of the chains that are long enough, the one key and value of this step."""
+        """Return keys and values, (kv_heads, 1, count, D) each: the entries of this step, for each chain that reaches
+        the step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

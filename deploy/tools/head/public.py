@@ -1,5 +1,6 @@
-"""Heads into folders of the public EAGLE-3 format (arXiv 2503.01840): config.json and model.safetensors, under the
-names that SGLang and vLLM know. Reading and checking one is shared.model.eagle_file's; importing is both in turn.
+"""Write heads in the public EAGLE-3 format (arXiv 2503.01840), with the tensor names of SGLang and vLLM.
+
+A head is a folder with config.json and model.safetensors, which shared.model.eagle_file reads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ Tensor = torch.Tensor
 
 
 def import_head(source: Path, folder: Path, target: LlamaConfig, dtype: torch.dtype) -> HeadConfig:
-    """A head made elsewhere for `target`, checked, under the canonical names. ConfigError names the tensor or field
-    that is missing, unknown or of the wrong size."""
+    """Check another tool's head for `target`, and write it under the canonical names.
+
+    Raises ConfigError for a tensor or field that is missing, unknown or of the wrong size.
+    """
     found = HeadFolder(source, target)
     weights = {name: found.tensor(name) for name in tensor_shapes(found.config)}
     write_head(folder, found.config, weights, found.draft_ids, dtype)
@@ -30,8 +33,10 @@ def import_head(source: Path, folder: Path, target: LlamaConfig, dtype: torch.dt
 def write_head(
     folder: Path, config: HeadConfig, weights: Mapping[str, Tensor], draft_ids: Tensor, dtype: torch.dtype
 ) -> None:
-    """`weights` has every tensor of tensor_shapes(config); they are written in `dtype`. `draft_ids` (draft vocab,)
-    int64. The folder is made; what lies there under the two names is replaced."""
+    """Write a head into `folder`, which is created if missing. Existing files are replaced.
+
+    `weights`: every tensor of tensor_shapes(config), written in `dtype`. `draft_ids` (draft vocab,) int64.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     known = torch.zeros(config.layer.vocab_size, dtype=torch.bool)
     known[draft_ids] = True
@@ -63,7 +68,7 @@ def config_json(config: HeadConfig, dtype: str) -> dict[str, Any]:
         "draft_vocab_size": config.draft_vocab_size,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
-        # Counted by outputs, as in the public files: that of layer n is what comes before layer n + 1.
+        # Public files name the layer whose output is read: layer n's output is layer n + 1's input.
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in config.aux_layers]},
     }
 

@@ -1,7 +1,8 @@
-"""Weights a head begins with: the target's own where they fit, as these save many thousand steps.
+"""Make a head's first weights. Copies of the target's weights save many thousand training steps.
 
-`fc` passes the highest of the three hidden states through, the layer is the target's last one, and the output rows are
-the target's. The embedding half of attention begins small and random. Knows nothing of training.
+`fc` passes on only the hidden state of the highest of the three layers. The head's layer is a copy of the target's last
+layer, and the head's output rows are copies of the target's. Attention weights for the embedding half of the input
+begin small and random.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ ATTENTION, MLP = "midlayer.self_attn", "midlayer.mlp"
 
 
 def head_config(target: LlamaConfig, draft_vocab_size: int) -> HeadConfig:
-    """A layer with the heads and widths of one of the target's own."""
+    """Return the shape of a head with the target's attention heads and widths."""
     layer = dataclasses.replace(target, family="llama", num_layers=1, tie_embeddings=False)
     return HeadConfig(layer, draft_vocab_size, default_aux_layers(target.num_layers))
 
 
 def first_weights(source: TensorSource, draft_ids: Tensor, seed: int) -> dict[str, Tensor]:
-    """float32 on the CPU, the same for the same seed."""
+    """Return float32 weights on the CPU, determined by the seed."""
     config, random = source.config, torch.Generator().manual_seed(seed)
     hidden = config.hidden_size
 

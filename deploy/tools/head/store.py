@@ -1,7 +1,6 @@
-"""Features of one shard of answers on disk, computed where they are missing: training starts with the first shard.
+"""Keep the answers' features on disk, in one safetensors file per shard. Each file is computed when it is needed.
 
-A file is safetensors: ids, prompt and sequence lengths, and Features. It is renamed into place when it is whole, so a
-second process may run ahead and fill the folder. Knows nothing of the head.
+A complete file is renamed into place, so a second process may compute files ahead of this one.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class FeatureTrace:
-    """One sequence as the target saw it; views of its shard's tensors, on the CPU."""
+    """The features of one sequence: views of its shard's tensors, on the CPU."""
 
     ids: Tensor  # (n,) int64
     prompt: int
-    greedy: bool  # drawn at temperature 0
+    greedy: bool  # Whether the answer was drawn at temperature 0.
     aux: Tensor  # (n, 3H)
     final: Tensor  # (n, H)
 
@@ -39,7 +38,8 @@ class FeatureStore:
         self._target = target
 
     def path(self, shard: Sequence[TrainingAnswer]) -> Path:
-        """Named by content, so that another target, other data or another order never finds wrong features."""
+        """Return a path that depends on target, data and their order, so that features of other inputs are never
+        read."""
         content = self._target.identity + repr([one.ids for one in shard])
         digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"
@@ -69,7 +69,7 @@ class FeatureStore:
 
 
 def batches(shard: Sequence[TrainingAnswer], tokens: int) -> list[list[TrainingAnswer]]:
-    """In order, each of at most `tokens` (or of one sequence)."""
+    """Return batches in order. Each batch has at most `tokens` tokens, or is one longer sequence."""
     made: list[list[TrainingAnswer]] = []
     room = 0
     for one in shard:

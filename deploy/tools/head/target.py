@@ -1,6 +1,4 @@
-"""The target model over whole sequences at once, for what a head learns from: three layers' inputs, the last hidden
-state, and next-token distributions. Plain torch, no pages and no cache; knows nothing of the head.
-"""
+"""Compute three layers' inputs and the last hidden states of the target over whole sequences, in plain torch."""
 
 from __future__ import annotations
 
@@ -21,22 +19,22 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Of N tokens, sequences one after another, in the target's dtype."""
+    """Features of N tokens of consecutive sequences, in the target's dtype."""
 
-    aux: Tensor  # (N, 3H): the residual stream before the three layers a head reads, side by side
-    final: Tensor  # (N, H): after the last norm, what the target's own head reads
+    # (N, 3H): the three states that a head reads, side by side: the residual stream before each of three layers.
+    aux: Tensor
+    final: Tensor  # (N, H): the hidden states after the last norm, which the target's head reads.
 
 
 def check_plain(config: LlamaConfig) -> None:
-    """The forward here knows neither windows nor experts, nor what is special in Gemma's layers."""
+    """Raise ConfigError for windows, experts or Gemma's special layers, which this forward pass lacks."""
     if config.windows or config.experts is not None or config.style != LayerStyle():
-        raise ConfigError(
-            f"heads can't be trained here for {config.name}: windows, experts or layers of {config.family}"
-        )
+        why = "training supports no sliding windows, no experts and no layers like Gemma's"
+        raise ConfigError(f"can't train heads for {config.name} ({config.family}): {why}")
 
 
 class TargetNet:
-    """Weights stay on the device; a call keeps nothing."""
+    """The target, with its weights on the device. A call keeps no state."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int) -> None:
         check_plain(source.config)
@@ -46,16 +44,16 @@ class TargetNet:
         make = library_kernels(source.config, dtype, device, AS_DTYPE).make_weight
         self._weights = load_weights(source, dtype, device, max_context, make, lambda weight: lambda hidden: hidden)
         head = "embed" if source.config.tie_embeddings else "head"
-        self.embed = self._weights.embed  # (V, H)
+        self.embed = self._weights.embed  # (V, H).
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
-        # A head made elsewhere may read others.
+        # A caller may replace these layers by the layers of an imported head.
         self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
         self._content = source.content_hash()
 
     @property
     def identity(self) -> str:
-        """What features depend on beside the ids."""
+        """A text that differs if any input that determines features differs, except the token ids."""
         return f"{self._content} {self.dtype} {self.aux_layers}"
 
     @torch.inference_mode()
@@ -68,7 +66,7 @@ class TargetNet:
         wanted, aux = self.aux_layers, []
         for index, layer in enumerate(self._weights.layers):
             if index in wanted:
-                aux.append(residual.to(self.dtype, copy=True))  # it is added to in place
+                aux.append(residual.to(self.dtype, copy=True))  # the residual is changed in place
             residual += layer.out(self._attend(layer, self._norm(residual, layer.attn_norm), cos, sin, lengths))
             assert layer.gate_up is not None and layer.down is not None
             gate, up = layer.gate_up(self._norm(residual, layer.mlp_norm)).chunk(2, dim=-1)
@@ -76,7 +74,7 @@ class TargetNet:
         return Features(torch.cat(aux, dim=-1), self._norm(residual, self._weights.norm))
 
     def _attend(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> Tensor:
-        """(N, heads * D)"""
+        """Return the attention's output, (N, heads * D)."""
         c = self.config
         heads = layer.qkv(x).view(len(x), -1, c.head_dim)
         q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
@@ -92,14 +90,19 @@ class TargetNet:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(N, heads, D) by (N, 1, D // 2) tables, the two halves of a head being a pair, in float32."""
+    """Rotate (N, heads, D) by (N, 1, D // 2) tables in float32.
+
+    Value i of a head's first half and value i of its second half form one rotated pair.
+    """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One sequence, (n, heads, D) on (n, kv_heads, D) -> (n, heads * D). Written out, as on a CPU in bfloat16 the two
-    products at full speed beat the fused kernel by far at these lengths."""
+    """Attend within one sequence. `q`: (n, heads, D), `k` and `v`: (n, kv_heads, D). Return (n, heads * D).
+
+    On a CPU in bfloat16, at these lengths, two plain products are far faster than the fused kernel.
+    """
     n, heads, dim = q.shape
     kv_heads = k.shape[1]
     grouped = (q * dim**-0.5).transpose(0, 1).reshape(kv_heads, -1, dim)

@@ -1,11 +1,10 @@
-"""A training run: shards of answers in a fixed order, features where they are missing, updates, checkpoints, a curve.
+"""Train on shards of answers in a fixed order, and write features, checkpoints and a curve.
 
-Stopping it at any moment loses the minutes since the last checkpoint; started again with the same work folder it goes
-on there, and the weights come out the same as of an unbroken run. Knows nothing of how a step works.
+A restart with the same work folder resumes at the last checkpoint, and yields the weights of an unbroken run.
 
-    WORK/features/*.safetensors   the target's hidden states, one file a shard; may be deleted, costs time
-    WORK/checkpoint.safetensors   weights, optimizer state, progress
-    WORK/curve.jsonl              one line per update, and one per evaluation on held-out answers
+  WORK/features/*.safetensors:  the target's hidden states, one file per shard. Deleted files are computed again.
+  WORK/checkpoint.safetensors:  weights, optimizer state and progress.
+  WORK/curve.jsonl:             one line per update, and one per evaluation on held-out answers.
 """
 
 from __future__ import annotations
@@ -33,23 +32,21 @@ from shared.model.weights import TensorSource, rope_tables_of
 
 Tensor = torch.Tensor
 SHARD = 100
-HELD_OUT_ANSWERS = 48  # greedy ones, for the curve
+HELD_OUT_ANSWERS = 48  # number of greedy answers that the curve's evaluations use
 CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One update: a line of the curve."""
-
-    tokens: int  # answer tokens seen so far
+    tokens: int  # number of answer tokens trained on so far
     total: int
-    losses: tuple[float, ...]  # per draft of the chain
+    losses: tuple[float, ...]  # the loss of each draft of the chain
     hits: tuple[float, ...]
     seconds: float
 
 
 class Run:
-    """Owns the learner and the store of one work folder."""
+    """Own the learner and the features of one work folder."""
 
     def __init__(self, source: TensorSource, recipe: Recipe, settings: RunSettings, target: TargetNet) -> None:
         self.settings = settings
@@ -83,11 +80,10 @@ class Run:
 
     @property
     def total(self) -> int:
-        """Answer tokens that the whole run trains on."""
+        """The number of answer tokens in the whole run."""
         return int(self.recipe.epochs * sum(len(one.answer) - 1 for one in self.parts.training))
 
     def go(self, told: Callable[[Progress], None]) -> None:
-        """Until all tokens are seen. `told` hears of every update."""
         position = self.learner.position
         saved, began, before = time.monotonic(), time.monotonic(), position.seconds
         for batch in self._batches(position.updates):
@@ -110,7 +106,7 @@ class Run:
         return acceptance(self.learner.net, weights, self.learner.words.ids, self.store.get(greedy), CHAIN)
 
     def _batches(self, skip: int) -> Iterator[list[FeatureTrace]]:
-        """In the order that the seed and the epoch give, without the first `skip`; features load when they are due."""
+        """Yield all batches but the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
         seen, number, epoch = 0, 0, 0
         while True:
             order = list(range(len(self._shards)))
@@ -129,7 +125,8 @@ class Run:
             epoch += 1
 
     def _batched(self, shard: Sequence[TrainingAnswer], seed: str) -> list[list[int]]:
-        """Indices into the shard, shuffled, each batch of at most `batch_tokens` answer tokens (or of one answer)."""
+        """Return shuffled indices into the shard, in batches. Each batch has at most `batch_tokens` answer tokens, or
+        is one longer answer."""
         order = list(range(len(shard)))
         random.Random(seed).shuffle(order)
         made: list[list[int]] = []
@@ -148,7 +145,7 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def _forget_after(self, tokens: int) -> None:
-        """Lines that a run wrote after its last checkpoint: those updates come again."""
+        """Drop the curve's lines after the last checkpoint, because the run repeats those updates."""
         if self._curve.exists():
             lines = self._curve.read_text("utf-8").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["tokens"] <= tokens]
@@ -156,13 +153,13 @@ class Run:
 
 
 def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
-    """With the head's own rotary tables, as its config.json gives them to whoever runs it."""
+    """Return the net with the rotary tables of the head's config.json."""
     cos, sin = rope_tables_of(config.layer.head_dim, config.layer.rope, len(target.rope[0]))
     return HeadNet(config.layer, target.embed, (cos.to(target.device), sin.to(target.device)), target.dtype)
 
 
 def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
-    """The most frequent ids of the answers, and what ends an answer."""
+    """Return the most frequent ids of the answers, and the end ids. Raises ConfigError."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
     ids = torch.tensor(frequent_ids(answers, count, source.config.eos_ids))
@@ -172,7 +169,9 @@ def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: 
 
 
 def channel_scale(traces: Sequence[FeatureTrace]) -> Tensor:
-    """(3H,) float32: root mean square of each channel. The first token of a sequence is left out: in many models it
-    carries values a thousand times the others'."""
+    """Return (3H,) float32: the root mean square of each channel.
+
+    First tokens are left out: in many models their values are a thousand times as large.
+    """
     squares = torch.cat([one.aux[1:] for one in traces]).float().square().mean(dim=0)
     return squares.sqrt().clamp_min(1e-6)

@@ -1,4 +1,4 @@
-"""What the words of `baton head` do: models, folders and settings are put together here, and progress is printed."""
+"""Run the subcommands of `baton head`: assemble models, folders and settings, and print progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shared.model.opened import DTYPES, LoadOptions, open_model
 from shared.model.weights import TensorSource
 
 LONGEST_PROMPT = 1024
-EVERY_S = 5.0  # between lines of progress
+EVERY_S = 5.0  # time between lines of progress
 
 
 def load_on(machine: TrainingMachine) -> Model:
@@ -85,7 +85,7 @@ def train(config: TrainConfig) -> None:
 
 
 def draw(work: Path) -> None:
-    """loss.svg and acceptance.svg beside the curve."""
+    """Write loss.svg and acceptance.svg beside the curve."""
     curve = chart.read_curve(work / "curve.jsonl")
     (work / "loss.svg").write_text(chart.svg("Loss", chart.loss_lines(curve)), encoding="utf-8")
     accepted = chart.svg("Tokens per verify on held-out answers", chart.acceptance_lines(curve))
@@ -148,7 +148,7 @@ RUNNERS: Mapping[str, Callable[[Any], None]] = {
 def model_path(machine: TrainingMachine) -> Path:
     path = resolve_model(machine.model).path
     if path is None:
-        raise ConfigError(f"--model {machine.model} has no hidden states that a head could read")
+        raise ConfigError(f"--model {machine.model} has no hidden states for a head to read")
     return path
 
 
@@ -160,7 +160,7 @@ def open_target(machine: TrainingMachine) -> tuple[TensorSource, TargetNet]:
 
 
 class Ticker:
-    """How far something is, a line every few seconds: share, rate, and the time that is left at this rate."""
+    """Print a line of progress every EVERY_S: count, rate and time left."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what

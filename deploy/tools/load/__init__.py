@@ -1,1 +1,1 @@
-"""`baton load`: load on any OpenAI-compatible server, what its users would see, and whether what they see is true."""
+"""`baton load`: load any OpenAI-compatible server, measure its users' latencies, and check its answers."""

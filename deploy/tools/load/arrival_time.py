@@ -1,7 +1,4 @@
-"""When bytes reached this machine, by the kernel's own clock: however late they are read, it is known how late.
-
-Linux stamps every packet on sockets that ask for it (SO_TIMESTAMPNS, wall clock). Elsewhere nothing is known.
-"""
+"""Read the kernel's arrival times of bytes, which are wall-clock times (SO_TIMESTAMPNS). Only Linux has these times."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ import struct
 import sys
 import time
 
-SO_TIMESTAMPNS = 35  # the same on all Linux machines that matter here; the socket module does not name it
+SO_TIMESTAMPNS = 35  # the option's number on all relevant Linux machines; the socket module lacks the option
 TIMESPEC = struct.Struct("qq")
 ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
-UNLIKELY_S = 60.0  # the wall clock was set meanwhile
+UNLIKELY_S = 60.0  # a longer delay than this means that the wall clock was changed
 
 
 def ask_for_stamps(sock: socket.socket) -> None:
@@ -23,7 +20,7 @@ def ask_for_stamps(sock: socket.socket) -> None:
 
 
 def lateness(ancillary: list[tuple[int, int, bytes]]) -> float:
-    """Seconds since the newest byte just read arrived; NaN where the system does not say."""
+    """Return the seconds since the newest byte arrived; NaN if they are unknown."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
             seconds, nanoseconds = TIMESPEC.unpack(data)

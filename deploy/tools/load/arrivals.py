@@ -1,7 +1,4 @@
-"""When requests arrive: offsets in seconds from the start of a run, rising, without an end. Pure; knows no clock.
-
-An open loop takes these times as they are and never waits for answers, as users who know nothing of each other do not.
-"""
+"""Draw an open loop's arrival times: an endless series of rising seconds from a run's start. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ SHAPES = "poisson, constant, gamma:CV (bursts; CV 1 is poisson, 2 and more are b
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`shape` as the flag names it; `value` is the coefficient of variation of gamma, the last rate of a ramp."""
+    """`shape`: the first word of --arrivals. `value`: gamma's coefficient of variation, or a ramp's last rate."""
 
     shape: str
     rate: float  # requests per second
     value: float = 0.0
-    over_s: float = 0.0  # how long a ramp takes; from then on the rate stays
+    over_s: float = 0.0  # duration of a ramp, after which the rate stays the same
 
     def offsets(self, seed: int) -> Iterator[float]:
         rng = random.Random(f"{seed} arrivals")
@@ -44,7 +41,7 @@ def parse_arrivals(text: str, rate: float, over_s: float) -> Arrivals:
     except ValueError:
         value = math.nan
     if tail and not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"--arrivals {shape}: {tail!r} is no number above 0")
+        raise ConfigError(f"--arrivals {shape}: {tail!r} is not a number above 0")
     return Arrivals(shape, rate, value, over_s)
 
 
@@ -56,7 +53,8 @@ def constant(rate: float) -> Iterator[float]:
 
 
 def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
-    """Gaps of mean 1/rate and this coefficient of variation. 1 is a Poisson process; more makes bursts and lulls."""
+    """Yield times with gaps of mean 1/rate. A `variation` of 1 makes a Poisson process, and a greater one makes
+    bursts."""
     shape = 1 / variation**2
     at = 0.0
     while True:
@@ -65,8 +63,10 @@ def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
 
 
 def ramp(first: float, last: float, over_s: float, rng: random.Random) -> Iterator[float]:
-    """A Poisson process whose rate goes in a straight line from `first` to `last`, and then stays: points of a unit
-    process through the inverse of the expected number of arrivals."""
+    """Yield a Poisson process whose rate changes linearly from `first` to `last`, and then stays at `last`.
+
+    A Poisson process of rate 1 is stretched: its point x becomes the time by which x arrivals are expected.
+    """
     expected = 0.0
     while True:
         expected += rng.expovariate(1.0)
@@ -74,10 +74,13 @@ def ramp(first: float, last: float, over_s: float, rng: random.Random) -> Iterat
 
 
 def when_expected(number: float, first: float, last: float, over_s: float) -> float:
-    """The time by which `number` arrivals are expected: first t + (last - first) t^2 / (2 over_s) on the slope."""
+    """Return the time by which `number` arrivals are expected.
+
+    During the ramp, number = first t + (last - first) t^2 / (2 over_s).
+    """
     on_slope = (first + last) / 2 * over_s
     if number >= on_slope:
         return over_s + (number - on_slope) / last
     bend = (last - first) / over_s
-    # the root of bend/2 t^2 + first t - number in the form that stays exact as the slope goes to nothing
+    # Solve bend/2 t^2 + first t = number. This form of the solution stays exact when `bend` is close to 0.
     return 2 * number / (first + math.sqrt(first * first + 2 * bend * number))

@@ -10,7 +10,7 @@ Verdict = Literal["ok", "failed", "doubtful", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`text`: one line for a person, numbers included. `details`: single findings, the worst first."""
+    """`text`: the result in one line with numbers. `details`: the single findings, the worst first."""
 
     name: str
     verdict: Verdict
@@ -18,7 +18,7 @@ class Check:
     details: tuple[str, ...] = ()
 
 
-NEEDS_OURS = "skipped: this needs a Baton router's {what}, and the server is another one"
+NEEDS_OURS = "skipped: this needs a Baton router's {what}, and the server is not one"
 
 
 def needs_ours(name: str, what: str) -> Check:

@@ -1,34 +1,37 @@
-"""Sends requests and fills their records: a thin shell around `exchange`. One task per request, connections kept."""
+"""Send requests, each in a task, and fill their records through `exchange`. Connections are kept."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
-PAUSE_S = 0.2  # before a broken stream is asked for again
+PAUSE_S = 0.2  # wait between attempts to resume a broken stream
 
 
 class Client:
-    """`zero`: the start of the run on time.monotonic(); records count from there."""
+    """`zero`: the run's start by time.monotonic(). Times in records count from this time."""
 
-    def __init__(self, address: Address, timeout_s: float, *, resumes: bool = False) -> None:
-        """`resumes`: a stream that breaks is gone on with, for `timeout_s` at most."""
-        self._address, self._timeout_s, self._resumes = address, timeout_s, resumes
-        self._idle: list[ClientConnection] = []
-        self._leave: dict[int, Callable[[], None]] = {}  # what hanging up means, for each open request
+    def __init__(self, addresses: Sequence[Address], timeout_s: float, *, resumes: bool = False) -> None:
+        """`addresses`: routers with the same nodes. Each request goes to the next of these routers.
+
+        `resumes`: whether to resume a broken stream at the next address, within `timeout_s`.
+        """
+        self._addresses, self._timeout_s, self._resumes = addresses, timeout_s, resumes
+        self._idle: list[list[ClientConnection]] = [[] for _ in addresses]
+        self._leave: dict[int, Callable[[], None]] = {}  # request number -> the function that hangs up on the request
         self.zero = time.monotonic()
 
     def now(self) -> float:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Returns when the answer is over, however it ended: the record says how."""
+        """Return when the answer is over. The request's record says how the answer ended."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
@@ -37,7 +40,7 @@ class Client:
             await self._ask(exchange, message)
             while self._resumes and exchange.can_go_on:
                 await self._go_on(exchange, message)
-        except OSError as error:  # ssl.SSLError and TimeoutError are some of these
+        except OSError as error:  # OSErrors include ssl.SSLError and TimeoutError
             exchange.fail(f"no connection: {error.strerror or str(error) or 'timeout'}", self.now())
         finally:
             del self._leave[record.number]
@@ -47,43 +50,47 @@ class Client:
             self._leave[number]()
 
     def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
+        for idle in self._idle:
+            for connection in idle:
+                connection.close()
+            idle.clear()
 
     async def _ask(self, exchange: Exchange, message: bytes) -> None:
-        connection, is_used = await self._connection()
-        await self._one(connection, exchange, message)
+        place = exchange.record.number % len(self._addresses)
+        connection, is_used = await self._connection(place)
+        await self._one(connection, place, exchange, message)
         if is_used and exchange.was_cut_off:
-            # a server may close a kept connection at any time: what it never read goes out once more, on a new one
+            # A server may close a kept connection: send the unread request again on a new connection.
             exchange.reopen()
-            await self._one(await self._connect(), exchange, message)
+            await self._one(await self._connect(place), place, exchange, message)
 
     async def _go_on(self, exchange: Exchange, message: bytes) -> None:
-        """Once more, from where it broke, at whatever server answers at this address by then."""
+        """Resume a broken stream at the first server that answers, beginning with the server after the failed one."""
         last_event_id = exchange.resume()
+        place = exchange.record.number + exchange.record.num_resumed - 1
         connection: ClientConnection | None = None
         while connection is None and not exchange.is_over:
             await asyncio.sleep(PAUSE_S)
             if self.now() - exchange.record.sent > self._timeout_s:
                 exchange.fail(f"no end within {self._timeout_s:g} s", self.now())
+            place = (place + 1) % len(self._addresses)
             with contextlib.suppress(OSError):
-                connection = await self._connect()
+                connection = await self._connect(place)
         if connection is not None:
-            await self._one(connection, exchange, with_header(message, b"Last-Event-ID", last_event_id))
+            await self._one(connection, place, exchange, with_header(message, b"Last-Event-ID", last_event_id))
 
-    async def _connection(self) -> tuple[ClientConnection, bool]:
-        """(one, whether it was used before)"""
-        while self._idle:
-            connection = self._idle.pop()
+    async def _connection(self, place: int) -> tuple[ClientConnection, bool]:
+        """Return (a connection, whether it was used before)."""
+        while self._idle[place]:
+            connection = self._idle[place].pop()
             if connection.is_open:
                 return connection, True
-        return await self._connect(), False
+        return await self._connect(place), False
 
-    async def _connect(self) -> ClientConnection:
-        return await asyncio.wait_for(connect(asyncio.get_running_loop(), self._address), self._timeout_s)
+    async def _connect(self, place: int) -> ClientConnection:
+        return await asyncio.wait_for(connect(asyncio.get_running_loop(), self._addresses[place]), self._timeout_s)
 
-    async def _one(self, connection: ClientConnection, exchange: Exchange, message: bytes) -> None:
+    async def _one(self, connection: ClientConnection, place: int, exchange: Exchange, message: bytes) -> None:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -105,25 +112,24 @@ class Client:
         )
         self._leave[exchange.record.number] = lambda: give_up(exchange.leave)
         try:
-            if not exchange.is_over:  # it may have been left while it was connecting
+            if not exchange.is_over:  # the exchange may have ended while the connection was made
                 connection.send(message)
                 exchange.was_sent(self.now())
             settle()
             await over
         finally:
             timer.cancel()
-            self._put_back(connection, exchange)
+            self._put_back(connection, place, exchange)
 
-    def _put_back(self, connection: ClientConnection, exchange: Exchange) -> None:
+    def _put_back(self, connection: ClientConnection, place: int, exchange: Exchange) -> None:
         connection.rest()
         if exchange.may_reuse and connection.is_open:
-            self._idle.append(connection)
+            self._idle[place].append(connection)
         else:
             connection.close()
 
 
 def with_header(message: bytes, name: bytes, value: str) -> bytes:
-    """Return a request with this header, where there is a value."""
     if not value:
         return message
     head, _, body = message.partition(b"\r\n\r\n")

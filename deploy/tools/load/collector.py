@@ -1,4 +1,4 @@
-"""The garbage collector's passes, where they would cost too much: they stop the whole process for a while."""
+"""Suspend the garbage collector, because its passes pause the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collector() -> Iterator[None]:
-    """None of them while the body runs; circles that are dropped meanwhile stay until later."""
     was_on = gc.isenabled()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,5 @@
-"""The command's face. What it runs is loaded when it runs: others must set their threads before numpy is there."""
+"""The command line of `baton load`. Other modules are imported when used, since other commands set threads before numpy
+loads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Two reports side by side. Pure but for printing.
+"""Compare two reports. Pure except for printing.
 
-A difference counts when it is larger than chance makes it: sqrt(a^2 + b^2) of the half widths of both intervals, as for
-independent runs. Figures without an interval are only shown.
+A difference counts if it exceeds sqrt(a^2 + b^2), where a and b are the half widths of the two intervals. Figures
+without an interval are only shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def verdict(self) -> Verdict:
-        """Empty where chance can't be told from difference."""
+        """How the second value compares with the first; "" if the values have no intervals."""
         noise = math.hypot(half_width(self.first), half_width(self.second))
         apart = self.second.value - self.first.value
         if math.isnan(noise) or math.isnan(apart):
@@ -69,7 +69,7 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
 
 
 def remarks(first: LoadReport, second: LoadReport) -> list[str]:
-    """Why the two may not be comparable, and what their checks said."""
+    """Return why the two reports may not be comparable, and their failed or doubtful checks."""
     found = []
     if first.model != second.model:
         found.append(f"other models: {first.model} and {second.model}")

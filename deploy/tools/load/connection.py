@@ -1,5 +1,6 @@
-"""One connection: a plain socket on the event loop, so that a chunk costs one callback and one system call, and carries
-the time at which it reached this machine. Knows nothing of HTTP.
+"""One connection: a plain socket on the event loop, without HTTP.
+
+A chunk costs one callback and one system call, and comes with its arrival time at this machine.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ READ_BYTES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Resolved once, so that no run measures a name server."""
+    """A server's address, resolved once, so that no run measures name look-ups."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
-    host: str  # as in the certificate
+    host: str  # the host name, which the server's certificate must contain
     tls: ssl.SSLContext | None = None
 
 
 class ClientConnection:
-    """Owned by one request at a time. While it is idle nobody listens, and `is_open` says whether the server has left.
+    """Serve one request at a time. Between requests, `is_open` tells whether the server closed the connection.
 
-    on_data(bytes, at, late): times on time.monotonic(); on_end(): the server closed it, or it broke.
+    The callback on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. The
+    callback on_end() reports a closed or broken connection.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, tls: Tls | None) -> None:
@@ -53,7 +55,7 @@ class ClientConnection:
         self._on_data = self._on_end = None
 
     def send(self, data: bytes) -> None:
-        """At once as far as the socket takes it, the rest as it can. A broken connection shows in on_end."""
+        """Send what the socket takes now, and the rest later."""
         self._unsent += self._tls.encrypt(data) if self._tls else data
         self._writable()
 
@@ -84,11 +86,11 @@ class ClientConnection:
             text = self._tls.decrypt(data) if self._tls and data else data
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # includes ssl.SSLError
             data = text = b""
         if data and not text:
             return
-        if not text or self._on_data is None:  # bytes that nobody asked for are no good sign either
+        if not text or self._on_data is None:  # bytes that no request asked for also mean a broken connection
             self._lost()
             return
         self._on_data(text, now if math.isnan(late) else now - late, late)
@@ -100,7 +102,7 @@ class ClientConnection:
 
 
 async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientConnection:
-    """OSError when it can't be."""
+    """Connect, with TLS if the address has a context for it. Raises OSError."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,5 +1,4 @@
-"""Takes a node away in the middle of a load: through the router's /admin, or with SIGKILL by its process on this
-machine. Says which processes may be meant, and kills none when that is not clear."""
+"""Drain or restart a node through /admin, or kill it by SIGKILL, during a load."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from shared.core.errors import ConfigError
 
 HERE = ("127.0.0.1", "localhost", "::1")
 FORM = re.compile(r"(kill|drain|restart):([^@]+)@([0-9.]+)s?")
-NOTICED_S = 3.0  # by then a router knows that a killed node is gone
+NOTICED_S = 3.0  # a router notices a killed node within this time
 POLL_S = 0.2
 
 
@@ -43,7 +42,7 @@ def parse_drill(text: str) -> Planned:
 
 
 def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
-    """What to do when the time has come; raises ConfigError now for what could not be done then."""
+    """Return the drill's action. Raises ConfigError at once if the action could not work later."""
     if planned.node not in ready_nodes(server):
         known = ", ".join(sorted(ready_nodes(server))) or "none"
         raise ConfigError(f"--drill: {server.url} has no ready node {planned.node!r}; ready are {known}")
@@ -63,8 +62,10 @@ def drain(admin: AdminClient, node: str, then: str) -> None:
 
 
 def find_process(node: str, router_port: int) -> psutil.Process:
-    """The one process of this user that runs `baton prefill` or `baton decode` under this node id and is connected to
-    the router of this port: other clusters of the machine may have a node of the same name."""
+    """Return this user's `baton prefill` or `baton decode` process with this node id and a connection to the router.
+
+    Raises ConfigError unless exactly one process matches.
+    """
     own = psutil.Process().uids().real
     named = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
     ports = ports_beside(router_port)
@@ -79,14 +80,14 @@ def find_process(node: str, router_port: int) -> psutil.Process:
 
 
 def ports_beside(port: int) -> set[int]:
-    """All TCP ports that the process listens on that listens on this one: where nodes dial in is among a router's."""
+    """Return all TCP ports of the process that listens on `port`. Nodes dial one of them."""
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
     owners = {one.pid for one in listening if one.laddr.port == port}
     return {int(one.laddr.port) for one in listening if one.pid in owners}
 
 
 def peer_ports(process: psutil.Process) -> set[int]:
-    """What it is connected to; nothing of a process that is gone."""
+    """Return the ports that a process is connected to; none if the process is gone."""
     try:
         return {int(one.raddr.port) for one in process.net_connections("tcp") if one.raddr}
     except psutil.Error:
@@ -106,13 +107,12 @@ def has_node_id(argv: Sequence[str], node: str) -> bool:
 
 
 def kill(victim: psutil.Process) -> None:
-    """A process id that came to mean another process since is left alone."""
+    """Kill the victim, unless its process id was reused."""
     if victim.is_running():
         os.kill(victim.pid, signal.SIGKILL)
 
 
 def ready_nodes(server: Server) -> set[str]:
-    """By the router's /ready, which answers 503 while there is none."""
     _, body = server.get("/ready")
     try:
         return {str(row["node"]) for row in json.loads(body)["nodes"] if row["ready"]}
@@ -121,14 +121,17 @@ def ready_nodes(server: Server) -> set[str]:
 
 
 def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
-    """Does it, and gives the seconds until the node serves again; NaN when it does not in time, or shall not."""
+    """Run the action. Return the seconds until the node serves again; NaN if the node is late or was drained."""
     action()
     return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
 
 
 def wait_back(node: str, server: Server, limit_s: float) -> float:
-    """A router that has not noticed yet still shows the old life: a node counts when it was seen away, or when a router
-    must have noticed."""
+    """Return the seconds until the node is back; NaN beyond `limit_s`.
+
+    At first the router may still show the earlier state. So the node counts as back only after it was seen away, or
+    after NOTICED_S.
+    """
     begin = time.monotonic()
     was_away = False
     while (waited := time.monotonic() - begin) <= limit_s:

@@ -1,10 +1,4 @@
-"""Decides which request goes out when: a state machine that is given the time and the ends of requests, and gives the
-requests that are due. Pure; the same seed and answers give the same load.
-
-    open loop      sessions begin when the arrivals say so, whatever became of those before
-    closed loop    `users` sessions at a time: as one ends the next begins
-    later turns    follow the answer before them after the time to think: they need its text
-"""
+"""Decide when to send each request. Pure: the same seed and answers make the same load."""
 
 from __future__ import annotations
 
@@ -17,12 +11,13 @@ from dataclasses import dataclass, field
 from deploy.tools.load.workload import Session
 
 Messages = tuple[tuple[str, str], ...]
-PAUSE_S = 0.1  # of a user whose request failed: a server that refuses all would be asked in a tight loop
+PAUSE_S = 0.1  # wait before a user asks again after a failure, so that refusals cause no tight loop
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """`hang_up_after`: chunks with tokens after which the client leaves, on purpose; None: never."""
+    """A due request. `hang_up_after`: the client leaves after this number of chunks with tokens; None if the client
+    stays."""
 
     number: int
     session: int
@@ -36,7 +31,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Nothing is sent at or after `duration_s`, and no more than `num_requests`."""
+    """At most `num_requests` requests are sent, all of them before `duration_s`."""
 
     duration_s: float = math.inf
     num_requests: int | None = None
@@ -44,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HangUps:
-    """A share of the requests whose clients leave early, each after a number of chunks of its own."""
+    """The share of requests whose clients leave early, after a random number of chunks."""
 
     share: float
     seed: int
@@ -56,8 +51,6 @@ class HangUps:
 
 @dataclass(slots=True)
 class Talk:
-    """A session under way."""
-
     number: int
     session: Session
     messages: Messages
@@ -72,7 +65,7 @@ class Waiting:
 
 
 class Driver:
-    """`arrivals` None: a closed loop of `users`."""
+    """`arrivals` is None for a closed loop, which has `users` users."""
 
     def __init__(
         self,
@@ -87,7 +80,7 @@ class Driver:
         self._limits = limits
         self._hang_ups = hang_ups
         self._waiting: list[Waiting] = []
-        self._open: dict[int, Talk] = {}  # request number -> its session
+        self._open: dict[int, Talk] = {}  # number of an open request -> the request's session
         self._num_sessions = 0
         self._num_requests = 0
         for _ in range(1 if arrivals is not None else users):
@@ -102,11 +95,11 @@ class Driver:
         return not self._open and not self._waiting
 
     def next_at(self) -> float | None:
-        """When to call `take` again; None: not before a request has ended."""
+        """Return the time at which `take` must be called next. Return None if more requests can become due only when a
+        request ends."""
         return self._waiting[0].due if self._waiting else None
 
     def take(self, now: float) -> list[LoadRequest]:
-        """All that is due, in order."""
         due: list[LoadRequest] = []
         while self._waiting and self._waiting[0].due <= now:
             waiting = heapq.heappop(self._waiting)
@@ -118,7 +111,7 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """A session whose answer failed or was left (not `may_go_on`) is over."""
+        """Record a request's end. If `may_go_on` is false (the request failed or its client left), its session ends."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):
@@ -128,7 +121,7 @@ class Driver:
             self._begin_next(now if may_go_on else now + PAUSE_S)
 
     def stop(self) -> None:
-        """Nothing more is sent, next turns of what is open included."""
+        """Send nothing more, not even later turns of open sessions."""
         self._waiting.clear()
         self._limits = Limits(duration_s=-math.inf)
 

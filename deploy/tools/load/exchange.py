@@ -1,7 +1,4 @@
-"""The answer to one request: bytes as they come in, a filled record out. Knows no socket and no clock.
-
-HTTP/1.1 is httptools' work, as in most Python servers; events are cut in `sse`.
-"""
+"""Turn the bytes of one request's answer into a record, without socket or clock."""
 
 from __future__ import annotations
 
@@ -14,13 +11,16 @@ from deploy.tools.load.sse import DONE, Chunk, Splitter, decode_chunk, error_tex
 
 MAX_ERROR_BYTES = 4096
 MAX_ERROR_CHARS = 200
-AGAIN = (429, 502, 503, 504)  # statuses of a server that may have the answer a little later
+AGAIN = (429, 502, 503, 504)  # a server that sends such a status may answer later
 CLIENTS_FAULT = "invalid_request_error"
 
 
 class Exchange:
-    """`is_over`: nothing more is awaited. `may_reuse`: the connection is fit for another request. `was_cut_off`: it was
-    closed before a byte had come. `was_lost`: it broke off; a server whose events have ids may go on with it."""
+    """Parse one request's answer.
+
+    `is_over`: nothing more is expected. `may_reuse`: the connection can serve another request. `was_cut_off`: the
+    connection closed before the first byte of the answer. `was_lost`: the answer broke off, but may be resumed.
+    """
 
     def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:
         self.record = record
@@ -40,22 +40,21 @@ class Exchange:
             self.leave(at)
 
     def feed(self, data: bytes, at: float, late: float) -> None:
-        """`at`: when it reached this machine; `late`: how much later it is handled (NaN: nobody knows)."""
+        """Take bytes. `at`: the bytes' time of arrival. `late`: the seconds since then; NaN if unknown."""
         self._has_begun = True
         self._at, self._late = at, late
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.fail(f"no HTTP: {error.__context__ or error}", at)
+            self.fail(f"not HTTP: {error.__context__ or error}", at)
 
     def end_of_stream(self, at: float) -> None:
-        """The server closed the connection: an answer may end so, but not in its middle."""
         if self._is_answered:
             self._answered(at)
         elif not self.is_over:
             self.was_cut_off = not self._has_begun
             self.was_lost = True
-            self.fail("the connection was closed before the answer's end", at)
+            self.fail("the connection closed before the end of the answer", at)
 
     def fail(self, error: str, at: float) -> None:
         if not self.is_over:
@@ -63,23 +62,21 @@ class Exchange:
             self._finish(at)
 
     def leave(self, at: float) -> None:
-        """The client hangs up, on purpose."""
         if not self.is_over:
             self.record.hung_up = True
             self._finish(at)
 
     def reopen(self) -> None:
-        """To be asked once more, when nothing had come."""
         self.was_cut_off = self.was_lost = False
         self.record.error, self.record.end, self.is_over = "", NOT_YET, False
 
     @property
     def can_go_on(self) -> bool:
-        """Whether nothing would come twice: the server said where the client stands, or nothing has come."""
+        """Whether the answer can be resumed without repetition: the server sent event ids, or no token came."""
         return self.was_lost and bool(self._splitter.last_event_id or not self.record.at)
 
     def resume(self) -> str:
-        """To be gone on with on a new connection. Return what is sent as Last-Event-ID, "" for none."""
+        """Prepare to resume on a new connection. Return the Last-Event-ID to send; "" for none."""
         self.reopen()
         self._has_begun = False
         self._refusal = b""
@@ -92,7 +89,7 @@ class Exchange:
     def _is_answered(self) -> bool:
         return bool(self.record.finish_reason) and self.record.status == 200
 
-    # called by the parser
+    # the parser calls these methods
 
     def on_headers_complete(self) -> None:
         self.record.status = self._parser.get_status_code()
@@ -111,7 +108,7 @@ class Exchange:
 
     def on_message_complete(self) -> None:
         if self.record.status < 200:
-            return  # 100 Continue and its like
+            return  # an interim answer, such as 100 Continue
         was_over = self.is_over
         if self.record.status != 200:
             self.was_lost = bool(self.record.num_resumed) and self.record.status in AGAIN
@@ -123,7 +120,8 @@ class Exchange:
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
 
     def _answered(self, at: float) -> None:
-        """To its end; whether it is an answer, its tokens say. What is over already stays as it is."""
+        """Finish the answer, unless it is over. An answer fails if it has no tokens, or fewer ids than the server's
+        usage says."""
         num_ids, reported = len(self.record.ids), self.record.reported_tokens
         if not self.record.at:
             self.fail("an answer without a token", at)
@@ -161,12 +159,11 @@ class Exchange:
     def _finish(self, at: float) -> None:
         if not self.is_over:
             self.is_over = True
-            if math.isnan(self.record.end):  # else it ended with the [DONE] that was seen
+            if math.isnan(self.record.end):  # otherwise [DONE] has set the time
                 self.record.end = at
 
 
 def refusal_text(body: bytes) -> str:
-    """What an error body says, in one line."""
     try:
         error = decode_chunk(body).error
     except ValueError:

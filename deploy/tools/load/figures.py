@@ -1,9 +1,8 @@
-"""Percentiles and rates of a run with confidence intervals. Pure numpy.
+"""Compute percentiles and rates of a run with confidence intervals. Pure numpy.
 
-Requests that run beside each other slow each other down, so their latencies are not independent, and an interval that
-took them for it would be too narrow. Hence the circular block bootstrap (Politis and Romano 1992) over requests in the
-order of their arrival, in blocks of about n^(1/3) (the order that Kunsch 1989 gives for means), and for pooled waits
-between tokens always whole requests.
+Concurrent requests are not independent. So we use the circular block bootstrap (Politis and Romano 1992) over requests
+in order of arrival, in blocks of about n^(1/3) requests (the order for means in Kunsch 1989). A request is drawn
+together with its waits between tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 RESAMPLES = 400
-MOST_DRAWN = 16_000_000  # requests in all resamples together: longer runs get fewer, for memory's sake
+MOST_DRAWN = 16_000_000  # limit of the number of requests in all resamples together, to bound memory
 LEVEL = 0.95
-MAX_POOLED = 1_000_000  # waits that go into an interval; more would only take longer
+MAX_POOLED = 1_000_000  # limit of the number of waits between tokens that an interval uses, to bound time
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and the bounds of its 95 % interval; NaN all, where nothing was measured."""
+    """A figure and the bounds of its 95 % interval; all NaN if nothing was measured."""
 
     value: float
     low: float
@@ -36,14 +35,15 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draws which requests a second, equally likely run would have had: how often each, (resamples, num_requests)."""
+    """Draw other runs that were equally likely. `times`: (resamples, num_requests), how often each run has each
+    request."""
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
         bounded = min(resamples, max(50, MOST_DRAWN // max(1, num_requests)))
         self.times = draw_times(num_requests, bounded, np.random.default_rng(seed))
 
     def interval(self, value: float, resampled: Sequence[float] | Floats) -> Estimate:
-        """Percentile interval around a value computed from the run itself."""
+        """Return the percentile interval around `value`, the figure of the run itself."""
         known = [one for one in resampled if not math.isnan(one)]
         if math.isnan(value) or not known:
             return NOTHING
@@ -51,14 +51,14 @@ class Resampling:
         return Estimate(value, min(value, float(low)), max(value, float(high)))
 
     def total(self, per_request: Sequence[float] | Floats, divisor: float) -> Estimate:
-        """sum(per_request) / divisor: a mean, or a rate over a fixed time where slices of time stand for requests."""
+        """Return sum(per_request) / divisor: a mean, or a rate over time slices."""
         values = np.asarray(per_request, dtype=np.float64)
         if not len(values) or divisor <= 0:
             return NOTHING
         return self.interval(float(values.sum()) / divisor, self.times @ values / divisor)
 
     def share(self, hits: Sequence[float], of: Sequence[float]) -> Estimate:
-        """sum(hits) / sum(of), both drawn together: a share stays one."""
+        """Return sum(hits) / sum(of). Both sums come from the same draws, so that the share stays within 1."""
         above, below = np.asarray(hits, dtype=np.float64), np.asarray(of, dtype=np.float64)
         if not below.sum():
             return NOTHING
@@ -84,10 +84,10 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Values that belong to requests: one per request, or all of its waits between tokens, each with a weight."""
+    """Weighted values of requests: one value per request, or all waits of the request between tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
-        """`owners[i]`: the position, in order of arrival, of the request that value i belongs to."""
+        """`owners[i]`: the position of value i's request in order of arrival."""
         unordered = np.asarray(values, dtype=np.float64)
         order = np.argsort(unordered, kind="stable")
         self.values: Floats = unordered[order]
@@ -99,29 +99,29 @@ class Pooled:
         return float((self.values * self._weights).sum()) / total if total else math.nan
 
     def thinned(self) -> Pooled:
-        """Every so manieth in order of size: enough for an interval, and never for a figure."""
+        """Return every n-th of the sorted values, which is enough for an interval."""
         every = slice(None, None, -(-len(self.values) // MAX_POOLED) or 1)
         thin = Pooled([], [], [])
         thin.values, thin._owners, thin._weights = self.values[every], self._owners[every], self._weights[every]
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """The smallest value that at least this share (by weight) does not exceed, each request `times` as often."""
+        """Return, for each level, the smallest value up to which that share of the weight lies. `times`: how often each
+        request counts."""
         weights = self._weights if times is None else self._weights * times[self._owners]
         below = np.cumsum(weights)
         if not len(below) or below[-1] == 0:
             return [math.nan] * len(levels)
-        # a share of 0.99 of 100 is the 99th, whatever floating point makes of the product
+        # The 0.99 quantile of 100 values is the 99th, despite rounding.
         wanted = np.ceil(np.asarray(levels) * below[-1] - 1e-9)
         return [float(one) for one in self.values[np.searchsorted(below, np.maximum(wanted, 1))]]
 
 
 def one_each(values: Sequence[float]) -> Pooled:
-    """One value per request, NaN where it has none."""
+    """Pool one value per request, without the values that are NaN."""
     owners = [i for i, value in enumerate(values) if not math.isnan(value)]
     return Pooled([values[i] for i in owners], owners, [1] * len(owners))
 
 
 def quantile(values: Sequence[float] | Floats, level: float) -> float:
-    """Without an interval."""
     return Pooled(list(values), [0] * len(values), [1] * len(values)).quantiles([level], None)[0]

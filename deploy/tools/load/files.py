@@ -1,4 +1,4 @@
-"""A report as files: JSON for programs, CSV for spreadsheets, one HTML page for people."""
+"""Write a report as JSON, CSV and an HTML page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CSV_NAME, HTML_NAME = "requests.csv", "report.html"
 
 
 def prepare(folder: Path) -> None:
-    """Ahead of the run, which nobody wants to repeat. ConfigError where nothing can be written."""
+    """Create the folder before an expensive run. Raises ConfigError if results can't be written."""
     extras.require("load", f"--out {folder}, for its plots,")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--out {folder}: nothing can be written there")
+        raise ConfigError(f"--out {folder}: it can't be written")
 
 
 def write(report: LoadReport, folder: Path) -> None:
@@ -37,7 +37,6 @@ def write(report: LoadReport, folder: Path) -> None:
 
 
 def write_rows(rows: list[RequestRow], path: Path) -> None:
-    """A header always; None is an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(RequestRow)])
         writer.writeheader()

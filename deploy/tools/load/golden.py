@@ -1,9 +1,4 @@
-"""Golden answers: what an idle server says to fixed prompts, and whether it says the same under load. Pure.
-
-Greedy answers must not depend on company. On real models in short number formats two tokens may be so close that
-rounding decides; where the golden run knows how close they were (it asks for logprobs), such a place is doubtful, not
-failed, and the rest of that answer proves nothing.
-"""
+"""Compare golden answers, which an idle server gave to fixed prompts, with the answers under load. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +17,10 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """`ids` empty: the server shows none and texts are compared. `margins[i]`: by how much the best token beat the
-    second there, as logprobs; empty where nobody knows."""
+    """A golden answer. Without `ids`, which only some servers show, texts are compared.
+
+    `margins[i]`: the logprob of token i minus the second best logprob; empty if they are unknown.
+    """
 
     messages: Messages
     max_tokens: int
@@ -38,16 +35,16 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class GoldenDifference:
-    number: int  # of the request
+    number: int  # the request's number
     probe: int
-    position: int  # of the token, or of the character
+    position: int  # position in tokens, or in characters
     unit: str
     got: str
     wanted: str
     margin: float | None
 
     def is_near_tie(self, bound: float) -> bool:
-        """A bound of 0 excuses nothing, not even a tie."""
+        """Return whether rounding may explain the difference. A bound of 0 excuses nothing."""
         return self.margin is not None and 0 < bound >= self.margin
 
     def __str__(self) -> str:
@@ -59,7 +56,7 @@ class GoldenDifference:
 def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], near_tie: float) -> Check:
     if not goldens:
         return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
-    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # what brought something
+    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # with at least one token
     found = [one for record in compared if (one := first_difference(goldens[record.probe or 0], record)) is not None]
     wrong = [one for one in found if not one.is_near_tie(near_tie)]
     details = tuple(map(str, (wrong or found)[:MOST_DETAILS]))
@@ -68,16 +65,18 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], ne
         text = f"{len(wrong)} of {len(compared)} answers to golden prompts differ under load ({how})"
         return Check("tokens", "failed", text, details)
     if not compared:
-        return Check("tokens", "doubtful", "no golden prompt was asked during the load: make it longer")
+        return Check("tokens", "doubtful", "no golden prompt was sent during the load: make it longer")
     equal = f"{len(compared) - len(found)} of {len(compared)} answers to golden prompts are equal under load ({how})"
     if found:
-        text = f"{equal}; the others part where the best two tokens were within {near_tie:g}: rounding may decide there"
+        text = (
+            f"{equal}; the others differ where the best two tokens were within {near_tie:g}: rounding may decide there"
+        )
         return Check("tokens", "doubtful", text, details)
     return Check("tokens", "ok", equal)
 
 
 def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
-    """Of an answer that we left only as far as it came."""
+    """Return the first difference. If we hung up, only the part of the answer before that moment is compared."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
         if position is None:
@@ -125,5 +124,5 @@ def read(path: Path, model: str) -> list[Golden]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--golden-file {path}: {error!r}") from None
     if of != model:
-        raise ConfigError(f"--golden-file {path} holds answers of {of}, the server's model is {model}")
+        raise ConfigError(f"--golden-file {path} has answers of {of}, but the server's model is {model}")
     return answers

@@ -1,4 +1,4 @@
-"""Asks an idle server for golden answers, one after another."""
+"""Ask an idle server for golden answers, one after another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask_all(server: Server, builder: RequestBuilder, probes: Sequence[Session], 
 
 
 def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: float) -> Golden:
-    """Our router is asked how close the best two tokens were, too: not every server can say so beside the rest."""
+    """Ask for a golden answer. Only our router is asked for logprobs, since other servers may refuse."""
     turn = probe.turns[0]
     messages = (*probe.opening, ("user", turn.text))
     more: dict[str, Any] = dict(PLAIN)
@@ -36,12 +36,11 @@ def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: floa
     except (ValueError, LookupError, TypeError):
         shown = " ".join(body[:MAX_SHOWN].decode("utf-8", "replace").split())
         raise ConfigError(
-            f"no golden answer from {server.url}{builder.path}: {status} {shown}; --golden 0 goes without"
+            f"no golden answer from {server.url}{builder.path}: {status} {shown}; --golden 0 asks for none"
         ) from None
 
 
 def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
-    """From chat's logprobs or the completions API's."""
     logprobs = choice.get("logprobs") or {}
     rows = [[top["logprob"] for top in entry["top_logprobs"]] for entry in logprobs.get("content") or ()]
     rows += [list(row.values()) for row in logprobs.get("top_logprobs") or ()]
@@ -49,6 +48,6 @@ def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
 
 
 def margin(logprobs: Sequence[float]) -> float:
-    """Between the best two. One alone (two tokens of equal text are one entry) may be as close as can be."""
+    """Return the best logprob minus the second best; 0 for one entry, which two tokens of equal text share."""
     best = sorted(logprobs, reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else 0.0

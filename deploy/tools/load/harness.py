@@ -1,4 +1,4 @@
-"""One run, a sweep of runs, or the comparison of two that were kept: out of the flags, into the terminal and files."""
+"""Run `baton load`: one run, a sweep, or a comparison of two stored runs, from flags to terminal and files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import resource
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from deploy.cluster.admin import read_key as read_admin_key
+from deploy.cluster.admin import read_admin_key
 from deploy.router_http import read_api_key
-from deploy.router_url import DEFAULT_URL, Url, parse_url, the_only
+from deploy.router_url import DEFAULT_URL, Url, all_of, parse_url
 from deploy.tools.load import compare, files, table
 from deploy.tools.load.check import Check
 from deploy.tools.load.golden import Golden
@@ -28,36 +28,35 @@ from shared.core.errors import ConfigError
 
 EXIT_UNTRUE = 1
 PIPE_WIDTH = 200
-ALWAYS_TRUE = ("tokens", "leaks")  # under any load
+ALWAYS_TRUE = ("tokens", "leaks")  # checks that must pass under any load
 
 
 def run(args: argparse.Namespace) -> int:
     if args.words[:1] == ["compare"]:
         if args.url is not None:
-            raise ConfigError("compare reads what --out wrote and asks no server: leave --url away")
+            raise ConfigError("compare reads files of --out and asks no server: leave out --url")
         return run_compare(args.words[1:])
-    if len(args.words) > 1:
-        raise ConfigError(f"one server at a time, not {', '.join(args.words)}; or: baton load compare A B")
-    url = the_only(*args.words, args.url) or parse_url(DEFAULT_URL)
+    urls = all_of(args.words, [args.url] if args.url is not None else []) or [parse_url(DEFAULT_URL)]
+    if len({url.prefix for url in urls}) > 1:
+        raise ConfigError("several routers must serve the same path")
 
     plan = plan_of(args)
     if args.out is not None:
         files.prepare(args.out)
     raise_descriptor_limit()
     console = make_console()
-    context = context_of(args, url, plan, console)
+    context = context_of(args, urls, plan, console)
     report = run_sweep(plan, context, args) if args.sweep else run_once(plan, context)
     return finish(report, args.out, console)
 
 
 def make_console() -> Console:
-    """In a file or a pipe nobody knows how wide a line may be: none is broken there."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def run_compare(words: list[str]) -> int:
     if len(words) != 2:
-        raise ConfigError("compare what? e.g. baton load compare before after (what --out wrote)")
+        raise ConfigError("compare needs two folders of --out, e.g. baton load compare before after")
 
     first, second = (read_report(Path(word)) for word in words)
     console = make_console()
@@ -67,17 +66,17 @@ def run_compare(words: list[str]) -> int:
     return 0
 
 
-def context_of(args: argparse.Namespace, url: Url, plan: LoadPlan, console: Console) -> RunContext:
+def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, console: Console) -> RunContext:
     api_key = read_api_key(args.api_key_file)
-    server = Server(url, api_key)
+    server, *others = (Server(url, api_key) for url in urls)
     target = look_at(server, args.model)
     admin_key = read_admin_key(args.admin_key_file) if plan.drill else ""
     builder = RequestBuilder(target, args.api, api_key, args.temperature, plan.extra)
-    return RunContext(server, builder, console, args.quiet, admin_key)
+    return RunContext(server, builder, console, args.quiet, admin_key, tuple(others))
 
 
 def raise_descriptor_limit() -> None:
-    """A stream is a descriptor; the usual 1,024 are few."""
+    """Raise the limit, since each stream needs a descriptor and the usual 1,024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -90,14 +89,14 @@ def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
 
 
 def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> LoadReport:
-    """The report is that of the best rate, or of the lowest one where none was good enough."""
+    """Run a sweep. Report the run at its best rate, or at the lowest rate if no run met the SLO."""
     goldens = golden_answers(plan, context)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
     while (rate := sweep.next_rate()) is not None:
         try:
             outcomes[rate] = run_at(rate, plan, context, goldens)
-        except ConfigError as error:  # it died of the rate before: the runs so far are the finding
+        except ConfigError as error:  # the previous rate killed the server; report the runs so far
             if not outcomes:
                 raise
             context.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)
@@ -114,8 +113,11 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 
 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
-    """Of the runs that are not shown. Up to the best rate all must hold but answers, which the SLO judges; beyond it a
-    server may stall, and disagree with a client that waits for it, but never say other tokens or lose memory."""
+    """Return the failed checks of the other runs.
+
+    Up to the best rate, all checks count except answers, which the SLO judges. Above the best rate, only the checks in
+    ALWAYS_TRUE count.
+    """
     return [
         check
         for rate, outcome in outcomes.items()
@@ -148,7 +150,7 @@ def report_of(
     return LoadReport(
         title=f"{target.model} at {target.url}",
         begun=outcome.begun,
-        server=str(target.url),
+        server=" ".join(str(server.url) for server in (context.server, *context.others)),
         model=target.model,
         command=shlex.join(["baton", *sys.argv[1:]]),
         summary=outcome.summary,

@@ -1,4 +1,5 @@
-"""How long prompts and answers are, and how many turns a session has: whole numbers of at least 1, drawn by a seed."""
+"""Draw lengths of prompts and answers, and numbers of turns per session. All drawn numbers are integers of at least
+1."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Draw = Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    text: str  # as it was given
+    text: str  # the text that was parsed
     draw_value: Draw
 
     def draw(self, rng: random.Random) -> int:
@@ -30,7 +31,7 @@ def parse_lengths(flag: str, text: str) -> Lengths:
 
 
 def parse(text: str) -> Draw:
-    """Raises ValueError for what makes no sense."""
+    """Parse one of FORMS. Raises ValueError."""
     form, colon, tail = text.partition(":")
     if colon and form == "mix":
         return mixture(tail)

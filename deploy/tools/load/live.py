@@ -1,5 +1,4 @@
-"""What a person sees while a load runs: one small table, redrawn twice a second; lines now and then where nobody looks
-(no terminal). Reads the records that are being filled, never changes them."""
+"""Show a load's progress from the records: a table twice a second, or a line every 10 s if there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,8 +23,6 @@ RECENT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """The newest RECENT_S seconds of a run in numbers."""
-
     now: float
     sent: int
     open: int
@@ -53,7 +50,7 @@ HEADS = ("time", "sent", "open", "done", "failed", "tokens/s", "TTFT p50 ms", "p
 
 
 def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], now: float) -> Glance:
-    """`opened`: those of them that are still filled. A chunk counts as a token here."""
+    """Return the current figures. `opened`: open requests. A chunk counts as one token."""
     since = now - RECENT_S
     recent = list(newest(records, since))
     ttfts = sorted(one.ttft for one in recent if one.at)
@@ -72,7 +69,7 @@ def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], n
 
 
 def newest(records: list[RequestRecord], since: float) -> Iterator[RequestRecord]:
-    """Sent since then: they lie at the end."""
+    """Yield the records due at `since` or later, the newest first."""
     for record in reversed(records):
         if record.due < since:
             return
@@ -87,7 +84,6 @@ def table_of(glance: Glance) -> Table:
 
 @contextlib.asynccontextmanager
 async def shown(runner: Runner, console: Console, *, quiet: bool) -> AsyncIterator[None]:
-    """Shows the run while the body lasts."""
     if quiet:
         yield
         return

@@ -1,4 +1,4 @@
-"""A load as checked values, out of the flags. Nothing here talks to a server."""
+"""Turn the flags into a checked load. Asks no server."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from deploy.tools.load.workload import FromFile, Session, Synthetic, read_prompt
 from shared.core.errors import ConfigError
 
 DURATION_S = 60.0
-LAST_ARRIVAL_S = 1e-3  # a window ends just behind the last line of a trace
+LAST_ARRIVAL_S = 1e-3  # added to a trace's last arrival, so that the window contains this arrival
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """When what is asked. `arrivals` None and `users`: a closed loop; a trace brings its own times."""
+    """Sessions and the times at which they begin. `users` make a closed loop, `arrivals` an open loop. A trace has its
+    own times."""
 
     source: Synthetic | FromFile | Trace
     arrivals: Arrivals | None
@@ -75,8 +76,10 @@ class LoadPlan:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def window(self, records: Sequence[RequestRecord], interrupted_at: float = math.inf) -> Window:
-        """An open loop is judged over the time in which requests began. Where the answers decide how many there were,
-        or a number does, until the last answer: nothing that came later may count for a shorter time."""
+        """Return the judged window: for an open loop, the time in which requests began.
+
+        In a closed loop, or after --requests cut the load short, the window lasts until the last answer.
+        """
         was_cut = self.load.num_requests is not None and len(records) >= self.load.num_requests
         if self.load.users or was_cut:
             ends = [record.end for record in records if not math.isnan(record.end)]
@@ -85,7 +88,7 @@ class LoadPlan:
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
-    """ConfigError for what makes no sense."""
+    """Return the load that the flags describe. Raises ConfigError."""
     for flag in ("duration", "timeout", "stall", "reading_tps"):
         require(args, flag, lambda value: value > 0, "above 0")
     for flag in ("warmup", "drain", "rest", "think", "near_tie", "temperature"):
@@ -100,9 +103,7 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
     if args.warmup >= load.duration_s:
         raise ConfigError("--warmup must be shorter than --duration")
     if args.sweep and (args.drill or args.storm or args.concurrency):
-        raise ConfigError(
-            "--sweep varies the rate of an open loop, and nothing else: no --concurrency, --drill or --storm"
-        )
+        raise ConfigError("--sweep varies only the rate of an open loop: no --concurrency, --drill or --storm")
     return LoadPlan(
         load=load,
         slo=parse_slo(args.slo),
@@ -126,7 +127,7 @@ def require(args: argparse.Namespace, name: str, holds: Callable[[float], bool],
 
 def load_of(args: argparse.Namespace) -> LoadShape:
     if sum(one is not None for one in (args.prompts, args.trace)) > 1:
-        raise ConfigError("--prompts and --trace: one of them")
+        raise ConfigError("give either --prompts or --trace, not both")
     source = source_of(args)
     duration_s = DURATION_S if args.duration is None else args.duration
     if isinstance(source, Trace):
@@ -139,7 +140,7 @@ def load_of(args: argparse.Namespace) -> LoadShape:
 def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
     if args.trace is not None:
         if args.concurrency or args.sweep:
-            raise ConfigError("--trace has times of its own: no --concurrency and no --sweep with it")
+            raise ConfigError("--trace has its own times: no --concurrency and no --sweep with it")
         return read_trace(args.trace, args.trace_speed, args.longest_prompt)
     output = parse_lengths("--output-tokens", args.output_tokens)
     if args.prompts is not None:
@@ -155,13 +156,13 @@ def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
 
 
 def truth_of(args: argparse.Namespace) -> Truth:
-    """A greedy answer is the only one that can be asked for twice everywhere."""
+    """Return the truth checks' settings. Above temperature 0, there are no golden answers."""
     golden = 0 if args.temperature > 0 else args.golden
     return Truth(golden, args.golden_every, args.golden_file, args.near_tie, args.stall, args.rest)
 
 
 def golden_prompts(plan: LoadPlan) -> list[Session]:
-    """First turns, drawn as the load's own are but from another seed, so that no cache has seen them before."""
+    """Draw first turns as the load does, but from another seed, so that no cache has these prompts."""
     drawn = itertools.islice(plan.load.source.sessions(plan.load.seed + 1_000_003), plan.truth.golden)
     return [Session(one.turns[:1], one.opening, probe) for probe, one in enumerate(drawn)]
 
@@ -173,7 +174,9 @@ def parse_storm(text: str) -> Storm:
     except ValueError:
         storm = Storm(-1.0, -1.0)
     if not (colon and storm.at_s >= 0 and 0 < storm.share <= 1 and math.isfinite(storm.at_s)):
-        raise ConfigError(f"--storm is {text!r}; it must look like 20:0.5, the second and the share of open requests")
+        raise ConfigError(
+            f"--storm is {text!r}; it must look like 20:0.5: the time in seconds, and the share of open requests"
+        )
     return storm
 
 

@@ -1,7 +1,6 @@
-"""How late the client's own event loop was, at any time: a timer that should fire every 10 ms, and when it did.
+"""Measure how late the client's event loop is, by a timer that is due every 10 ms.
 
-A chunk says how late it was handled only by the newest byte of what was read at once; where a late client finds several
-chunks together, the older ones' lateness is lost. This timer loses nothing. Knows nothing of requests.
+A read of several chunks shows only the newest byte's lateness.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ BEAT_S = 0.010
 
 @dataclass(slots=True)
 class LoopLag:
-    """`at[i]`: when beat i came, `late[i]` seconds after it was due. Seconds from the start of the run."""
+    """`at[i]`: the time of beat i in seconds from the run's start. `late[i]`: how many seconds late beat i was."""
 
     due: float
     at: array[float] = field(default_factory=lambda: array("d"))
@@ -30,7 +29,7 @@ class LoopLag:
         self.due = now + BEAT_S
 
     def worst_between(self, begin: float, end: float) -> float:
-        """How late the loop was at most, of beats that were due by `end` and came after `begin`."""
+        """Return the worst lateness of beats that came after `begin` and were due by `end`."""
         worst = 0.0
         for i in range(bisect_right(self.at, begin), len(self.at)):
             if self.at[i] - self.late[i] > end:
@@ -39,13 +38,12 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """The lateness that something would have met, every 10 ms: a pause of a second is a hundred of these."""
+        """Return how late an event would have been, for every 10 ms. A pause of 1 s makes a hundred samples."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 
 @contextlib.contextmanager
 def watching_lag(now: Callable[[], float]) -> Iterator[LoopLag]:
-    """On the running loop, while the body lasts."""
     loop = asyncio.get_running_loop()
     loop_lag = LoopLag(now() + BEAT_S)
     timer: asyncio.TimerHandle

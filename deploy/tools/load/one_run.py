@@ -1,4 +1,4 @@
-"""One run from beginning to end: golden answers, the load, what the server says of itself, the checks."""
+"""Do one run: golden answers, the load, the server's metrics and the checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import uvloop
 from rich.console import Console
 
-from deploy.metrics_page import OPEN, Page, parse_page, unrest
+from deploy.metrics_page import OPEN, Page, merged, parse_page, unrest
 from deploy.tools.load import drills, golden, golden_run
 from deploy.tools.load.check import Check, needs_ours
 from deploy.tools.load.client import Client
@@ -42,13 +42,13 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # nodes report once a second at the latest: so long it must stay
+RESTED_POLLS = 3  # number of polls in a row that must find memory free; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     begun: str
-    seconds: float  # from the first request to the last answer
+    seconds: float  # time from the first request to the last answer
     records: list[RequestRecord]
     summary: Summary
     checks: list[Check]
@@ -57,28 +57,30 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The raw outcome. `drill`: seconds until the node was back (NaN: not), or why the drill could not be done."""
+    """The raw outcome. `drill`: seconds until the node was back (or NaN), or the drill's error."""
 
     records: list[RequestRecord]
     seconds: float
     drill: float | BaseException
-    interrupted_at: float  # infinite: it was not
+    interrupted_at: float  # time of Ctrl-C; infinite if there was none
     loop_lag: LoopLag
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Where runs take place: the server, how it is asked, who watches."""
+    """What a run needs: the server, the form of the requests, and the terminal. `others`: routers with the same
+    nodes."""
 
     server: Server
     builder: RequestBuilder
     console: Console
     quiet: bool
     admin_key: str = ""
+    others: tuple[Server, ...] = ()
 
 
 def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> Outcome:
-    """Blocks for the time of the load."""
+    """Run the load, and judge it. The call blocks until both are done."""
     action = drills.prepare(plan.drill, context.server, context.admin_key) if plan.drill else None
     before = metrics_of(context)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -102,7 +104,8 @@ async def send(
     plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
 ) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
-    client = Client(resolve(context.server.url), plan.timeout_s, resumes=plan.resume)
+    addresses = [resolve(server.url) for server in (context.server, *context.others)]
+    client = Client(addresses, plan.timeout_s, resumes=plan.resume)
     driver = plan.load.driver(probes, plan.truth.every)
     until_s = plan.load.duration_s + plan.drain_s
     runner = Runner(driver, client, context.builder, until_s=until_s, storms=plan.storms)
@@ -129,9 +132,8 @@ async def send(
 def own_checks(
     plan: LoadPlan, context: RunContext, records: Sequence[RequestRecord], before: Page | None, lag: Lag
 ) -> list[Check]:
-    """Those that only a Baton router's metrics allow."""
     if before is None and context.builder.target.is_ours:
-        return [Check(name, "doubtful", "/metrics gave no page ahead of the load") for name in ("leaks", "agreement")]
+        return [Check(name, "doubtful", "/metrics had no page before the load") for name in ("leaks", "agreement")]
     if before is None:
         return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
     after, waited_s = page_at_rest(plan.truth.rest_s, context)
@@ -142,8 +144,10 @@ def own_checks(
 
 
 def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float]:
-    """(the last page, seconds until then): once all has been at rest for a while, or `rest_s` are over. None: the
-    server did not answer any more."""
+    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over. Return (the last page, seconds).
+
+    The page is None if the last poll got no answer.
+    """
     begin = time.monotonic()
     num_rested = 0
     while True:
@@ -160,18 +164,20 @@ def is_at_rest(page: Page) -> bool:
 
 
 def page_if_any(context: RunContext) -> Page | None:
-    """A server that died under load is a finding, and no reason to lose the report."""
+    """Return a page, or None if there is none. A dead server raises no error, because the report must be kept."""
     with contextlib.suppress(ConfigError):
         return metrics_of(context)
     return None
 
 
 def metrics_of(context: RunContext) -> Page | None:
-    """None for a server that is not ours."""
+    """Return the merged metrics of all routers; None if a server has no such page."""
     if not context.builder.target.is_ours:
         return None
-    status, body = context.server.get("/metrics")
-    return parse_page(body.decode()) if status == 200 else None
+    answers = [server.get("/metrics") for server in (context.server, *context.others)]
+    if any(status != 200 for status, _ in answers):
+        return None
+    return merged([parse_page(body.decode()) for _, body in answers])
 
 
 def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
@@ -179,12 +185,13 @@ def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
         return []
     kind, node = plan.drill.kind, plan.drill.node
     if isinstance(sent.drill, BaseException):
-        return [Check("drills", "failed", f"{kind} of {node} could not be done: {sent.drill}")]
+        return [Check("drills", "failed", f"{kind} of {node} failed: {sent.drill}")]
     return [check_drill(Drill(kind, node, plan.drill.at_s, sent.drill), sent.records)]
 
 
 def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
-    """From the file, if it is there; else asked for, and kept where a file was named."""
+    """Read golden answers from --golden-file if it exists. Otherwise ask the server, and save the answers if the flag
+    is given."""
     truth = plan.truth
     if not truth.golden:
         return []

@@ -1,4 +1,4 @@
-"""The flags of `baton load`, grouped as a person would look for them."""
+"""The flags of `baton load`, in groups."""
 
 from __future__ import annotations
 
@@ -11,48 +11,51 @@ from deploy.tools.load.arrivals import SHAPES
 from deploy.tools.load.lengths import FORMS
 
 DESCRIPTION = """\
-baton load: put load on a server that speaks OpenAI's API, see what its users would see, and check that it is true.
+baton load: put load on a server with OpenAI's API, measure what its users would see, and check that it is true.
 
   baton load                                  60 s of 2 requests a second at http://127.0.0.1:8000
-  baton load URL --rate 8 --arrivals gamma:3  bursts; nobody waits for anybody's answer (an open loop)
+  baton load URL URL                          routers over the same nodes, in turn
+  baton load URL --rate 8 --arrivals gamma:3  bursts; no user waits for another's answer (an open loop)
   baton load URL --concurrency 16             16 users, each waits for its answer and asks again (a closed loop)
-  baton load URL --turns 4 --think 5 --prefix-tokens 500      talks that share a beginning
+  baton load URL --turns 4 --think 5 --prefix-tokens 500      conversations with a shared prefix
   baton load URL --trace mooncake.jsonl       replay a recorded load with its times, lengths and shared prefixes
-  baton load URL --sweep --slo 'ttft<1s,tpot<50ms'            the highest rate that keeps its promise
+  baton load URL --sweep --slo 'ttft<1s,tpot<50ms'            the highest rate within the SLO
   baton load URL --hang-up 0.3 --drill kill:decode-1@20       clients leave, a node dies: are all others answered?
   baton load URL --out before                 also before/report.html, report.json, requests.csv
-  baton load compare before after             two runs side by side, with intervals
+  baton load compare before after             two runs compared, with intervals
 
-Ctrl-C ends a run early and shows what there is.
-Exit status: 0 all checks passed, 1 a check failed, 2 a flag or the server makes no sense.
+Ctrl-C ends a run early and shows the results so far.
+Exit status: 0 all checks passed, 1 a check failed, 2 a flag or the server is invalid.
 """
 EPILOG = """\
 what the figures mean
   ttft    from sending a request (a new connection included) to its first token
-  itl     the wait for one token after the first; tokens that come in one chunk share the wait
+  itl     the wait for one token after the first; tokens of one chunk share the wait
   tpot    the mean of these over one answer
   e2e     from sending a request to the end of its answer
   goodput requests within the SLO per second; "smooth goodput" (arXiv:2410.14257) counts tokens less the time readers
-          sat idle, so that neither giving up on late requests nor holding tokens back makes it better
+          sat idle, so that neither dropping late requests nor holding tokens back improves it
   [a, b]  95 % interval, by a bootstrap over blocks of neighbouring requests
 
 truth checks, at the end of every run
-  tokens     some prompts are asked before the load, one by one, and again in its midst: greedy answers must be equal
+  tokens     some prompts are sent before the load, one by one, and again during it: greedy answers must be equal
   stalls     no stream stood still
-  leaks      all KV pages and rows are back when the load is over                 (only a Baton router tells)
-  agreement  the server's own latencies are the client's                          (only a Baton router tells)
-  client     how late this program itself was: above 20 ms it, not the server, is what you measured
+  leaks      all KV pages and rows are free after the load                        (only with a Baton router)
+  agreement  server and client measured the same latencies                        (only with a Baton router)
+  client     how late this program was: above 20 ms you measure it, not the server
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("words", nargs="*", metavar="URL", help=f"the server (default: {DEFAULT_URL}); or: compare A B")
+    parser.add_argument(
+        "words", nargs="*", metavar="URL", help=f"a server, or routers (default: {DEFAULT_URL}); or: compare A B"
+    )
     add_url_flag(parser)
     add_load(parser.add_argument_group("load"))
-    add_prompts(parser.add_argument_group("what is asked"))
+    add_prompts(parser.add_argument_group("prompts"))
     add_server(parser.add_argument_group("the server"))
-    add_judgement(parser.add_argument_group("what is good"))
+    add_judgement(parser.add_argument_group("judgement"))
     add_truth(parser.add_argument_group("truth checks and trouble"))
     add_output(parser.add_argument_group("output"))
 
@@ -61,46 +64,60 @@ def add_load(group: Any) -> None:
     number(group, "--rate", 2.0, "R", "requests (sessions, with --turns) that begin per second")
     group.add_argument("--arrivals", default="poisson", metavar="SHAPE", help=f"{SHAPES} (default: %(default)s)")
     group.add_argument(
-        "--concurrency", type=int, metavar="N", help="N users who wait for their answers; no --rate then"
+        "--concurrency", type=int, metavar="N", help="N users who each wait for an answer; excludes --rate"
     )
     group.add_argument(
         "--duration", type=float, metavar="S", help="seconds in which requests begin (default: 60, or all of a trace)"
     )
-    group.add_argument("--requests", type=int, metavar="N", help="no more than N requests")
-    number(group, "--warmup", 0.0, "S", "the first seconds do not count")
+    group.add_argument("--requests", type=int, metavar="N", help="at most N requests")
+    number(group, "--warmup", 0.0, "S", "the first S seconds do not count")
     number(group, "--drain", 60.0, "S", "longest wait for answers after --duration")
     number(group, "--timeout", 300.0, "S", "longest wait for one answer")
-    group.add_argument("--seed", type=int, default=0, help="the same seed asks the same (default: %(default)s)")
+    group.add_argument(
+        "--seed", type=int, default=0, help="the same seed sends the same requests (default: %(default)s)"
+    )
 
 
 def add_prompts(group: Any) -> None:
-    group.add_argument("--prompt-tokens", default="128", metavar="N", help=f"about; {FORMS} (default: %(default)s)")
-    group.add_argument("--output-tokens", default="64", metavar="N", help="the same forms (default: %(default)s)")
-    group.add_argument("--turns", default="1", metavar="N", help="per session, the same forms (default: %(default)s)")
+    group.add_argument(
+        "--prompt-tokens", default="128", metavar="N", help=f"approximate; {FORMS} (default: %(default)s)"
+    )
+    group.add_argument(
+        "--output-tokens", default="64", metavar="N", help="limit of answers, in the same forms (default: %(default)s)"
+    )
+    group.add_argument(
+        "--turns", default="1", metavar="N", help="turns of a session, in the same forms (default: %(default)s)"
+    )
     number(group, "--think", 0.0, "S", "mean time between an answer and the next turn")
     whole(group, "--prefix-tokens", 0, "N", "a system prompt of about N tokens that sessions share")
-    whole(group, "--prefix-groups", 1, "N", "so many different ones")
+    whole(group, "--prefix-groups", 1, "N", "number of different system prompts")
     group.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="a prompt per line, or .jsonl with prompt, messages or turns"
+        "--prompts", type=Path, metavar="FILE", help="one prompt per line, or .jsonl with prompt, messages or turns"
     )
     group.add_argument(
-        "--trace", type=Path, metavar="FILE", help="Mooncake's format: timestamp, lengths, hash_ids; no --rate then"
+        "--trace", type=Path, metavar="FILE", help="Mooncake's format: timestamp, lengths, hash_ids; excludes --rate"
     )
-    number(group, "--trace-speed", 1.0, "X", "2 plays it in half the time")
-    whole(group, "--longest-prompt", 0, "N", "cut the trace's prompts there, for models with a short context; 0: none")
+    number(group, "--trace-speed", 1.0, "X", "2 replays it in half the time")
+    whole(
+        group,
+        "--longest-prompt",
+        0,
+        "N",
+        "cut the trace's prompts to N tokens, for models with a short context; 0: never",
+    )
 
 
 def add_server(group: Any) -> None:
     group.add_argument("--api", choices=("chat", "completions"), default="chat", help="(default: %(default)s)")
-    group.add_argument("--model", default="", help="(default: the first one the server names)")
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of the server")
+    group.add_argument("--model", default="", help="(default: the first model that the server names)")
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the server's key")
     group.add_argument("--admin-key-file", type=Path, metavar="FILE", help="admin key (default: the launcher's)")
-    number(group, "--temperature", 0.0, "T", "above 0 there is nothing to compare tokens with")
+    number(group, "--temperature", 0.0, "T", "above 0 tokens can't be compared")
     group.add_argument(
         "--extra-body",
         default="{}",
         metavar="JSON",
-        help="more fields, e.g. '{\"ignore_eos\": true}'; null removes one",
+        help="more fields, e.g. '{\"ignore_eos\": true}'; null removes a field",
     )
 
 
@@ -110,9 +127,11 @@ def add_judgement(group: Any) -> None:
         default="ttft<2s,tpot<100ms",
         help="bounds on ttft, tpot, itl (longest wait), e2e (default: %(default)s)",
     )
-    number(group, "--reading-tps", 10.0, "R", "tokens a second that a reader takes in, for smooth goodput")
+    number(group, "--reading-tps", 10.0, "R", "tokens per second that a reader reads, for smooth goodput")
     group.add_argument(
-        "--sweep", action="store_true", help="find the highest rate within the SLO, in some 8 runs; --rate is the first"
+        "--sweep",
+        action="store_true",
+        help="find the highest rate within the SLO, in about 8 runs; --rate is the first rate",
     )
     number(group, "--slo-share", 0.9, "X", "share of requests within the SLO that a rate must reach in a sweep")
 
@@ -121,21 +140,26 @@ def add_truth(group: Any) -> None:
     whole(group, "--golden", 4, "N", "golden prompts; 0: none")
     whole(group, "--golden-every", 10, "N", "each Nth request of the load is a golden one")
     group.add_argument(
-        "--golden-file", type=Path, metavar="FILE", help="golden answers: read if it is there, else asked for and kept"
+        "--golden-file",
+        type=Path,
+        metavar="FILE",
+        help="golden answers; if this file does not exist, they are asked for and saved",
     )
-    number(
-        group, "--near-tie", 0.1, "X", "where the best two tokens were so close in logprob, a difference is doubtful"
-    )
+    number(group, "--near-tie", 0.1, "X", "a difference is doubtful where the best two tokens are within X in logprob")
     number(group, "--stall", 2.0, "S", "a wait between two chunks of this length is a stall")
-    number(group, "--rest", 15.0, "S", "longest wait for memory to come back after the load")
-    number(group, "--hang-up", 0.0, "X", "this share of the clients leaves early")
+    number(group, "--rest", 15.0, "S", "longest wait for memory to be free after the load")
+    number(group, "--hang-up", 0.0, "X", "share of the clients that leave early")
     group.add_argument(
-        "--storm", action="append", default=[], metavar="S:X", help="at S seconds the share X of open requests is left"
+        "--storm",
+        action="append",
+        default=[],
+        metavar="S:X",
+        help="at S seconds, the clients of the share X of open requests leave",
     )
     group.add_argument(
         "--resume",
         action="store_true",
-        help="go on with streams that break (Last-Event-ID), at whatever router answers at the URL by then",
+        help="resume broken streams (Last-Event-ID) at any router that answers at the URL",
     )
     group.add_argument(
         "--drill", metavar="WHAT", help="kill:NODE@S, drain:NODE@S or restart:NODE@S (kill: a process of this machine)"

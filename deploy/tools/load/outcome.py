@@ -1,4 +1,4 @@
-"""What one run leaves behind, and how it is written to and read from a file. No text of prompts or answers is in it."""
+"""A run's results and their file format, without texts of prompts or answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A request in the report. Seconds from the start of the run; None where there is nothing."""
+    """A request in the report. Times are in seconds; `due` and `sent` count from the run's start."""
 
     number: int
     session: int
@@ -55,7 +55,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Per second of the run: what came, and how many requests were open at its begin."""
+    """For each second of the run: tokens, waits per token, and the number of requests open at the second's start."""
 
     tokens: list[int]
     open_requests: list[int]
@@ -65,10 +65,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Everything that `report.json` holds."""
-
     title: str
-    begun: str  # UTC, ISO 8601
+    begun: str  # time of the run's start, in UTC and ISO 8601
     server: str
     model: str
     command: str
@@ -110,18 +108,18 @@ def known(value: float) -> float | None:
 
 
 def encode(report: LoadReport) -> bytes:
-    """NaN is no JSON: it is written as null, and read as NaN where a number must be."""
+    """Encode as JSON, with null for NaN, as read_report expects."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
 def read_report(path: Path) -> LoadReport:
-    """From the file, or the folder that holds it."""
+    """Read the file `path`, or REPORT in the folder `path`. Raises ConfigError."""
     file = path / REPORT if path.is_dir() else path
     try:
         raw = msgspec.json.decode(file.read_bytes())
         found = msgspec.convert(with_nan(raw, ""), LoadReport)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is no report of baton load: {error}") from None
+        raise ConfigError(f"{file} is not a report of baton load: {error}") from None
     if found.format != FORMAT:
         raise ConfigError(f"{file} has format {found.format}; this baton reads format {FORMAT}")
     return found
@@ -131,7 +129,7 @@ NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", 
 
 
 def with_nan(tree: Any, name: str) -> Any:
-    """`name`: of the field that holds it."""
+    """Turn null into NaN, except in nullable fields. `name`: the field that holds `tree`."""
     if isinstance(tree, dict):
         return {key: with_nan(value, key) for key, value in tree.items()}
     if isinstance(tree, list):

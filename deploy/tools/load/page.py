@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, nothing from elsewhere; it can be mailed and opens anywhere."""
+"""Format the report as one HTML page, without scripts or other resources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def page_of(report: LoadReport) -> str:
 
 
 def rows_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are escaped; the first column is text, the others numbers."""
+    """Return a table of escaped cells: text in the first column, numbers in the others."""
     heads = "".join(f'<th class="{"n" if i else ""}">{escape(cell)}</th>' for i, cell in enumerate(head))
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:
@@ -98,11 +98,11 @@ def sweep_html(report: LoadReport) -> str:
     ]
     best = f"highest rate within {report.summary.slo}: {report.best_rate:.3g} requests/s" if report.best_rate else ""
     table = rows_html(["requests per second", "share within the SLO", "goodput", "TTFT p99 ms"], rows)
-    return f"<h2>Sweep</h2><p>{escape(best or 'no rate that was tried is within the SLO')}</p>{table}"
+    return f"<h2>Sweep</h2><p>{escape(best or 'no tried rate is within the SLO')}</p>{table}"
 
 
 def plots_html(report: LoadReport) -> str:
-    from deploy.tools.load.plots import plots_of  # needs the extra `load`
+    from deploy.tools.load.plots import plots_of  # this import needs the extra `load`
 
     figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""

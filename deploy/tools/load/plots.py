@@ -1,4 +1,4 @@
-"""Plots of a report as SVG texts that stand alone: matplotlib without a display and without its global state."""
+"""Plot a report as standalone SVG: matplotlib without display or global state."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from deploy.tools.load.outcome import LoadReport, RequestRow
 
-MAX_POINTS = 3000  # more dots only make the file large
+MAX_POINTS = 3000  # more dots than this would only enlarge the file
 SIZE = (6.4, 3.2)
 BLUE, RED, GREY = "#2468a8", "#c23b22", "#888888"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "baton",  # the same report gives the same file
+    "svg.hashsalt": "baton",  # equal reports make equal files
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -29,7 +29,7 @@ Draw = Callable[[Axes], None]
 
 
 def plots_of(report: LoadReport) -> list[tuple[str, str]]:
-    """(what it shows, <svg>...</svg>), without those that would be empty."""
+    """Return (title, <svg>...</svg>) for each plot that has data."""
     drawings: list[tuple[str, Draw | None]] = [
         ("Time to first token of each request, by when it was sent", ttft_over_time(report.rows)),
         ("Waits between tokens, per second of the run", waits_over_time(report)),

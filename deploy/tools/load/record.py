@@ -1,11 +1,10 @@
-"""What happened to one request, as the client saw it. Pure: times are given, never read.
+"""One request's history as the client saw it. Pure.
 
-    due      when it should have been sent          (all in seconds from the start of the run)
-    sent     when the client began to send it; ahead of the connection where a new one was needed
-    at[i]    when chunk i with tokens reached this machine, late[i] seconds before the client handled it
-    end      when the answer was over
-
-One chunk may bring several tokens: they share the wait since the chunk before, as they do in the server's metrics.
+All times are in seconds from the start of the run.
+  `due`      When the request should have been sent.
+  `sent`     When the client began to send or to connect.
+  `at[i]`    When chunk i with tokens reached this machine, `late[i]` seconds before the client handled it.
+  `end`      When the answer was over.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 NOT_YET = math.nan
-UNFINISHED = "not over when the run was"  # the error of what was open then
+UNFINISHED = "still open at the end of the run"  # the error of a request without an end
 
 
 @dataclass(slots=True)
@@ -25,21 +24,21 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # which golden answer it must equal
+    probe: int | None = None  # number of the golden answer that the answer must equal
     sent: float = NOT_YET
     end: float = NOT_YET
-    status: int = 0  # HTTP, 0 while none came
+    status: int = 0  # HTTP status; 0 before the status has come
     error: str = ""
-    hung_up: bool = False  # we did, on purpose
-    num_resumed: int = 0  # how often it went on after its connection broke
+    hung_up: bool = False  # Whether the client left on purpose.
+    num_resumed: int = 0  # How often the answer was resumed after its connection broke.
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
     counts: array[int] = field(default_factory=lambda: array("l"))
-    prompt_tokens: int = 0  # the server's word, 0 where it gave none
+    prompt_tokens: int = 0  # number of prompt tokens by the server's count; 0 if it is unknown
     cached_tokens: int = 0
     reported_tokens: int = 0
-    ids: list[int] = field(default_factory=list)  # where the server shows them
+    ids: list[int] = field(default_factory=list)  # ids of the answer's tokens; empty if the server does not show ids
     pieces: list[str] = field(default_factory=list)
 
     def token(self, at: float, late: float, count: int) -> None:
@@ -53,12 +52,12 @@ class RequestRecord:
 
     @property
     def is_whole(self) -> bool:
-        """It came, to its own end."""
+        """Whether the server ended the answer without error."""
         return not self.error and not self.hung_up and len(self.at) > 0 and not math.isnan(self.end)
 
     @property
     def num_tokens(self) -> int:
-        """The server's count where it gives one: not every chunk is one token everywhere."""
+        """The number of tokens, by the server's count if it is known, since a chunk may hold several tokens."""
         return self.reported_tokens or sum(self.counts)
 
     @property
@@ -67,7 +66,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """NaN without a token."""
+        """The seconds from sending to the first token; NaN if no token came."""
         return self.at[0] - self.sent if self.at else math.nan
 
     @property
@@ -80,13 +79,12 @@ class RequestRecord:
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def gaps(self) -> list[float]:
-        """Between chunks: what a reader waits."""
         return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
 
     def waits(self) -> list[float]:
-        """The gaps, and what passed from the last chunk until the answer was over: it may stand still there."""
+        """Return the gaps between chunks, and the wait after the last chunk."""
         return [*self.gaps(), self.end - self.at[-1]] if self.at and not math.isnan(self.end) else self.gaps()
 
     def token_gaps(self) -> list[tuple[float, int]]:
-        """(wait per token, tokens) of each chunk after the first."""
+        """Return (wait per token, number of tokens) for each chunk after the first."""
         return [(gap / count, count) for gap, count in zip(self.gaps(), self.counts[1:], strict=True)]

@@ -1,4 +1,4 @@
-"""Requests as bytes on the wire: OpenAI's chat and completions bodies, streamed. Pure."""
+"""Build requests as bytes: OpenAI's chat and completions bodies, streamed. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """How every request of a run is put. Greedy unless told otherwise: golden answers can be had only so."""
+    """The form of a run's requests. The default is greedy, as golden answers need."""
 
     target: Target
     api: str = "chat"
     api_key: str = ""
     temperature: float = 0.0
-    extra: Mapping[str, Any] = field(default_factory=dict)  # goes over all else; null takes a field away
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields that override other fields; null removes a field
 
     @property
     def path(self) -> str:
         return PATHS[self.api]
 
     def message(self, messages: Messages, max_tokens: int) -> bytes:
-        """A whole HTTP request."""
         data = self.body(messages, max_tokens)
         url = self.target.url
         head = [

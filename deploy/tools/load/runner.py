@@ -1,4 +1,4 @@
-"""Plays a driver against a server in real time: the only loop of a load. Waits, sends, and lets the driver decide."""
+"""Send a driver's requests to a server in real time, in the only loop of a load."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from deploy.tools.load.request_builder import RequestBuilder
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """At `at_s` this share of the open requests loses its clients at once."""
+    """At `at_s`, the clients of `share` of the open requests leave."""
 
     at_s: float
     share: float
 
 
 class Runner:
-    """`records` grows as requests are sent; those in `open` are still filled."""
+    """`records` grows as requests are sent. Records in `open` are still being filled."""
 
     def __init__(
         self, driver: Driver, client: Client, builder: RequestBuilder, *, until_s: float, storms: Sequence[Storm] = ()
     ) -> None:
-        """`until_s`: what is open then is left, as a failure."""
+        """`until_s`: at this time the client leaves the requests that are still open, and they count as failed."""
         self._driver, self._client, self._builder = driver, client, builder
         self._until_s, self._storms = until_s, storms
         self._changed = asyncio.Event()
@@ -36,7 +36,7 @@ class Runner:
         self.records: list[RequestRecord] = []
         self.open: dict[int, RequestRecord] = {}
         self.interrupted_at: float | None = None
-        self._defect: BaseException | None = None  # ours: a server's faults are in the records
+        self._defect: BaseException | None = None  # an error by a bug of ours; a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()
@@ -52,7 +52,6 @@ class Runner:
         return self.records
 
     def interrupt(self) -> None:
-        """Sends nothing more and leaves what is open: somebody has seen enough."""
         if self.interrupted_at is None:
             self.interrupted_at = self.now()
         self._driver.stop()
@@ -61,7 +60,6 @@ class Runner:
         self._changed.set()
 
     def _end(self) -> None:
-        """What is open now took too long."""
         self._driver.stop()
         for number, record in list(self.open.items()):
             self._client.hang_up(number)
@@ -80,7 +78,6 @@ class Runner:
                 handle.cancel()
 
     async def _until(self, at: float | None) -> None:
-        """This time, or anything that may bring a new one."""
         self._changed.clear()
         if self._driver.is_done:
             return
@@ -114,7 +111,7 @@ class Runner:
         self._changed.set()
 
     def _blow(self, share: float) -> None:
-        """The oldest ones: they hold most."""
+        """Hang up on the oldest requests, which hold the most memory."""
         numbers = sorted(self.open)
         for number in numbers[: round(share * len(numbers))]:
             self._client.hang_up(number)

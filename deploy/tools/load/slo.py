@@ -1,4 +1,4 @@
-"""What a user may expect of one request: bounds on its latencies. Pure."""
+"""Bounds on one request's latencies. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BOUND = re.compile(r"(ttft|tpot|itl|e2e)\s*(?:<=?|=)\s*([0-9.]+)\s*(ms|s|)")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Seconds; infinite where nothing is asked. `itl` bounds the longest wait for a token inside the answer, `tpot`
-    the mean one."""
+    """Bounds in seconds, or infinity. `itl`: the bound on an answer's longest wait for a token. `tpot`: the bound on
+    the mean wait."""
 
     ttft: float = math.inf
     tpot: float = math.inf
@@ -24,7 +24,7 @@ class Slo:
     e2e: float = math.inf
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Never by a request that failed, was cut short by us, or brought no token."""
+        """Return whether an answer meets the bounds. A failed, cut or empty answer never meets them."""
         if not record.is_whole:
             return False
         longest = max(record.gaps(), default=0.0)
@@ -37,7 +37,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """ "ttft<1s,tpot<50ms" """
+    """Parse bounds like "ttft<1s,tpot<50ms". Raises ConfigError."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = BOUND.fullmatch(part)
@@ -48,5 +48,5 @@ def parse_slo(text: str) -> Slo:
         try:
             found[match[1]] = float(match[2]) * UNITS[match[3]]
         except ValueError:
-            raise ConfigError(f"--slo: {match[2]!r} is no number") from None
+            raise ConfigError(f"--slo: {match[2]!r} is not a number") from None
     return Slo(**found)

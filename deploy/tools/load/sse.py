@@ -1,6 +1,6 @@
-"""Server-sent events and the OpenAI chunks in them, out of bytes as they come. Pure.
+"""Split arriving bytes into server-sent events, and decode their OpenAI chunks. Pure.
 
-Only what is measured or compared is decoded: msgspec skips the other fields, so a chunk costs about a microsecond.
+Only fields that are measured or compared are decoded. msgspec skips the others, so a chunk costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ MAX_EVENT_BYTES = 1 << 22
 
 
 class Splitter:
-    """Cuts a byte stream into the data of its events (WHATWG: lines end in LF, CR LF or CR; a blank line ends an
-    event). A CR alone as line end, which no known server sends, is not understood."""
+    """Split a byte stream into the events' data.
+
+    Lines end in LF or CR LF. A blank line ends an event. The standard also allows CR, which no known server sends.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -24,15 +26,15 @@ class Splitter:
 
     @property
     def last_event_id(self) -> str:
-        """What a server is told to go on with; "" where its events have no ids."""
+        """The id with which a server resumes the stream; "" without event ids."""
         return f"{self._token.decode()}/{self._place.decode()}" if self._place else ""
 
     def restart(self) -> None:
-        """A new connection begins: what was cut off in the middle of an event is void."""
+        """Drop a partial event, before a new connection is read."""
         self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events that are complete now. ValueError for one without an end."""
+        """Return the data of completed events. Raises ValueError for an event without end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError("an event has no end")
@@ -51,14 +53,14 @@ class Splitter:
         return done
 
     def _seen(self, event_id: bytes) -> None:
-        """A connection's first id holds the stream's token, too."""
+        """Record an event id. A connection's first id also holds the stream's token."""
         token, slash, self._place = event_id.rpartition(b"/")
         self._token = token if slash else self._token
         self._id = b""
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """`reasoning` and `reasoning_content`: what thinking models say first; tokens like any other."""
+    """`reasoning` and `reasoning_content`: a thinking model's first tokens, which count like other tokens."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -98,15 +100,14 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """ValueError for what is no chunk."""
+    """Decode an event's data. Raises ValueError."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:
-        raise ValueError(f"a chunk that makes no sense: {error}") from None
+        raise ValueError(f"invalid chunk: {error}") from None
 
 
 def error_text(error: Any) -> str:
-    """Of an error object, in whichever of its known shapes."""
     if isinstance(error, dict):
         return str(error.get("message") or error)
     return str(error)

@@ -1,12 +1,6 @@
-"""Everything a run's records say, as figures. Pure.
+"""Summarize a run's records as figures. Pure.
 
-smooth goodput   after Wang et al., "Revisiting Service Level Objectives and System Level Metrics in Large Language
-                 Model Serving" (arXiv:2410.14257): plain goodput can be raised by dropping requests that will miss
-                 their bound anyhow, and a bound on waits by holding tokens back. So a user reads at `reading_tps`
-                 tokens a second from the moment the first token should be there (the SLO's TTFT); token i should come
-                 by  start + i / reading_tps. What the worst token is late is the time the user sat idle. A request is
-                 worth its tokens less `idle_weight` times the tokens that could have been read in the idle time, but
-                 never less than nothing: giving up on a request must not pay. Their sum per second is the figure.
+README.md defines smooth goodput: the worth of all requests per second (arXiv:2410.14257).
 """
 
 from __future__ import annotations
@@ -27,7 +21,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The user that smooth goodput has in mind. Without a bound on TTFT the first token may come when it likes."""
+    """The assumed user of smooth goodput. Without a bound on TTFT, the first token is never late."""
 
     reading_tps: float = 10.0
     idle_weight: float = 1.0
@@ -35,7 +29,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests due in [begin, end) are judged; rates are of what came from begin to end, per second of it."""
+    """Requests due in [begin, end) are judged. Rates count the tokens and answers that arrived in this time."""
 
     begin: float
     end: float
@@ -48,16 +42,22 @@ class Window:
         return self.end - self.begin
 
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
-        """Sums by second (shorter ones in a short window). Times outside count nowhere; the end itself, where a closed
-        loop has its last answer, is inside."""
+        """Return the sum of the amounts in each second, or in each shorter slice of a short window.
+
+        Times outside the window do not count. The window's end belongs to the window, since a closed loop's last answer
+        ends then.
+        """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How late the client itself was, in seconds: sending, and handling what had arrived: by its chunks or by the pulse
-    of its loop, whichever was later. Where the system gives no arrival times, times of tokens include it."""
+    """How late the client sent requests and handled arrivals, in seconds.
+
+    The lateness of handling is measured by chunks and by the event loop's beats, and the larger value counts. Without
+    the system's arrival times, token times include this lateness.
+    """
 
     send_p50: float = math.nan
     send_p99: float = math.nan
@@ -69,7 +69,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies in seconds: latencies["ttft"]["p99"]; rates per second of the window."""
+    """Latencies are in seconds, e.g. latencies["ttft"]["p99"]. Rates are per second of the window."""
 
     seconds: float
     num_requests: int
@@ -84,8 +84,8 @@ class Summary:
     output_tokens_per_s: Estimate
     slo: str
     slo_share: Estimate
-    goodput: Estimate  # requests within the SLO per second
-    smooth_goodput: Estimate  # tokens per second
+    goodput: Estimate  # Number of requests within the SLO, per second.
+    smooth_goodput: Estimate  # The requests' worth in tokens, per second.
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -98,13 +98,13 @@ def summarize(
     seed: int = 0,
     beats: Sequence[float] = (),
 ) -> Summary:
-    """Latencies and shares: of the requests due in the window, in order of arrival. Answers and tokens per second: of
-    what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it.
+    """Summarize a run. `beats`: the lateness of the client's loop at regular times.
 
-    Golden probes are asked again and again, and a cache answers them sooner: latencies, shares and goodput are without
-    them. They are load like any other: counts, answers and tokens per second, and the client's lag are with them.
+    Latencies and shares cover the requests due in the window. The rates of answers and tokens
+    count all that reached the client in the window, even if the request was due earlier.
 
-    `beats`: how late the client's loop was, at regular times."""
+    Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
+    """
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
     boot = Resampling(len(judged), seed)
@@ -134,8 +134,10 @@ def summarize(
 
 
 def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
-    """Per second of the window, with an interval over its slices of time: how many requests there were is chance, too,
-    and that every one of them is worth the same says nothing of how evenly they came."""
+    """Return a rate per second of the window, with an interval from its time slices.
+
+    Time slices, unlike single requests, show how many requests came, and how evenly they came.
+    """
     if not window.seconds > 0:
         return NOTHING
     slices = window.per_slice(times, amounts)
@@ -143,7 +145,7 @@ def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed:
 
 
 def arrivals_of(records: Sequence[RequestRecord]) -> tuple[list[float], list[float]]:
-    """(when, how many tokens) of all chunks; where the server says how many there were in all, chunks share them."""
+    """Return (times, token amounts) of all chunks. The server's total, if known, is split over the chunks."""
     times = [at for record in records for at in record.at]
     amounts = [
         count * record.num_tokens / total
@@ -155,7 +157,7 @@ def arrivals_of(records: Sequence[RequestRecord]) -> tuple[list[float], list[flo
 
 
 def latencies_of(counted: Sequence[RequestRecord], boot: Resampling) -> dict[str, dict[str, Estimate]]:
-    """TTFT of whatever brought a token; the others of answers that came to their end."""
+    """Return the TTFT of all requests with a token, and the other latencies of whole answers."""
     whole = [record if record.is_whole else None for record in counted]
     pools = {
         "ttft": one_each([record.ttft for record in counted]),
@@ -177,7 +179,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """An extreme has no interval that a resample could give."""
+    """Return the maximum. It has no interval, since resampling yields none for an extreme."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 
@@ -194,8 +196,11 @@ def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
 
 
 def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
-    """Of one request, in tokens. One that we left is worth what it brought till then, one that failed nothing: else
-    breaking a stream off before it gets late would pay."""
+    """Return one request's worth in tokens for smooth goodput.
+
+    A request that we left is worth its tokens so far. A failed request is worth 0, otherwise a server would
+    gain by breaking off late streams.
+    """
     if record.error:
         return 0.0
     start = slo.ttft if math.isfinite(slo.ttft) else record.ttft
@@ -220,7 +225,7 @@ def lag_of(counted: Sequence[RequestRecord], beats: Sequence[float]) -> Lag:
 
 
 def later(one: float, other: float) -> float:
-    """NaN only when both are."""
+    """Return the larger number; NaN if both are NaN."""
     return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 

@@ -1,7 +1,7 @@
-"""Looks for the highest rate within an SLO. Pure: is told how each run went, says which rate to run next.
+"""Search for the highest rate within an SLO. Pure.
 
-The rate doubles until a run misses, then the gap between the best that passed and the least that missed is halved until
-it is small. Steps are by ratio, for capacity is known in per cent.
+The rate doubles until a run misses the SLO. After that, each run takes the geometric mean of the best passed rate and
+the lowest missed rate, until these two rates are close.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 GROWTH = 2.0
-CLOSE_ENOUGH = 1.1  # least that missed / best that passed
+CLOSE_ENOUGH = 1.1  # The search ends when lowest missed rate / best passed rate is at most this.
 MOST_RUNS = 12
 
 
@@ -23,7 +23,7 @@ class Sweep:
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO
 
     def next_rate(self) -> float | None:
-        """None: it is over."""
+        """Return the next rate to try; None at the end."""
         if len(self.shares) >= MOST_RUNS:
             return None
         passed, missed = self.best, self.least_missed
@@ -36,7 +36,7 @@ class Sweep:
         return None if missed / passed <= CLOSE_ENOUGH else math.sqrt(missed * passed)
 
     def went(self, rate: float, share: float) -> None:
-        """NaN: nothing was measured, which is a miss."""
+        """Record a run's share. NaN (nothing measured) counts as a miss."""
         self.shares[rate] = 0.0 if math.isnan(share) else share
 
     @property
@@ -45,6 +45,7 @@ class Sweep:
 
     @property
     def best(self) -> float | None:
-        """The highest rate that passed below every one that missed: a lucky run beyond does not count."""
+        """The highest passed rate below every missed one. A run that passed by luck above a missed rate does not
+        count."""
         limit = self.least_missed or math.inf
         return max((rate for rate, share in self.shares.items() if share >= self.needed and rate < limit), default=None)

@@ -1,4 +1,4 @@
-"""A run as text for the terminal."""
+"""Show a run in the terminal."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
 
 def sweep_line(report: LoadReport) -> str:
     if report.best_rate is None:
-        return f"no rate that was tried keeps {report.summary.slo}"
+        return f"no tried rate is within {report.summary.slo}"
     return f"highest rate within {report.summary.slo}: [bold]{report.best_rate:.3g} requests/s[/]"
 
 

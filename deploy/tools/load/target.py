@@ -1,5 +1,4 @@
-"""The server under load: where it is, what it is, which fields it understands. Asked before and after a run, never
-during one. Knows nothing of load."""
+"""The server under load: its address, kind and model."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from shared.core.errors import ConfigError
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 3.0
 MAX_SHOWN = 300
-OURS = "baton"  # what our router says of its models
+OURS = "baton"  # the owner of our router's models
 
 
 class Server:
-    """Plain questions to it, one connection each."""
+    """Send plain requests, each on a new connection."""
 
     def __init__(self, url: Url, api_key: str = "") -> None:
         self.url, self.api_key = url, api_key
@@ -34,7 +33,7 @@ class Server:
         return self._call("POST", path, body, timeout_s)
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """(status, body); ConfigError when nobody answers."""
+        """Return (status, body). Raises ConfigError if there is no answer."""
         try:
             return self._http.send(method, path, body, timeout_s)
         except UNREACHABLE as error:
@@ -43,7 +42,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`is_ours`: a Baton router, which shows token ids, takes ignore_eos and has metrics to compare with."""
+    """A server. `is_ours`: a Baton router, which shows token ids, takes ignore_eos and has our metrics."""
 
     url: Url
     model: str
@@ -51,7 +50,7 @@ class Target:
 
 
 def look_at(server: Server, model: str) -> Target:
-    """`model` empty: the first one that the server names."""
+    """Find out the server's kind. If `model` is empty, take the server's first model. Raises ConfigError."""
     status, body = server.get("/v1/models")
     try:
         cards = list(json.loads(body)["data"]) if status == 200 else []
@@ -60,14 +59,14 @@ def look_at(server: Server, model: str) -> Target:
         named = {}
     if not model and not named:
         shown = " ".join(body[:MAX_SHOWN].decode("utf-8", "replace").split())
-        raise ConfigError(f"{server.url}/v1/models names no model ({status} {shown}); say --model, or --api-key-file")
+        raise ConfigError(f"{server.url}/v1/models names no model ({status} {shown}); give --model or --api-key-file")
     chosen = model or next(iter(named))
     return Target(server.url, chosen, OURS in named.values())
 
 
 def resolve(url: Url) -> Address:
-    """The first address at which somebody answers (a name may stand for one where nobody does), else the first one;
-    ConfigError for a name nobody knows."""
+    """Return the host's first address that answers, or else the first of its addresses. Raises ConfigError for unknown
+    hosts."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

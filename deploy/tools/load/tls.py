@@ -1,4 +1,4 @@
-"""TLS between bytes and bytes, so that https is read from the same socket with the same arrival times. No I/O."""
+"""Apply TLS to bytes without I/O, so that https uses the same socket code as http."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tls:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
 
     def shake_hands(self, received: bytes) -> tuple[bool, bytes]:
-        """(whether it is done, what to send). ssl.SSLError when it can't be."""
+        """Return (whether the handshake is done, bytes to send). Raises ssl.SSLError on failure."""
         self._incoming.write(received)
         try:
             self._object.do_handshake()
@@ -26,7 +26,7 @@ class Tls:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """What is complete so far. ssl.SSLError for what is not TLS."""
+        """Return the bytes that can be decrypted so far. Raises ssl.SSLError for bytes that are not TLS."""
         self._incoming.write(data)
         parts: list[bytes] = []
         try:

@@ -1,10 +1,10 @@
-"""Replays a recorded load: traces in Mooncake's format, one JSON object per line.
+"""Replay a recorded load: a trace in Mooncake's format, one JSON object per line.
 
-    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
+  {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 
-`timestamp` in milliseconds; each hash id stands for one block of 512 prompt tokens, and equal ids for equal blocks
-(github.com/kvcache-ai/Mooncake, FAST25-release; arXiv:2407.00079, section 4). The texts themselves were never
-published: every block gets words of its own, the same for the same id, so that prefixes are shared where they were.
+`timestamp` is in milliseconds. Each hash id is one block of 512 prompt tokens, and equal ids are equal blocks
+(github.com/kvcache-ai/Mooncake, FAST25-release; arXiv:2407.00079, section 4). The texts were never published, so each
+id gets made-up words.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`speed`: 2 plays it in half the time. `longest`: prompts beyond are cut, 0: none is."""
+    """`speed`: a speed of 2 halves all times. `longest`: the limit of a prompt's tokens; 0 if there is none."""
 
-    rows: tuple[TraceRow, ...]  # by time, the first at 0
+    rows: tuple[TraceRow, ...]  # rows in order of time; the first row's time is 0
     speed: float = 1.0
     longest: int = 0
 
@@ -86,7 +86,8 @@ def row_of(path: Path, number: int, line: str) -> TraceRow:
 
 
 def prompt_of(row: TraceRow, own: str, longest: int) -> str:
-    """Blocks by their ids; what no id stands for is drawn for this row alone."""
+    """Return the blocks of the row's ids. If the prompt is longer than these blocks, its other words are drawn for this
+    row alone."""
     length = min(row.input_length, longest) if longest else row.input_length
     words: list[str] = []
     for hash_id in row.hash_ids:

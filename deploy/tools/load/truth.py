@@ -1,13 +1,5 @@
-"""What a run's records prove or refute beside its speed. Pure; each function is one check.
-
-answers     every request got an answer, to its end
-tokens      golden prompts got the tokens under load that they got from the idle server   (truth_golden)
-stalls      no stream stood still
-leaks       all memory came back when the load was over                                 (the server's own metrics)
-agreement   server and client measured the same latencies                               (the server's own metrics)
-drills      what became of the streams when a node was taken away
-client      the client itself was fast enough for its figures to mean something
-"""
+"""Check whether a run's answers and figures are right, whatever its speed. README.md lists the checks; golden.py has
+`tokens`. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +15,7 @@ from deploy.tools.load.summary import Lag
 
 MOST_DETAILS = 5
 LAG_BOUND_S = 0.020
-TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's counts the network, and both processes' turns on their cores
+TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's TTFT also includes time on the network and waits for a core
 ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
 
 
@@ -42,8 +34,11 @@ def check_answers(records: Sequence[RequestRecord]) -> Check:
 
 
 def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: LoopLag) -> Check:
-    """Between two chunks of one stream, and from its last one until it was over or left. What a late client reads at
-    once has the newest chunk's time: a wait that is none without our own lateness in it is only doubtful."""
+    """Check the waits between a stream's chunks, and from its last chunk to its end.
+
+    If the client reads late, one read returns several chunks, and all get the newest one's time. So if our lateness may
+    explain a wait, the wait is doubtful instead of failed.
+    """
     waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
     stalls = [one for one in waits if one[0] >= bound_s]
     if not stalls:
@@ -54,12 +49,12 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
     num_streams = len({record.number for _, record, _ in stalls})
     text = f"{len(stalls)} waits of {bound_s:g} s and more, in {num_streams} streams"
     if all(wait - own_lateness(record, position, loop_lag) < bound_s for wait, record, position in stalls):
-        return Check("stalls", "doubtful", f"{text}; but this program was late itself meanwhile", details)
+        return Check("stalls", "doubtful", f"{text}; but this program was late itself at that time", details)
     return Check("stalls", "failed", text, details)
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
-    """Ours, in the wait ahead of this chunk, or ahead of the end."""
+    """Return our lateness in the wait before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
@@ -70,18 +65,20 @@ def stall_line(wait: float, record: RequestRecord, position: int) -> str:
 
 
 def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
-    """`before`: ahead of the load. `after`: the last answer of /metrics, asked `waited_s` after it; None: it gave none.
+    """Check /metrics after the load.
 
-    All of our requests are over by then, with us. What is open is somebody else's, or a request that never ends."""
+    `before`: the page before the load. `after`: the last page, `waited_s` after the load, or None if no answer came. A
+    request that is still open on the last page belongs to another client, or never ends.
+    """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
     num_open = int(after.total(OPEN))
     if num_open and not is_all_ours(records, before, after):
-        text = f"{num_open} requests are open that may not be ours, so nothing can be told"
+        text = f"{num_open} requests are open that may not be ours, so leaks can't be judged"
         return Check("leaks", "doubtful", text)
     found = unrest(after)
     if num_open:
-        text = f"{waited_s:.0f} s after the load {num_open} of our requests, which are over, are still open there"
+        text = f"{waited_s:.0f} s after the load {num_open} of our finished requests are still open there"
         return Check("leaks", "failed", text, tuple(found[:MOST_DETAILS]))
     if found:
         text = f"{waited_s:.0f} s after the load not all memory is back"
@@ -92,7 +89,8 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """The server met nobody's requests but ours: as many as got an answer, at most as many as were sent."""
+    """Return whether the server saw only our requests. If so, its count is at least our answered requests, and at most
+    our sent ones."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -103,10 +101,10 @@ def ended_between(before: Page, after: Page) -> float:
 
 
 def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page, lag: Lag) -> Check:
-    """A client that was late itself may differ from the server by that: then it is doubtful who was right."""
+    """Compare our latencies with the server's. A difference is doubtful if the client was late."""
     ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
-    left = sum(record.hung_up for record in records)  # which the server may never have read
+    left = sum(record.hung_up for record in records)  # the server may never have read these requests
     if not len(answered) <= ended <= len(answered) + left:
         own = f"{len(answered)} and {left} that it left"
         text = f"the server counts {ended:.0f} requests, the client {own}: others use it too, or it restarted"
@@ -138,7 +136,7 @@ def token_waits(records: Sequence[RequestRecord]) -> list[float]:
 
 
 def check_client(lag: Lag) -> Check:
-    """Not the server's fault, but the reader must know."""
+    """Check the client's lateness, which is not the server's fault."""
     if math.isnan(lag.send_p99):
         return Check("client", "ok", "no request was sent in the time that counts")
     parts = [f"sends {1e3 * lag.send_p99:.1f} ms late"]
@@ -148,12 +146,12 @@ def check_client(lag: Lag) -> Check:
     text = "p99: " + ", ".join(parts)
     if worst <= LAG_BOUND_S:
         return Check("client", "ok", text)
-    return Check("client", "doubtful", f"{text}: the client was the bottleneck, use a faster or quieter machine for it")
+    return Check("client", "doubtful", f"{text}: the client was the bottleneck: run it on a faster or idler machine")
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A node was taken away at `at_s`. `back_after_s`: until it served again, NaN while it has not."""
+    """A node was taken away at `at_s`. `back_after_s`: the time until it served again, or NaN."""
 
     what: str  # kill, drain, restart
     node: str
@@ -162,7 +160,7 @@ class Drill:
 
 
 def check_drill(drill: Drill, records: Sequence[RequestRecord]) -> Check:
-    """Streams open at that time must have come to their end; how long they paused is told."""
+    """Check that all streams that were open when the node went away ended well, and report pauses."""
     beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
     failed = [one for one in beside if one.error]
     pauses = [gap for one in beside for at, gap in zip(one.at[1:], one.gaps(), strict=True) if at > drill.at_s]

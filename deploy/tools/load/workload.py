@@ -1,7 +1,4 @@
-"""What is asked: sessions of one or more turns, drawn by a seed, read from a file of prompts, or golden ones. Pure but
-for reading the file. Prompts are common English words, about one token each with most tokenizers; what they really
-were is in the server's usage and in the report.
-"""
+"""Make sessions of turns: drawn by a seed, read from a file, or with golden prompts. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ WORDS = tuple(WORD_LIST.split())
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user says next; `think_s` after the answer before it."""
+    """A user's text, sent `think_s` after the previous answer."""
 
     text: str
     max_tokens: int
@@ -46,16 +43,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`opening`: (role, text) messages that stand before the first turn, shared prefixes among them."""
+    """`opening`: (role, text) messages before the first turn, such as a shared prefix."""
 
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
-    probe: int | None = None  # which golden prompt this is
+    probe: int | None = None  # number of the golden prompt, if the session asks one
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """`prefix_groups` prefixes of `prefix_tokens` words; each session begins with one of them."""
+    """Drawn sessions. Each begins with one of `prefix_groups` prefixes of `prefix_tokens` words."""
 
     prompt: Lengths
     output: Lengths
@@ -85,16 +82,14 @@ def text_of(rng: random.Random, num_words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line of a prompt file."""
-
-    messages: tuple[tuple[str, str], ...]  # the last one is the first turn
-    later: tuple[str, ...] = field(default=())  # what the user says after each answer
-    max_tokens: int = 0  # 0: by the run's own distribution
+    messages: tuple[tuple[str, str], ...]  # The last message is the first turn.
+    later: tuple[str, ...] = field(default=())  # The user's texts, one after each answer.
+    max_tokens: int = 0  # Limit of the answer's tokens. If it is 0, the limit is drawn from the run's own distribution.
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """The file's prompts in order, again and again."""
+    """Sessions with the file's prompts in order, again and again."""
 
     asked: tuple[Asked, ...]
     output: Lengths
@@ -112,8 +107,10 @@ class FromFile:
 
 
 def read_prompts(path: Path) -> tuple[Asked, ...]:
-    """Lines of JSON with `prompt`, `messages` or `turns` (what a user says, one after another) and perhaps
-    `max_tokens`; a file that does not end in .jsonl has a plain prompt per line."""
+    """Read a prompt per line. A .jsonl line is an object with `prompt`, `messages` or `turns` (a user's texts).
+
+    An object may have `max_tokens`. Raises ConfigError.
+    """
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -150,7 +147,7 @@ def messages_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def with_probes(sessions: Iterator[Session], probes: Sequence[Session], every: int) -> Iterator[Session]:
-    """The next of the golden ones, in turn, takes the place of each `every`-th session."""
+    """Replace each `every`-th session by the next golden session."""
     asked = itertools.cycle(probes)
     for number, session in enumerate(sessions, 1):
         yield next(asked) if probes and number % every == 0 else session

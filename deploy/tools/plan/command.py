@@ -1,4 +1,5 @@
-"""The command's face. What it runs is loaded when it runs: it loads torch, whose threads are dealt out before."""
+"""The command line of `baton plan`. Other modules are imported when used: they load torch, and cores must be assigned
+before."""
 
 from __future__ import annotations
 

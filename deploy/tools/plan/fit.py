@@ -1,6 +1,6 @@
-"""Step costs out of measured steps: least squares of relative errors, no cost below nothing. Pure.
+"""Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-The system may hold a step up: an error relative to what was measured is then 1 at most, however long it took.
+Errors are relative to the measurement, so a step that the system delayed adds at most 1 to the sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST = 1e-10
 
 
 def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[ProfiledCosts, float]:
-    """(the costs, median relative error). ValueError when there are too few shapes to tell anything."""
+    """Return (the costs, the median relative error). Raises ValueError for too few shapes."""
     most = max((shape.tokens for shape in shapes), default=0)
     knots = tuple(knot for knot in KNOTS if knot < most) + (most,)
     if len(knots) < 2 or len(shapes) < len(knots) + 3:
@@ -33,13 +33,14 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Profiled
 
 
 def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
-    """1, then how far the shape's tokens are on their way from each knot to the next, then samples, pairs, keys."""
+    """Return the factors of the costs: 1, the filled share of each interval between knots, and the shape's samples,
+    pairs and keys."""
     way = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in zip(knots, knots[1:], strict=False)]
     return np.asarray([1.0, *way, shape.samples, shape.pairs, shape.keys])
 
 
 def solve(parts: Floats, times: Floats) -> Floats:
-    """Costs >= 0 that make the sum of squared relative errors least."""
+    """Return costs >= 0 with the least sum of squared relative errors."""
     scaled = parts / times[:, None]
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0
@@ -48,7 +49,10 @@ def solve(parts: Floats, times: Floats) -> Floats:
 
 
 def non_negative(parts: Floats) -> Floats:
-    """argmin |parts x - 1|, x >= 0: the active sets of Lawson and Hanson, Solving Least Squares Problems (1974)."""
+    """Return argmin |parts x - 1| over x >= 0.
+
+    This is the active-set method of Lawson and Hanson (Solving Least Squares Problems, 1974).
+    """
     num = parts.shape[1]
     ones = np.ones(len(parts))
     x, is_free = np.zeros(num), np.zeros(num, dtype=bool)
@@ -64,7 +68,7 @@ def non_negative(parts: Floats) -> Floats:
 
 
 def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """The best x over the free columns; those that would leave the bounds on the way there are bound again."""
+    """Return the best x over the free columns. A value that would become negative is fixed at 0 again."""
     while True:
         goal = np.zeros(len(x))
         goal[is_free] = np.linalg.lstsq(parts[:, is_free], wanted, rcond=None)[0]

@@ -1,4 +1,4 @@
-"""A way to use the nodes: how many of each kind, on how many cores, with which settings. Values only."""
+"""A cluster's layout: the number of nodes of each kind, their cores and settings. Values only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """`per_host` nodes share a machine and slow each other down as `beside` nodes were measured to; 1: none does."""
+    """`per_host` nodes share a machine, and slow each other down as in `NodeProfile.beside`."""
 
-    prefill: int  # 0: aggregated, decode nodes prefill on their own
+    prefill: int  # number of prefill nodes; 0 if the cluster is aggregated, i.e. decode nodes also prefill
     decode: int
     cores: int
     per_host: int
     chunk_size: int
     mixed_chunk_size: int
-    local_tokens: int  # prompts up to so many go to a decode node alone
+    local_tokens: int  # prompts up to this length are not handed over
 
     @property
     def num_nodes(self) -> int:
@@ -33,7 +33,7 @@ class ClusterLayout:
         return f"{self.prefill}P {self.decode}D, chunks of {self.chunk_size}{mixed}{local}"
 
     def flags(self) -> list[str]:
-        """For `baton up`, and with other words for every launcher."""
+        """Return flags for `baton up`. Every launcher has these settings."""
         counts = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         sizes = ["--chunk-size", str(self.chunk_size), "--mixed-chunk-size", str(self.mixed_chunk_size)]
         return [*counts, *sizes, "--local-prefill-tokens", str(self.local_tokens)]

@@ -1,7 +1,6 @@
-"""`baton plan measure`: a profile of this machine's nodes, out of processes and clusters started for it.
+"""`baton plan measure`: profile this machine's nodes, with processes and clusters of its own.
 
-steps   of a node on each number of cores: alone, and beside an equal neighbour where there are cores for one
-path    on a router, a prefill and a decode node: what a request meets outside of steps
+Steps are measured in child processes, and the path is measured in clusters.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 
-LARGEST_CHUNK = 1024  # of the measured node, so that the shapes are as different as the loads
+LARGEST_CHUNK = 1024  # chunk size of the measured node: large, so that the steps' shapes differ
 LARGEST_MIXED_CHUNK = 512
 Say = Callable[[str], None]
 
@@ -41,7 +40,7 @@ class Fitted:
 
 
 def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[int], say: Say) -> Profile:
-    """`shares`: the numbers of cores that nodes may have. Raises ConfigError where a child can't start."""
+    """Return the profile. `shares`: the numbers of cores per node. Raises ConfigError if a child can't start."""
     nodes: dict[int, NodeProfile] = {}
     steps: MeasuredSteps | None = None
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder:
@@ -117,7 +116,7 @@ def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say
             say(f"  {line.rstrip()}")
         code = process.wait()
     if code:
-        raise ConfigError(f"the node that is measured ended with {code}; what it said is above")
+        raise ConfigError(f"the measured node ended with {code}; see its output above")
     return msgspec.json.decode(out.read_bytes(), type=MeasuredSteps)
 
 
@@ -126,13 +125,13 @@ def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None
     with running(child(config, cpus, "--busy")) as process:
         assert process.stdout is not None
         if process.stdout.readline().strip() != "busy":
-            raise ConfigError("the neighbour that a node is measured beside did not start; see above")
+            raise ConfigError("the neighbour of the measured node did not start; see above")
         yield
 
 
 @contextlib.contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Gone when the body is over, however that ends. Ctrl-C is for this process alone: a child would only complain."""
+    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, since it would print errors."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

@@ -1,9 +1,7 @@
-"""The process in which one node's steps are measured, with cores of its own.
+"""Measure one node's steps on the cores of this process, or be such a node's neighbour. `measure.py` starts both.
 
-    python -m deploy.tools.plan.measure_steps --out FILE [node flags]  measures and ends
-    python -m deploy.tools.plan.measure_steps --busy [node flags]      says "busy", runs the same load until killed
-
-The second is the neighbour that the first one is measured beside.
+`python -m deploy.tools.plan.measure_steps --out FILE [node flags]` measures and ends.
+`python -m deploy.tools.plan.measure_steps --busy [node flags]` prints "busy" and runs the same load until killed.
 """
 
 from __future__ import annotations

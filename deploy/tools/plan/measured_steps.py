@@ -1,4 +1,4 @@
-"""What the measuring process writes and its parent reads. Values only: the parent loads no torch."""
+"""The file that the measuring process writes for its parent, which does not load torch. Values only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from deploy.tools.plan.profile import StepShape
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Shapes and seconds of all steps, and what memory the node found for itself."""
-
     shapes: list[StepShape]
     seconds: list[float]
     num_pages: int

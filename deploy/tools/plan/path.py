@@ -1,8 +1,8 @@
-"""What a request meets outside of the engine: a whole cluster under a small load, beside the same load in virtual time.
+"""Measure a request's time outside of the engine, with a whole cluster and its simulation.
 
-alone     one request after the other: what is left of their times without the steps
-together  steps beside router, client and other nodes take longer; by how much is found by playing the same requests
-          in the simulation until it shows what was measured
+`alone`     Requests go one after another: their times minus the steps' times.
+`together`  Under a small load, other processes slow steps down. Stretch the simulated steps until the simulation shows
+            the measured figures.
 """
 
 from __future__ import annotations
@@ -27,38 +27,40 @@ from shared.config.processes import NodeProcessConfig
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
-SHORT, LONG = 60, 490  # words: both are handed over, and their last chunks are as unlike as they can be
+SHORT, LONG = 60, 490  # prompt lengths in words; both prompts are handed over, and their last chunks differ greatly
 ANSWER = 24
 REQUESTS = 12
 LOAD = ("--prompt-tokens", "40-700", "--output-tokens", "30-110", "--seed", "4711")
 MEAN_PROMPT = 370
 LOAD_SECONDS = 40.0
-PREFILL_BUSY = 0.35  # of the load's time
+PREFILL_BUSY = 0.35  # share of the load's duration in which the prefill node computes
 ROUNDS = 14
 DAMPED = 0.3
-SETTLED = 2  # gaps of an answer that a hand-off may lengthen: not counted as decoding
+SETTLED = 2  # number of an answer's first gaps that do not count, since a hand-off may lengthen them
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of a run: what the three unknowns move."""
+    """A run's figures in seconds, one for each unknown that `calibrated` adjusts."""
 
-    ttft: float  # median
-    gap: float  # mean: what keeps a row waiting now and then is in it
-    second_late: float  # median of the second token's wait, beyond a typical one
+    ttft: float  # The median TTFT.
+    gap: float  # The mean gap between tokens, which includes a row's occasional waits.
+    second_late: float  # The median wait for the second token, minus a typical gap.
 
 
 def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> PathProfile:
-    """On a prefill and a decode node where the machine has cores for both, else on one node alone. `profile` has the
-    nodes and no path yet. Raises ConfigError when requests fail."""
+    """Measure on a prefill and a decode node if the machine has enough cores, else on one node.
+
+    `profile` has nodes, but no path yet. Raises ConfigError if requests fail.
+    """
     is_pair = 2 * cores <= profile.cores
-    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # by cost, prompts of SHORT might not be handed over
+    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # with this limit, SHORT prompts are handed over
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
     plan = calibrating_load(costs, config.parts.sched.chunk_size)
     flags = [*to_argv(config), *layout.flags()]
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
-        ask(url, 2, LONG)  # all kernels compiled, all links open
+        ask(url, 2, LONG)  # the first requests compile kernels and open links
         short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
         together = put_load(url, load_flags(costs, config.parts.sched.chunk_size)).records
     alone = path_alone(short, long, costs, layout, profile)
@@ -66,15 +68,15 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
 
 
 def ask(url: str, num_requests: int, words: int) -> list[RequestRecord]:
-    """One after the other. Raw prompts, without a chat template: short ones are short."""
+    """Send requests one after another, without a chat template, which would lengthen short prompts."""
     load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
-    seed = ["--seed", str(num_requests)]  # no prompt of another call: it would come from the prefix cache
+    seed = ["--seed", str(num_requests)]  # this seed makes prompts that the prefix cache does not have
     lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER), *seed]
     records = put_load(url, [*load, *lengths], api="completions").records
     whole = [record for record in records if record.is_whole and len(record.at) == ANSWER]
     if len(whole) < num_requests // 2 + 1:
         raise ConfigError(
-            f"the cluster that is measured answered {len(whole)} of {num_requests} requests of {words} words; does "
+            f"the measured cluster answered {len(whole)} of {num_requests} requests of {words} words; does "
             "--max-context leave room for them?"
         )
     return whole
@@ -127,7 +129,7 @@ def calibrating_load(costs: ProfiledCosts, chunk_size: int) -> LoadPlan:
 def seen(records: Sequence[RequestRecord]) -> Seen:
     whole = [record for record in records if record.is_whole and len(record.at) > SETTLED + 1]
     if not whole:
-        raise ConfigError("no request of the load on the cluster was answered")
+        raise ConfigError("the cluster answered no request of the load")
     gaps = [gap for record in whole for gap in record.gaps()[SETTLED:]]
     late = statistics.median(record.gaps()[0] for record in whole) - statistics.median(gaps)
     return Seen(statistics.median(record.ttft for record in whole), statistics.fmean(gaps), late)
@@ -136,8 +138,10 @@ def seen(records: Sequence[RequestRecord]) -> Seen:
 def calibrated(
     path: PathProfile, together: Sequence[RequestRecord], plan: LoadPlan, layout: ClusterLayout, profile: Profile
 ) -> PathProfile:
-    """Each unknown moves one figure, so each is moved by what is left of that figure's error, again and again. Queues
-    make a small stretch a large wait: hence small steps."""
+    """Adjust each unknown ROUNDS times, by the error of the figure that it determines.
+
+    Each change is small, since queues turn a small stretch into a large wait.
+    """
     real = seen(together)
     tokens = SimTokens(load_text_model(profile.model))
     for _ in range(ROUNDS):

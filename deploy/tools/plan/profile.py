@@ -1,11 +1,11 @@
-"""What a node was measured to be: how long a step of a given shape takes, and what surrounds the steps. Pure values.
+"""A node's step times by shape, and the times around steps, as measured. Values only.
 
-    step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
-           + per_key x keys that decode rows read
+  step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
+         + per_key x keys that decode rows read.
 
-`rise` goes in straight lines between its knots: matrix products cost about nothing more per token while the weights'
-way from memory is the bottleneck, and a constant each beyond that. The split into token, sampling and attention costs
-is that of Vidur (Agrawal et al., arXiv:2405.05465), fitted to this engine's steps instead of to single kernels.
+`rise` is linear between its knots. While reading the weights is the bottleneck, another token costs almost nothing.
+With more tokens, each further token costs the same time. The split into token, sampling and attention costs follows
+Vidur (Agrawal et al., arXiv:2405.05465), but is fitted to steps instead of kernels.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ AT_ONCE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """All that a step's time depends on here."""
-
-    tokens: int  # that go through the layers: of chunks and of decode rows
-    samples: int  # rows that sample
-    pairs: int = 0  # of chunks: each token with each one that it reads
-    keys: int = 0  # that decode rows read
+    tokens: int  # Number of tokens of chunks and decode rows.
+    samples: int  # Number of rows that sample a token.
+    pairs: int = 0  # Number of pairs in chunks: each token with each token that it attends to.
+    keys: int = 0  # Number of keys that decode rows read.
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Seconds. `knots` rise; before the first and after the last one the nearest line goes on."""
+    """Costs in seconds. `knots` ascend. The outermost lines continue beyond the first and last knot."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]
@@ -59,43 +57,42 @@ class ProfiledCosts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """A node on `cores` cores of the machine that was measured. `beside` are its steps while the other cores of that
-    machine run another such node: they share memory and caches, and often the cores themselves."""
+    """A node on `cores` cores of the measured machine. `beside`: the node's costs beside an equal node on other
+    cores."""
 
     cores: int
     alone: ProfiledCosts
     beside: ProfiledCosts | None
-    error: float  # of the fit: median of |fitted - measured| / measured
+    error: float  # median of |fitted - measured| / measured
     num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class PathProfile:
-    """What a request meets outside of the engine, in seconds: measured on a whole cluster of nodes of one size, under a
-    load. Where nodes, router and client share cores, their work is in it, too."""
+    """A request's times outside of the engine, in seconds, with all processes of a loaded cluster on shared cores."""
 
-    to_node: float  # from the client's first byte to the scheduler, and of the first token back
-    prompt_stretch: float = 1.0  # of steps with prompts, by all that goes on beside them
-    decode_stretch: float = 1.0  # of the others
-    handoff: float = 0.0  # from the last chunk's end to the row's place in the decode node's batch, but for its pages
-    bytes_per_s: float = AT_ONCE  # of pages; the decode node copies them and checks their digests
+    to_node: float  # Time from the client to the scheduler, plus time from the first token to the client.
+    prompt_stretch: float = 1.0  # Factor by which other work stretches steps with prompts.
+    decode_stretch: float = 1.0  # Factor by which other work stretches the other steps.
+    handoff: float = 0.0  # Time from the last chunk's end to the decode node's batch, without the time for pages.
+    bytes_per_s: float = AT_ONCE  # Rate at which the decode node copies and checks pages.
 
 
 class Versioned(msgspec.Struct):
-    """What of a profile can be read whatever its format."""
+    """The part of a profile that every format has."""
 
     format: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`nodes` and `paths` by the nodes' number of cores."""
+    """`nodes` and `paths`: profiles by the number of cores per node."""
 
     model: str
     dtype: str
     machine: str
-    cores: int  # of the machine
-    measured: str  # UTC, ISO 8601
+    cores: int  # The machine's number of cores.
+    measured: str  # Time of the measurement, in UTC and ISO 8601.
     page_size: int
     num_pages: int
     max_running: int
@@ -115,8 +112,8 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Of a node that leaves no room for a partner on its machine no hand-off was measured: it is then that of the
-        next smaller nodes, which are no faster."""
+        """Return the path. If one node fills the machine, the times of hand-offs are those of the next smaller
+        nodes."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:
@@ -126,7 +123,7 @@ class Profile:
 
     @property
     def has_handoff(self) -> bool:
-        """False: measured on a machine that is one node; hand-offs seem to cost nothing."""
+        """Whether a hand-off was measured. Otherwise (one node per machine) hand-offs take no time."""
         return any(path.bytes_per_s < AT_ONCE for path in self.paths.values())
 
 
@@ -135,8 +132,8 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """ConfigError, with the file's name and what to do, for whatever is no profile of this format that makes sense."""
-    again = f"make one anew: baton plan measure --out {path}"
+    """Read a profile. Raises ConfigError with advice for an unreadable or invalid file."""
+    again = f"make a new one: baton plan measure --out {path}"
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -149,7 +146,7 @@ def read(path: Path) -> Profile:
             raise ConfigError(f"{path} has format {version}, this baton reads format {FORMAT}; {again}")
         found = msgspec.json.decode(data, type=Profile)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no profile of baton plan: {error}; {again}") from None
+        raise ConfigError(f"{path} is not a profile of baton plan: {error}; {again}") from None
     wrong = nonsense_of(found)
     if wrong:
         raise ConfigError(f"{path} is damaged: {wrong}; {again}")
@@ -157,7 +154,7 @@ def read(path: Path) -> Profile:
 
 
 def nonsense_of(profile: Profile) -> str:
-    """What a simulation could not work with; empty where nothing is."""
+    """Return a fault of the profile; "" if it is valid."""
     for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
         if getattr(profile, name) < 1:
             return f"{name} is {getattr(profile, name)}"
@@ -167,15 +164,15 @@ def nonsense_of(profile: Profile) -> str:
         if not 1 <= cores <= profile.cores:
             return f"a node of {cores} cores on a machine of {profile.cores}"
         if not all(are_costs(costs) for costs in (node.alone, node.beside) if costs is not None):
-            return f"the step costs of a node of {cores} cores make no sense"
+            return f"the step costs of a node of {cores} cores are invalid"
         path = profile.paths[cores]
         if min(path.to_node, path.handoff) < 0 or min(path.prompt_stretch, path.decode_stretch, path.bytes_per_s) <= 0:
-            return f"the path of a node of {cores} cores makes no sense"
+            return f"the path of a node of {cores} cores is invalid"
     return ""
 
 
 def are_costs(costs: ProfiledCosts) -> bool:
-    """Time passes in every step, and no less of it in a larger one."""
+    """Return whether each step takes some time, and more tokens never take less time."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
     return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

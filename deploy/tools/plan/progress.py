@@ -1,4 +1,4 @@
-"""What a person sees while layouts are simulated: a line that changes, or one now and then where nobody looks."""
+"""Show the progress of simulations: a line redrawn at a terminal, or a line every 10 s."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ LINE_S = 10.0
 
 
 class Watch:
-    """Is told how far each simulation has come; `say` shows a line. Knows no simulation."""
-
     def __init__(self, console: Console, status: Status | None) -> None:
         self._console, self._status = console, status
         self._begun = self._shown_at = time.monotonic()
@@ -30,7 +28,7 @@ class Watch:
         self._what = f"simulation {self._number}: {layout}, {{:.0f}} s of about {load.duration_s:.0f}"
 
     def passes(self, now: float) -> None:
-        """`now`: in virtual time."""
+        """Show the progress now and then. `now`: the virtual time of the simulation."""
         clock = time.monotonic()
         if clock - self._shown_at < (LINE_S if self._status is None else REDRAW_S):
             return

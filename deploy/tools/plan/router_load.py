@@ -1,4 +1,5 @@
-"""A load on a running router from a line of `baton load` flags: for programs that need the records, not the report."""
+"""Put a load on a running router, described by flags of `baton load`. Programs that need the records use this, not the
+report."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ def load_args(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def load_plan_of(args: argparse.Namespace) -> LoadPlan:
-    """Of a command that has some of the flags of `baton load`; the others have their defaults."""
+    """Return the load plan of a command that has some flags of `baton load`. The other flags have their defaults."""
     return plan_of(argparse.Namespace(**vars(load_args(())) | vars(args)))
 
 
 def put_load(url: str, flags: Sequence[str], api: str = "chat") -> Outcome:
-    """Blocks for the time of the load. No golden prompts: nothing but what the flags say is asked."""
+    """Run the load, without golden prompts. The call blocks until the load is over."""
     server = Server(parse_url(url), "")
     context = RunContext(server, RequestBuilder(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
     return run_load(load_plan([*flags, "--golden", "0", "--rest", "5"]), context, [])

@@ -1,4 +1,4 @@
-"""What the command does: a profile out of this machine, or an answer out of a profile, as a table and a verdict."""
+"""Run the command: make a profile, print a verdict and a table from a profile, or act."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from deploy.tools.load.collector import no_collector
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.load.table import ms, with_interval
 from deploy.tools.plan import profile as profiles
+from deploy.tools.plan.act import act
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import AT_ONCE, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.progress import watching
@@ -50,18 +51,21 @@ PIPE_WIDTH = 200
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.word == "act":
+        return act.run(args)
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     return run_measure(args, console) if args.word == "measure" else run_find(args, console)
 
 
 def run_measure(args: argparse.Namespace, console: Console) -> int:
-    from deploy.tools.plan.measure import measure  # reads the load test's client, which `find` does without
+    # this import loads the load test's client, which `find` does not need
+    from deploy.tools.plan.measure import measure
 
     cores = usable_cores()
     config = load(NodeProcessConfig, given_values(args))
     shares = shares_of(args.cores_per_node, len(cores))
     require_writable("--out", args.out)
-    console.print(f"measuring on {len(cores)} cores; anything else that runs here falsifies it", highlight=False)
+    console.print(f"measuring on {len(cores)} cores; other programs falsify it", highlight=False)
     here = replace(config, parts=with_device_defaults(with_local_model(config.parts), "cpu"))
     measured = measure(here, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
     profile = replace(measured, model=config.parts.model.model)
@@ -72,7 +76,7 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def shares_of(text: str, num_cores: int) -> list[int]:
-    """Largest first. All cores and half of them where nothing is said."""
+    """Return the nodes' numbers of cores, largest first. By default, these are all cores and half of them."""
     if not text:
         return sorted({num_cores, max(1, num_cores // 2)}, reverse=True)
     try:
@@ -85,7 +89,7 @@ def shares_of(text: str, num_cores: int) -> list[int]:
 
 
 def show_profile(profile: Profile, console: Console) -> None:
-    table = Table("cores of a node", *SHOWN_SHAPES, "the fit is off by", title_justify="left")
+    table = Table("cores of a node", *SHOWN_SHAPES, "error of the fit", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for node in profile.nodes.values():
@@ -123,7 +127,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
-            gc.collect()  # the simulated nodes, which hold each other
+            gc.collect()  # simulated nodes reference each other, so only the garbage collector frees them
             return found
 
         if args.fewest:
@@ -141,15 +145,15 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Ahead of minutes of work. Leaves nothing there."""
+    """Check this before minutes of work. No file is left behind."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{flag} {path}: no file can be written there")
+        raise ConfigError(f"{flag} {path}: can't write a file there")
 
 
 def verdict(
     finding: SearchResult, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
 ) -> list[str]:
-    """`machines` None: not even the most that --fewest may take are enough."""
+    """Return the planner's answer as lines of text. `machines` is None if even --most-machines are not enough."""
     best, other, share = finding.best, finding.other, args.slo_share
     num = machines or args.most_machines
     meets = "meets" if best.share >= share else "does not meet"
@@ -161,14 +165,14 @@ def verdict(
         lines.append(f"The best of the other kind, {other.layout}, has {other.share:.1%}{also}.")
     if other is not None and not profile.has_handoff:
         lines.append(
-            "No hand-off was measured (the machine was one node): none takes time here, so disaggregation looks better "
-            "than it is."
+            "No hand-off was measured (the machine was one node). It takes no time here, so disaggregation looks "
+            "better than it is."
         )
     lines += [f"  {number} requests failed: {escape(text)}" for text, number in best.summary.errors.items()]
     if best.share < share:
         more = f"more than {num} machines (--most-machines)" if args.fewest else "more machines (--fewest)"
         lines.append(f"Fewer requests a second, {more} or a wider SLO are needed.")
-    where = "over all machines, in the words of baton up:" if num > 1 else "baton up"
+    where = "over all machines, as flags of baton up:" if num > 1 else "baton up"
     return [*lines, f"  {where} {shlex.join([*best.layout.flags(), *model_flags(profile)])}"]
 
 
@@ -177,7 +181,7 @@ def several(number: int, thing: str) -> str:
 
 
 def model_flags(profile: Profile) -> list[str]:
-    """What was measured, where it is not what a node does by itself."""
+    """Return the measured settings that differ from a node's defaults."""
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
     rows = profile.max_running
     memory = MemoryConfig(page_size=profile.page_size, max_running=0 if rows == CPU.max_running else rows)

@@ -1,4 +1,4 @@
-"""The cluster that runs already, beside the layout that was found: what would have to change. Changes nothing."""
+"""Compare a running cluster with the layout that was found, and list the changes. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """Names of its nodes by role, sorted."""
+    """For each role, the sorted names of the cluster's nodes."""
 
     url: Url
     prefill: tuple[str, ...]
@@ -32,7 +32,7 @@ class ReadyNodes(msgspec.Struct, frozen=True):
 
 
 def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
-    """Ask the router which nodes it has. ConfigError when nobody answers, or something else does."""
+    """Ask the router for its nodes. Raises ConfigError if no router answers."""
     try:
         _, body = RouterHttp(url, api_key).ask("GET", "/ready")
     except UNREACHABLE as error:
@@ -40,18 +40,18 @@ def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
     try:
         nodes = msgspec.json.decode(body, type=ReadyNodes).nodes
     except msgspec.MsgspecError:
-        hint = "is it a router? (One with a clients' key wants --api-key-file.)"
-        raise ConfigError(f"what answers at {url} names no nodes: {hint}") from None
+        hint = "is it a router? (If it has a clients' key, give --api-key-file.)"
+        raise ConfigError(f"the server at {url} names no nodes: {hint}") from None
     prefill, decode = (tuple(sorted(one.node for one in nodes if one.role == role)) for role in ("prefill", "decode"))
     return RunningCluster(url, prefill, decode)
 
 
 def changes(cluster: RunningCluster, layout: ClusterLayout) -> Iterator[str]:
-    """Lines for a person. Nodes change their role before others are started or taken away."""
+    """Yield the changes as lines of text. Changes of roles come before starts and stops of nodes."""
     runs = f"{cluster.url} runs {len(cluster.prefill)} prefill and {len(cluster.decode)} decode nodes"
     too_few = {"prefill": layout.prefill - len(cluster.prefill), "decode": layout.decode - len(cluster.decode)}
     if not any(too_few.values()):
-        yield f"{runs}, which is what this layout wants."
+        yield f"{runs}, as this layout wants."
         return
     yield f"{runs}; to get there:"
     names = {"prefill": list(cluster.prefill), "decode": list(cluster.decode)}

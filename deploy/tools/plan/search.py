@@ -1,9 +1,8 @@
-"""Which layout: the ways to divide the machines are tried first, then the settings of the best of each kind.
+"""Search for a layout: first the split of the machines, then the settings of the best layout of each kind.
 
-A candidate costs a simulated run, so the search is narrow: prefill's share of all work says around which ratio to look,
-and of the settings one is changed at a time, kept when it is better, in two rounds. Many machines are searched for in
-small: a few of them under their share of the load, and only what is found there is simulated in full. That is fair
-because placement knows no prefixes: which of the requests a node gets is chance, in small as in full.
+Each candidate costs a simulated run, so the search is narrow. Many machines are searched "in small", as a few machines
+under their share of the load. Only the layouts found in this way, and layouts near them, are simulated in full. Small
+and full simulations agree because placement ignores prefixes: chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from shared.config.device_defaults import CPU
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
-FEW = 4  # machines that stand for many, if that leaves them
-LEAST_REQUESTS = 200  # : with fewer, chance decides
+FEW = 4  # A small simulation has at least this number of machines.
+LEAST_REQUESTS = 200  # With fewer requests than this, chance decides.
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
 DEFAULTS = {
     "chunk_size": CPU.chunk_size,
     "mixed_chunk_size": CPU.mixed_chunk_size,
-    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # a constant: nothing in a simulated run tells what a prompt costs
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # this is a constant, since a simulated run does not show a prompt's cost
 }
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
@@ -37,14 +36,14 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("local_tokens", LOCAL_TOKENS),
 )
 ROUNDS = 2
-NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # times the expected number of prefill nodes
-STEPS_UP = 16  # in full a number found in small may be short by a little: then it rises by so large a part
-SAME = 0.03  # goodput of two layouts that differ by less is the same: chance does as much
+NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # The tried numbers of prefill nodes, as multiples of the expected number.
+STEPS_UP = 16  # If a number of machines found in small is too low in full, it rises by a 16th of itself.
+SAME = 0.03  # Two layouts count as equal if their goodput differs by less than this share.
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best of each kind; None where the machines allow none. `tried`: all forecasts, the best first."""
+    """The best forecast of each kind; None if the machines allow no such layout. `tried`: all forecasts, best first."""
 
     aggregated: Forecast | None
     disaggregated: Forecast | None
@@ -52,7 +51,7 @@ class SearchResult:
 
     @property
     def best(self) -> Forecast:
-        """Disaggregated only when that is worth something: it is one more thing to run."""
+        """The better forecast of the two kinds. Disaggregation must gain more than SAME, since it is harder to run."""
         if self.disaggregated is None or self.aggregated is None:
             only = self.disaggregated or self.aggregated
             assert only is not None
@@ -78,7 +77,7 @@ def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster
 
 
 def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
-    """A few of the machines, and the share of the load that they get; all of both where that would save little."""
+    """Return a few machines and their share of the load, or all machines if a small simulation saves little."""
     few = max(FEW, math.ceil(machines * LEAST_REQUESTS / max(1.0, expected_requests(plan.load))))
     if plan.load.users:
         few = max(few, math.ceil(machines * FEW / plan.load.users))
@@ -88,7 +87,7 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
 
 
 def expected_requests(load: LoadShape) -> float:
-    """Without later turns. Of a closed loop nobody knows, but for an upper bound."""
+    """Estimate the number of requests, without later turns. For a closed loop, return --requests, or infinity."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
         return min(most, sum(at < load.duration_s for at in load.source.offsets()))
@@ -99,7 +98,7 @@ def expected_requests(load: LoadShape) -> float:
 
 
 def share_of(load: LoadShape, share: float) -> LoadShape:
-    """As long as the whole, and as much less dense: a trace's rows are taken evenly."""
+    """Reduce the load to this share, over the same time. A trace loses rows evenly."""
     source, arrivals = load.source, load.arrivals
     if isinstance(source, Trace):
         rows = (row for i, row in enumerate(source.rows) if int((i + 1) * share) > int(i * share))
@@ -119,7 +118,7 @@ def grow(layout: ClusterLayout, few: int, machines: int) -> ClusterLayout:
 
 
 def around(layout: ClusterLayout, few: int) -> list[ClusterLayout]:
-    """With some more and some fewer prefill nodes: in small they could not be told apart."""
+    """Return this layout and its neighbours, with slightly more and slightly fewer prefill nodes."""
     if not layout.is_disaggregated:
         return [layout]
     by = max(1, layout.num_nodes // (2 * few * layout.per_host))
@@ -148,7 +147,7 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
 
 
 def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
-    """Nodes as large as was measured, as many as fit on the machines, and for each the promising ratios."""
+    """Yield promising splits of all nodes that fit, for each measured node size."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host
@@ -161,7 +160,7 @@ def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterL
 
 
 def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
-    """Of all work, when rows decode in batches of a quarter of what a node takes: a first guess, no more."""
+    """Estimate prefill's share of all work, assuming that decode batches fill a quarter of a node's rows."""
     costs = profile.node(cores).alone
     prompt, answer = mean_lengths(plan)
     rows = max(1, profile.max_running // 4)
@@ -171,7 +170,7 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
-    """Words of a prompt and tokens of an answer, over the first sessions."""
+    """Return the mean words per prompt and tokens per answer of the first sessions."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
@@ -180,7 +179,7 @@ def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
 
 
 def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Forecast]) -> Forecast:
-    """One setting at a time. Where nothing is handed over, only the mixed chunk means anything beside the chunk."""
+    """Change one setting at a time. Without hand-offs only chunk sizes matter."""
     for _ in range(ROUNDS):
         before = best
         for name, values in SETTINGS:
@@ -196,8 +195,10 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Foreca
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
 ) -> tuple[int | None, SearchResult]:
-    """The smallest number of machines of which a full search brings `share` of the requests within the SLO, and what it
-    found; None and what `most` would bring, where not even they do."""
+    """Return the smallest number of machines with which a full search reaches `share`, and its result.
+
+    If `most` machines are not enough, the number is None and the result is that of `most`.
+    """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)
     while machines is not None and finding.best.share < share:
@@ -209,8 +210,11 @@ def find_fewest(
 
 
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
-    """The smallest number that some split, with the default settings and in small, brings `share` of the requests
-    within the SLO; None: not even `most` do. More machines are taken to be no worse."""
+    """Return the smallest number of machines that is enough in small with default settings; None if `most` are not
+    enough.
+
+    More machines are assumed to be no worse.
+    """
 
     def is_enough(machines: int) -> bool:
         few, small = in_small(plan, machines)

@@ -1,10 +1,10 @@
-"""A cluster in virtual time: the load test's own driver, the router's own placement, and timed nodes.
+"""Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
+
+Records and `summarize` come from the load test, so that forecasts can be compared with measurements. Prompts are the
+model's tokens, so prefix caches hit as real ones do. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
-
-The records are those of the load test, and its `summarize` makes the figures: what is promised and what is measured
-are the same words. Prompts are the model's own tokens, so prefix caches hit where real ones would. Nodes never fail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
-EQUAL = Fingerprint(  # all nodes of a plan fit
+EQUAL = Fingerprint(  # all simulated nodes have this fingerprint, so they fit together
     0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
@@ -42,46 +42,46 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A request on its way from one node to another. `source` and `target` are the two nodes' own requests."""
+    """A hand-off. `source` and `target`: the request's copies on the two nodes."""
 
     source: Request
     target: Request
     giver: SimNode
     taker: SimNode
     is_granted: bool = False
-    num_final: int = 0  # tokens whose pages are ready
+    num_final: int = 0  # number of prompt tokens whose pages are ready
     num_pulled: int = 0
     done: PrefillDone | None = None
 
 
 @dataclass(slots=True, eq=False)
 class SimNode:
-    node: RegisteredNode  # as the router sees it
+    node: RegisteredNode  # the node as the router sees it
     timed: TimedNode
-    offers: list[Handoff] = field(default_factory=list)  # decode node: by arrival, without memory yet
+    # hand-offs to this decode node that wait for a grant, in order of arrival
+    offers: list[Handoff] = field(default_factory=list)
     wakes_at: float = float("inf")
 
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A request that the router has open."""
-
     asked: LoadRequest
     record: RequestRecord
-    nodes: tuple[SimNode, ...]  # prefiller, runner
+    nodes: tuple[SimNode, ...]  # the node that prefills and the node that decodes
     handoff: Handoff | None = None
     waits_for_prefill: bool = True
 
 
 def is_news(event: SchedEvent) -> bool:
-    """Whether the node may have more to do now. Not by a hand-off that gave way for somebody whom even that does not
-    help: it would be admitted and give way for ever, in no time at all."""
+    """Return whether the node may have more to do now.
+
+    An unpinned hand-off does not count. If it did, and its memory were too little for the waiting request, the hand-off
+    would be admitted and unpinned again and again.
+    """
     return not isinstance(event, HandoffUnpinned)
 
 
 class SimCluster:
-    """One run: `play` gives the records."""
-
     def __init__(self, layout: ClusterLayout, profile: Profile, tokens: SimTokens) -> None:
         self._layout, self._profile, self._tokens = layout, profile, tokens
         self._path = profile.path(layout.cores)
@@ -91,7 +91,7 @@ class SimCluster:
         self._registry = Registry(silence_s=float("inf"))
         self._placer = Placer(self._registry, LeastLoad(), layout.local_tokens)
         self.nodes = [
-            self._make_node(role, number)
+            self._make_node(role, number, f"{role}-{number}")
             for number, role in enumerate(["prefill"] * layout.prefill + ["decode"] * layout.decode)
         ]
         self._by_id = {node.node.node_id: node for node in self.nodes}
@@ -100,7 +100,7 @@ class SimCluster:
         self._arrival = itertools.count()
         self._asks_at: float | None = None
 
-    def _make_node(self, role: str, number: int) -> SimNode:
+    def _make_node(self, role: str, number: int, name: str, life: int = 1) -> SimNode:
         layout, profile = self._layout, self._profile
         settings = SchedSettings(
             page_size=profile.page_size,
@@ -109,9 +109,8 @@ class SimCluster:
             mixed_chunk_size=layout.mixed_chunk_size,
             max_ungranted_pages=max(1, int(PINNED_FRACTION * profile.num_pages)),
         )
-        name = f"{role}-{number}"
-        hello = Hello(role, name, 1, "", EQUAL, profile.max_context, profile.max_running, "", [], 1, [])
-        node, _ = self._registry.hello(name, hello, 0.0)
+        hello = Hello(role, name, life, "", EQUAL, profile.max_context, profile.max_running, "", [], 1, [])
+        node, _ = self._registry.hello(name, hello, self._clock.now)
         assert node is not None
         scheduler = make_scheduler(settings, profile.num_pages, profile.max_running)
         timed = TimedNode(self._clock, scheduler, self._seconds_of(number), self._token)
@@ -121,7 +120,8 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """A node whose neighbour computes when a step begins is as slow as it was measured beside one."""
+        """Return a function that gives step times. While a neighbour computes, these are the times measured beside a
+        neighbour."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -142,7 +142,10 @@ class SimCluster:
     def play(
         self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None
     ) -> list[RequestRecord]:
-        """All that the driver asks; what is open at `until` has failed. `passes` is told the time after each event."""
+        """Return the records of the driver's requests. Requests that are still open at `until` fail.
+
+        `passes` is called with the time after each event.
+        """
         self._driver = driver
         self._take_due()
         while self._agenda and self._agenda[0][0] <= until:
@@ -167,7 +170,7 @@ class SimCluster:
             self._at(next_at, lambda: None)
 
     def _wake(self, node: SimNode) -> None:
-        """When its oldest step is over; nodes with nothing in flight are woken by what comes in."""
+        """Wake the node when its oldest step ends."""
         at = node.timed.next_at()
         if at is not None and at < node.wakes_at:
             node.wakes_at = at
@@ -220,9 +223,11 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """What `OpenRequest.occupy` books, of which the policies know how busy a node is."""
+        """Add the request to its nodes' counts, as `OpenRequest.occupy` does. Policies judge a node's load by these
+        counts."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
+        prefiller.node.open_prompt_work += num_tokens
         runner.node.open_sequences += 1
         for node in dict.fromkeys(open_.nodes):
             node.node.dispatched += 1
@@ -231,11 +236,12 @@ class SimCluster:
         if open_.waits_for_prefill:
             open_.waits_for_prefill = False
             open_.nodes[0].node.open_prompt_tokens -= open_.record.prompt_tokens
+            open_.nodes[0].node.open_prompt_work -= open_.record.prompt_tokens
 
     # ---- a node's turn
 
     def _turn(self, node: SimNode) -> None:
-        """Until neither its scheduler nor the offers before it have more to do now."""
+        """Run until neither the scheduler nor the offers have more to do now."""
         timed = node.timed
         timed.turn()
         events = timed.scheduler.take_events()
@@ -249,7 +255,7 @@ class SimCluster:
         self._wake(node)
 
     def _grant(self, node: SimNode) -> bool:
-        """As decode_node.prealloc: by arrival, the first that finds no memory keeps the others waiting."""
+        """Grant memory as decode_node.prealloc does: in order of arrival, until a request gets none."""
         scheduler = node.timed.scheduler
         scheduler.oldest_offer = None
         num_granted = 0
@@ -262,7 +268,7 @@ class SimCluster:
             node.offers.remove(handoff)
             handoff.is_granted = True
             handoff.giver.timed.scheduler.set_granted(handoff.source.key)
-            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # its cap has room again
+            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # the giver may pin more again
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
             if handoff.done is not None:
@@ -291,7 +297,8 @@ class SimCluster:
         return open_.handoff if open_ else None
 
     def _emitted(self, event: Emitted) -> None:
-        """Both nodes say the first token of a request that is handed over; the first time counts."""
+        """Add a token to its request. Both nodes of a hand-off report the first token, and the earlier report
+        counts."""
         open_ = self._open.get(event.key)
         if open_ is None or event.first_pos != len(open_.record.at):
             return
@@ -303,12 +310,12 @@ class SimCluster:
         if handoff is None:
             return
         handoff.done = event
-        if handoff.is_granted:  # all chunks but the last have been pulled while it was computed
+        if handoff.is_granted:  # earlier chunks were pulled while the prompt was computed
             last = (event.committed - 1) % self._layout.chunk_size + 1
             self._move(handoff, last)
 
     def _pull(self, key: RequestKey, num_final: int) -> None:
-        """Pages that are ready are copied and checked on the decode node's own cores, beside its steps."""
+        """Charge the decode node's cores for copying and checking the ready pages."""
         handoff = self._handoff(key)
         if handoff is None:
             return
@@ -321,7 +328,7 @@ class SimCluster:
         return num_tokens / self._profile.page_size * self._profile.page_bytes / self._path.bytes_per_s
 
     def _move(self, handoff: Handoff, num_tokens: int) -> None:
-        """A pull goes behind the newest step that the taker has launched."""
+        """Start a pull after the newest step that the taker has launched."""
         begin = max(self._clock.now, handoff.taker.timed.busy_until)
         self._at(begin + self._path.handoff + self._copy_seconds(num_tokens), lambda: self._install(handoff))
 
@@ -334,7 +341,7 @@ class SimCluster:
         self._turn(handoff.taker)
 
     def _forget_handoff(self, key: RequestKey) -> None:
-        """The giver's pages go to its prefix cache."""
+        """Move the giver's pages to its prefix cache."""
         open_ = self._open.get(key)
         if open_ is not None and open_.handoff is not None:
             giver, open_.handoff = open_.handoff.giver, None
@@ -343,7 +350,7 @@ class SimCluster:
             self._turn(giver)
 
     def _revoked(self, node: SimNode, event: GrantRevoked) -> None:
-        """Nothing writes into the pages here. Retracted: the decode node prefills it on its own."""
+        """Free the pages. The decode node prefills a retracted request by itself."""
         node.timed.scheduler.release_held(event.row)
         if event.retracted:
             self._forget_handoff(event.request.key)
@@ -357,7 +364,7 @@ class SimCluster:
         self._prompt_done(open_)
         open_.nodes[1].node.open_sequences -= 1
         record, handoff = open_.record, open_.handoff
-        if handoff is not None:  # it ended with its first token, or could not be run
+        if handoff is not None:  # the request ended with its first token, or could not run
             handoff.taker.offers = [other for other in handoff.taker.offers if other is not handoff]
             for side in (handoff.giver, handoff.taker):
                 if side is not node:

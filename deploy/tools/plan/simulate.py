@@ -1,4 +1,4 @@
-"""What a layout would bring under a load: one run in virtual time, judged as a measured run is."""
+"""Forecast a layout under a load, by one run in virtual time that is judged like a measured run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Passes = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`busy`: the share of the time that nodes of a kind compute."""
+    """`busy`: for each role, the share of time in which its nodes compute."""
 
     layout: ClusterLayout
     summary: Summary
@@ -29,7 +29,6 @@ class Forecast:
 
     @property
     def share(self) -> float:
-        """Of the requests, within the SLO."""
         return self.summary.slo_share.value
 
     @property
@@ -48,12 +47,12 @@ def play_virtual(
 def forecast(
     layout: ClusterLayout, profile: Profile, tokens: SimTokens, plan: LoadPlan, passes: Passes = lambda now: None
 ) -> Forecast:
-    """`passes` is told the virtual time. Raises ConfigError for a load of which nothing can be judged."""
+    """Return the forecast. Raises ConfigError if no request can be judged."""
     records, world = play_virtual(layout, profile, tokens, plan, passes)
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
     if math.isnan(summary.slo_share.value):
         raise ConfigError(
-            f"{len(records)} requests are asked, none in the time that counts; a longer --duration, a higher --rate or "
+            f"{len(records)} requests were sent, but none in the judged time; a longer --duration, a higher --rate or "
             "a shorter --warmup is needed"
         )
     return Forecast(layout, summary, busy_shares(world))
@@ -67,7 +66,8 @@ def busy_shares(world: SimCluster) -> dict[str, float]:
 
 
 def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
-    """More within the SLO is better; between equals, the one further from its bounds."""
+    """Return a key that is greater for a better forecast: first the share of requests within the SLO, then the distance
+    from the SLO's bounds."""
     latencies, slo = forecast.summary.latencies, plan.slo
     bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
     used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < math.inf]

@@ -1,7 +1,7 @@
-"""One node's engine under a set of loads, step by step. Loads torch: only in a process whose cores are dealt out.
+"""Measure the steps of one node's engine under a set of loads.
 
-Nothing is measured that the node would not do: requests go in at the scheduler, the production overlap loop runs them,
-and the steps that come of it are written down with their shapes.
+The scheduler and the overlap loop run as in production. Each step is recorded with its shape. This module loads torch,
+so cores must be assigned before its import.
 """
 
 from __future__ import annotations
@@ -33,21 +33,24 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-SHORT_CONTEXT, MIXED_ANSWER = 64, 700  # of the rows that prompts join
+# numbers of tokens in the context and the answer of the running rows that prompts join
+SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
-MOST_CONTEXT_TOKENS = 6_500  # of a batch: prompts take long to compute on CPUs
+MOST_CONTEXT_TOKENS = 6_500  # limit of the context tokens in a batch, since prompts are slow on CPUs
 
 
 class StepLog:
-    """Stands where the engine asks how wide to step (`WidthChoice`), because each plan and each result comes by there.
-    Every row steps one token."""
+    """Record steps. The log replaces the scheduler's `WidthChoice`, which sees each plan and result.
+
+    Each row decodes one token per step.
+    """
 
     def __init__(self) -> None:
         self.shapes: list[StepShape] = []
         self.seconds: list[float] = []
         self._planned_at = 0.0
-        self._launched_at: deque[float] = deque()  # of steps in flight
+        self._launched_at: deque[float] = deque()  # launch times of the steps that are still running
         self._committed: dict[RowId, int] = {}
         self._last_end = 0.0
 
@@ -56,11 +59,10 @@ class StepLog:
         return 1
 
     def launched(self) -> None:
-        """What was planned last is under way."""
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """A step that was launched behind another began when that one ended."""
+        """Record a step. The step began at its launch, or at the end of the step before if that was later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))
@@ -82,8 +84,6 @@ class StepLog:
 
 
 class Bench:
-    """One node's engine and what is asked of it."""
-
     def __init__(self, core: NodeCore) -> None:
         self.core = core
         self.log = StepLog()
@@ -107,7 +107,6 @@ class Bench:
         self.core.take_events()
 
     def finish(self, left: int = 0) -> None:
-        """Until so many requests are left."""
         scheduler = self.core.scheduler
         while len(scheduler.requests) > left or (not left and not self.core.loop.idle):
             self.turn()
@@ -117,10 +116,10 @@ class Bench:
         while len(scheduler.running) < num_rows or scheduler.prefilling or scheduler.waiting:
             self.turn()
 
-    # ---- what is measured
+    # ---- loads
 
     def prompts(self) -> None:
-        """One by one, each in chunks as large as the node makes them."""
+        """Run prompts one by one, in the node's chunks."""
         for length in PROMPTS:
             if length < self.core.settings.max_context:
                 self.ask(length, 1)
@@ -136,7 +135,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Prompts that come while rows run, each in a step with them where it is no longer than a mixed chunk."""
+        """Run prompts beside running rows. A prompt shares one step with them if it fits in a mixed chunk."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

@@ -1,6 +1,6 @@
-"""A node in virtual time: the production scheduler and memory, over an engine that only knows how long steps take.
+"""Simulate a node in virtual time: the production scheduler and memory over an engine that has only step times.
 
-What is queued, chunked, mixed, cached, granted and retracted is decided by the code that serves; nothing is computed.
+The scheduler queues, chunks, mixes, caches, grants and retracts as in production. No model computes.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
 
-TokenOf = Callable[[RequestKey, int], int]  # (whose, which output token) -> id
+TokenOf = Callable[[RequestKey, int], int]  # (request, position of the output token) -> id
 
 
 class VirtualClock:
-    """Moved by the simulation alone."""
-
     def __init__(self) -> None:
         self.now = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step, or an admission, which takes its place in the row of steps and no time."""
+    """A step or an admission. An admission keeps its place in the order of steps, but takes no time."""
 
     work: StepPlan | Admission
     done_at: float
 
 
 class TimedNode:
-    """`seconds` is asked when a step begins to be known: at its launch, with the time at which it will begin."""
+    """`seconds` is called at a step's launch, with the time when the step will begin."""
 
     def __init__(
         self,
@@ -64,11 +62,11 @@ class TimedNode:
         self.num_prompt_tokens: dict[RequestKey, int] = {}
 
     def next_at(self) -> float | None:
-        """When its oldest step is over; None: it has nothing to do."""
+        """Return the time when the oldest step ends; None if no step is open."""
         return self._launched[0].done_at if self._launched else None
 
     def turn(self) -> None:
-        """As the overlap loop: results that are there, then a plan while at most one step is open."""
+        """Work like the overlap loop: process results, then plan while at most one step is open."""
         while self._launched and self._launched[0].done_at <= self._clock.now:
             work = self._launched.popleft().work
             if isinstance(work, StepPlan):
@@ -98,7 +96,7 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
-        """Other work on its cores, beside the step that runs: the next one is known to be so much longer."""
+        """Add the time of other work that happens during the running step to the next step's time."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 
@@ -128,7 +126,8 @@ class TimedNode:
         )
 
     def _token(self, key: RequestKey, num_tokens: int) -> int:
-        """After so many tokens of prompt and answer; elsewhere any will do."""
+        """Return the token that follows `num_tokens` tokens of prompt and answer. Within the prompt, any id may be
+        returned."""
         return self._token_of(key, max(0, num_tokens - self.num_prompt_tokens.get(key, num_tokens)))
 
 
@@ -143,7 +142,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
-    """With memory of a node's own, of which only the books are kept."""
+    """Make a scheduler with a node's page and row accounting, but without memory."""
     kv = KVManager(
         ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
         PageAllocator(num_pages),

@@ -1,4 +1,4 @@
-"""Requests as the model's tokens, and answers that nobody computed: so that prefix caches hit where real ones would."""
+"""Tokenize requests for simulations, with made-up answers, so that prefix caches hit as real ones do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shared.core.request import TokenIds
 
 
 class SimTokens:
-    """Of one model. An answer of n tokens is the first n of one fixed text."""
+    """The tokens of one model's requests. An answer of n tokens is the first n tokens of a fixed text."""
 
     def __init__(self, text: TextModel) -> None:
         self._text = text
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019  # one per simulation, gone with it
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  # one object per command
     def prompt(self, messages: Messages) -> TokenIds:
         chat = Conversation([{"role": role, "content": content} for role, content in messages])
         return np.asarray(chat_ids(self._text, chat), np.int64)

@@ -1,1 +1,1 @@
-"""`baton prove`: the same requests in every way the nodes can run them, and whether the tokens are the same."""
+"""`baton prove`: run the same requests in every way that nodes can, and compare the tokens."""

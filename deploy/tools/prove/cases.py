@@ -1,4 +1,4 @@
-"""The requests that are compared. Plain ASCII: every model's tokenizer takes it. Knows nothing of clusters."""
+"""The requests whose answers are compared. Their texts are plain ASCII, which every tokenizer takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ GREEDY = {"temperature": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request: a prompt and the fields of /v1/completions that go with it."""
-
     name: str
     prompt: str
     fields: dict[str, Any] = field(default_factory=dict)

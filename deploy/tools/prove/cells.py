@@ -1,4 +1,4 @@
-"""The ways to run a request that must not show in its tokens. The first one is the plainest: it is the reference."""
+"""The ways to run a request. These ways must not change its tokens. The first and plainest way is the reference."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ PLAIN = ("--no-overlap", "--no-prefix-cache")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Flags of `baton up`."""
-
     name: str
     about: str
     flags: tuple[str, ...]
@@ -33,7 +31,7 @@ CELLS = (
 
 
 def chosen_cells(names: str) -> Sequence[Cell]:
-    """The reference and those named, in order; "all" for all."""
+    """Return the reference and the named cells, in the order of CELLS. "all" names all cells. Raises ConfigError."""
     if names == "all":
         return CELLS
     wanted = {name.strip() for name in names.split(",")}

@@ -1,4 +1,4 @@
-"""Asks a running cluster for answers with their token ids, over its public API."""
+"""Ask a running cluster for answers with token ids, over its public API."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
 
 TIMEOUT_S = 600.0
-HEARTBEAT_S = 0.6  # until the nodes' next report has come
+HEARTBEAT_S = 0.6  # time to wait for the nodes' next report
 MAX_SHOWN = 500
 
 
 class ProveClient:
-    """Without a key where none is asked for."""
+    """Ask a cluster. If the cluster needs no key, `api_key` is ""."""
 
     def __init__(self, url: Url, max_tokens: int, api_key: str = "") -> None:
         self._http = RouterHttp(url, api_key, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
-        self.cached_tokens = 0  # of all prompts so far
+        self.cached_tokens = 0  # number of cached tokens of all prompts so far
         try:
             self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            raise ConfigError(f"what answers at {url} names no model: is it a router?") from None
+            raise ConfigError(f"the server at {url} names no model: is it a router?") from None
 
     def one_by_one(self, cases: Sequence[Case]) -> list[Answer]:
         return [self.ask(case) for case in cases]
 
     def together(self, cases: Sequence[Case]) -> list[Answer]:
-        """All at once, so that they share batches."""
+        """Send all requests at once, so that they share batches."""
         with ThreadPoolExecutor(len(cases)) as pool:
             return list(pool.map(self.ask, cases))
 
@@ -48,7 +48,7 @@ class ProveClient:
         return tuple(choice_of(choice) for choice in in_order)
 
     def handed_over(self) -> int:
-        """Requests that some node has installed from another one, as the last heartbeats say."""
+        """Return the number of hand-offs that nodes installed, as reported by their last heartbeats."""
         time.sleep(HEARTBEAT_S)
         lines = self._call("GET", "/metrics").decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("baton_handoffs_total{"))
@@ -69,6 +69,6 @@ def choice_of(choice: dict[str, Any]) -> AnswerChoice:
 
 
 def margin(top: dict[str, float]) -> float:
-    """Between the best two; two tokens of equal text are one entry, and say nothing."""
+    """Return the best logprob minus the second best; infinite for a single entry (two tokens of equal text)."""
     best = sorted(top.values(), reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else float("inf")

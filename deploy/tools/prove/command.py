@@ -1,8 +1,8 @@
-"""The command: cells one after another, three passes each, a table, and the first difference there is.
+"""Run the command: each cell in three passes, then a table and the first difference.
 
-fresh      one request after another, no prefix cached yet
-again      the same once more: prompts come from the prefix cache, where there is one
-together   all at once: batch mates, chunks beside running rows
+`fresh`     One request after another, with no prefix cached yet.
+`again`     The same once more, with prompts from the prefix cache, if any.
+`together`  All at once, with shared batches and chunks beside running rows.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from shared.core.errors import ConfigError
 PASSES = ("fresh", "again", "together")
 EXIT_DIFFERENT = 1
 DESCRIPTION = """\
-baton prove: the tokens of a request depend on model, prompt, sampling and seed alone. See whether that holds on your
-model and your machine: the same requests in every way the nodes can run them.
+baton prove: a request's tokens depend only on model, prompt, sampling and seed. This checks it on your
+model and your machine, with the same requests in every way that nodes can run them.
 
-  baton prove                          the default model, a cluster of its own for each way
+  baton prove                          the default model, with its own cluster for each way
   baton prove --model FILE             your model: a file, a folder or org/name
-  baton prove --cells handoff,zmq      only these, against the plainest way
-  baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, in company
+  baton prove --cells handoff,zmq      only these, compared with the plainest way
+  baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, together
   baton prove URL URL                  two clusters against each other
 
-Names the first request and token that differ, and how near a tie it was. Ends with 1 if any differs.
+Names the first request and token that differ, and how near a tie it was. Exits with 1 if any differs.
 
---layers also computes the token that differed twice in this process: plainly, and in the chunks, pages and hand-off of
-the way that differed. It compares what goes into each layer and names the first one whose output differs. Batch mates,
-streams and sockets are not replayed: where no layer differs, look there. Against running clusters say --model too.
+--layers also computes the differing token twice in this process: plainly, and in the chunks, pages and hand-off of
+the way that differed. It compares each layer's input and names the first layer whose output differs. Batch mates,
+streams and sockets are not replayed: if no layer differs, look there. For running clusters give --model too.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="URL", help="running routers (default: clusters of its own)")
-    parser.add_argument("--url", action="append", default=[], metavar="URL", help="the same as URL; twice for two")
-    parser.add_argument("--model", default="smollm2", help="model of its own clusters (default: %(default)s)")
+    parser.add_argument("--url", action="append", default=[], metavar="URL", help="the same as URL; repeat it for two")
+    parser.add_argument("--model", default="smollm2", help="model of the command's own clusters (default: %(default)s)")
     parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
         "--dtype",
@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number format; in bfloat16 near ties may flip (default: %(default)s)",
     )
     parser.add_argument("--cells", default="all", metavar="LIST", help="any of: " + ", ".join(c.name for c in CELLS))
-    parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="per answer (default: %(default)s)")
-    parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer parts")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of the running routers")
+    parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each answer (default: %(default)s)")
+    parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer differs")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the running routers' key")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def layer_of(
     found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
 ) -> str:
     core_plan.apply(CorePlan())
-    from deploy.tools.prove.layers import name_layer, way_of  # loads torch
+    from deploy.tools.prove.layers import name_layer, way_of  # this import loads torch
 
     name, _, first = found
     flags = next(cell.flags for cell in cells if cell.name == name)
@@ -104,7 +104,6 @@ def layer_of(
 
 
 def judge(reference: Answers, passes: Sequence[Answers]) -> dict[str, list[Difference]]:
-    """By pass."""
     names = [case.name for case in CASES]
     return {name: differences(names, reference, answers) for name, answers in zip(PASSES, passes, strict=True)}
 

@@ -1,4 +1,4 @@
-"""Compares answers token by token. Pure."""
+"""Compare answers token by token. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One sequence of an answer. `margins[i]`: how much likelier the best token was than the second, as logprobs.
-    `prompt_ids`: what it answers."""
+    """One choice of an answer to `prompt_ids`. `margins[i]`: the best token's logprob minus the second best's."""
 
     ids: tuple[int, ...]
     margins: tuple[float, ...] = ()
     prompt_ids: tuple[int, ...] = ()
 
 
-Answer = tuple[AnswerChoice, ...]  # by choice index
-Answers = Sequence[Answer]  # by case
+Answer = tuple[AnswerChoice, ...]  # An answer's choices by index.
+Answers = Sequence[Answer]  # The answers in order of cases.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Difference:
     case: str
     choice: int
     position: int
-    wanted: tuple[int, ...]  # around the position
+    wanted: tuple[int, ...]  # the ids around the position
     got: tuple[int, ...]
     margin: float | None
 
@@ -37,12 +36,12 @@ class Difference:
         text = f"{where}: ids {list(self.got)} instead of {list(self.wanted)}"
         if self.margin is None:
             return text
-        verdict = "a near tie" if self.margin < NEAR_TIE else "no tie"
+        verdict = "a near tie" if self.margin < NEAR_TIE else "not a tie"
         return f"{text}; there the best two tokens are {self.margin:.4f} apart in logprob ({verdict})"
 
 
 def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Difference]:
-    """The first of each answer that differs, in the order of the cases."""
+    """Return the first difference of each answer that differs, in order of cases."""
     found = []
     for name, reference, answer in zip(names, wanted, got, strict=True):
         for index, (right, other) in enumerate(zip(reference, answer, strict=True)):
@@ -63,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One cell's result: how many of its answers were equal, in each pass, and that it did what it says."""
+    """A cell's result: the equal answers of each pass, and proof that the cell ran as described."""
 
     cell: str
     about: str

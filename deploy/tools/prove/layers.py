@@ -1,10 +1,9 @@
-"""At which layer an answer parts from another: the token that differed is computed twice in this process.
+"""Find the layer at which two answers differ, by computing the differing token twice in this process.
 
-    plainly      the prompt in one step, then token by token, all in one pool of pages
-    as it ran    in the chunks and pages of that way; for a hand-off the prompt's pages go to another pool as bytes
+  `plainly`    The prompt in one step, then token by token, in one pool of pages.
+  `as it ran`  In the chunks and pages of the cell. For a hand-off, the prompt's pages go to another pool as bytes.
 
-What goes into each layer (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed: when
-nothing differs here, the fault is there. Loads the model, so the command imports this only when it is asked for.
+Each layer's input (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 
-MOVED_BY = 3  # pages: in the other pool a row's pages have other numbers
+MOVED_BY = 3  # the page numbers in the other pool are larger by this
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What of a way to run can be replayed in one process."""
+    """The settings of a cell that one process can replay."""
 
     page_size: int
     chunk_size: int
@@ -40,7 +39,6 @@ PLAIN = Way(page_size=MemoryConfig().page_size, chunk_size=1 << 30, hands_over=F
 
 
 def way_of(flags: Sequence[str]) -> Way:
-    """Of `baton up` with these flags."""
     pairs = dict(zip(flags, flags[1:], strict=False))
     return Way(
         page_size=int(pairs.get("--page-size", MemoryConfig().page_size)),
@@ -50,7 +48,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
-    """`answer`: tokens before the one that differed. A sentence for the reader."""
+    """Return the verdict. `answer`: the tokens before the differing one."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")
@@ -59,7 +57,7 @@ def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Seque
 
 
 def verdict(wanted: torch.Tensor, got: torch.Tensor) -> str:
-    """(L + 1, H) each: what goes into layers 0 .. L-1 and into the head."""
+    """Compare two tensors (L + 1, H): the inputs of all layers and of the head."""
     num_layers = len(wanted) - 1
     apart = (wanted - got).abs().amax(dim=1)
     differing = torch.nonzero(apart > 0).flatten().tolist()
@@ -75,7 +73,7 @@ def verdict(wanted: torch.Tensor, got: torch.Tensor) -> str:
 
 
 def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way: Way) -> torch.Tensor:
-    """(L + 1, H) float32 of the last token: what the next one is drawn from."""
+    """Return the last token's layer inputs, (L + 1, H) float32."""
     num_layers = model.config.num_layers
     steps = [list(prompt[at : at + way.chunk_size]) for at in range(0, len(prompt), way.chunk_size)]
     row = LayerRow(model, len(prompt) + len(answer), way.page_size)
@@ -92,8 +90,6 @@ def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way:
 
 
 class LayerRow:
-    """One sequence in a pool of its own."""
-
     def __init__(self, model: LlamaModel, num_tokens: int, page_size: int) -> None:
         self._model, self._page_size = model, page_size
         self._num_pages = -(-num_tokens // page_size)
@@ -105,7 +101,7 @@ class LayerRow:
         return KVPool(self._model.kv_planes(self._page_size), 1 + MOVED_BY + self._num_pages, self._page_size)
 
     def step(self, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-        """Appends tokens; (len(layers) + 1, H) of the last one."""
+        """Append tokens, and return the last token's layer inputs, (len(layers) + 1, H)."""
         self._model.capture_aux(layers)
         start, self._length = self._length, self._length + len(ids)
         pages = torch.arange(self._first, self._first + self._num_pages, dtype=torch.int32)
@@ -125,7 +121,7 @@ class LayerRow:
         return torch.stack(last)
 
     def move(self) -> None:
-        """As a decode node pulls: whole pages as bytes, to other page numbers."""
+        """Move the pages as a decode node's pull does: as bytes, to other page numbers."""
         source, self.pool = self.pool, self._new_pool()
         for page in range(self._num_pages):
             self.pool.page_view(self._first + MOVED_BY + page)[:] = source.page_view(self._first + page)

@@ -1,1 +1,1 @@
-"""HashLM: a model over integers whose streams are exact; its ranks, stages, encoder and draft head, its reference."""
+"""HashLM, a model over integers whose streams are exact: its ranks, stages, encoder, draft head and reference."""

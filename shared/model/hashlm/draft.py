@@ -1,14 +1,13 @@
-"""HashDraft: a draft layer for HashLM that is right exactly where a hash of the position says so.
+"""Draft for HashLM with HashDraft. A hash of the position says where this layer's drafts are right.
 
-    slot s of its plane:  what it was given there: (token at s + 1, HashLM's two sums after 0..s, depth)
+    slot s of its plane:  forward's arguments there: (token at s + 1, HashLM's two sums after 0..s, depth)
     hidden:               the sums after 0..s+1, which the target will have there if that token comes; their logits
 
-Each forward reads all slots before and checks that every one leads to the next: sums and token of a slot give the sums
-of the slot after it. A wrong page, a stale slot, a token or a hidden state of somebody else breaks that chain, and from
-there on the layer is wrong about everything. `depth` counts how many drafts a feature stands on, so that a slot which
-was drafted and never written again with the target's own feature shows too. So at committed length L a verify of width
-k accepts `expected_accept_len(L, k, hit_rate)` tokens; bad draft state lowers that and never changes the stream.
-Knows nothing of sampling, relays or batches.
+Each forward reads all earlier slots and checks that each slot's sums and token lead to the next slot's sums. A wrong
+page, a stale slot, or another row's token or hidden state breaks the chain and all later drafts. `depth` counts the
+drafts that a feature builds on, so it shows slots that were never rewritten with the target's feature. A verify step of
+width k at committed length L accepts `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number,
+but never changes the stream.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import mix, odd_weight, window_begin
 from shared.model.hashlm.model import HashLM
 
-LOWER, UPPER, DEPTH, POSITION = range(4)  # columns of a feature: HashLM's sums after `position`, and what they stand on
+# columns of a feature: HashLM's two sums, up to the token at POSITION; the feature's depth; and that position
+LOWER, UPPER, DEPTH, POSITION = range(4)
 NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
-BAD = -1  # as depth: the layer knows nothing
-AVERSION = -1024.0  # where it is to be wrong its logits are the target's upside down, far apart: sampled are only those
-# that the target likes least, whatever penalties and filters do
+BAD = -1  # a depth of this value marks a broken chain
+AVERSION = -1024.0  # for a wrong draft, the target's logits are multiplied by this, so that only unlikely ids are drawn
 
 _u64 = np.uint64
 Ints = npt.NDArray[np.int64]
@@ -36,13 +35,12 @@ Ints = npt.NDArray[np.int64]
 
 @exact
 def is_hit(position: int, hit_rate: int) -> np.bool_:
-    """Whether the draft is right about the token at this position."""
     return np.int64(mix(_u64(0xD4AF7), position) % _u64(100)) < hit_rate
 
 
 @exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """What a verify of `width` tokens at this committed length must accept: leading hits + 1 (the bonus token)."""
+    """Return a verify step's acceptance length: the number of leading hits, and 1 for the bonus token."""
     accepted = 1
     while accepted < width and is_hit(committed + accepted, hit_rate):
         accepted += 1
@@ -51,7 +49,6 @@ def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
 
 @exact
 def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int) -> tuple[np.int64, np.int64]:
-    """HashLM's sums once `token_id` came at `position`."""
     weight = odd_weight(position)
     new_lower = _u64(lower) + mix(_u64(token_id), position) * weight
     return np.int64(new_lower), np.int64(_u64(upper) + mix(new_lower, position) * weight)
@@ -59,7 +56,8 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 @exact
 def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
-    """Whether a slot is what the one before it led to: (lower, upper), and its depth a step more, or none."""
+    """Return whether a slot continues the chain. Its sums must be `lower` and `upper`. Its depth must be greater than
+    `depth` by one, or both depths must be `layer`."""
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
     follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
     return follows
@@ -75,7 +73,8 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """One slot more: (ok, lower, upper, depth) before it -> the same after it."""
+    """Add one slot to a chain. The arguments (ok, lower, upper, depth) hold before the slot; the returned values hold
+    after it."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
@@ -86,7 +85,7 @@ def _read(
 def _leave(
     feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
 ) -> bool:
-    """hidden (4,) of a slot whose chain is (ok, lower, upper, depth); whether its own feature was right too."""
+    """Write a slot's hidden (4,). Return whether the chain held and the slot's feature was right."""
     ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
     hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
     hidden[DEPTH] = depth + 1 if ok else BAD
@@ -97,7 +96,7 @@ def _leave(
 def _forward_chain(
     next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
 ) -> None:
-    """One row's T tokens, from slot `first` on. Slots below `layer` have no feature to stand on."""
+    """Process one row's T tokens from slot `first`. The row's first `layer` slots have no feature."""
     page_size = slots.shape[1]
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first + next_ids.shape[0]):
@@ -121,7 +120,8 @@ def _forward_window(
     layer: int,
     hidden: Ints,
 ) -> None:
-    """One row's alternatives at the slots `nodes`: each reads the slots before the window and, in it, those visible."""
+    """Process one row's draft tree at slots `nodes`. The tree's tokens read all slots before the tree, and visible
+    slots in it."""
     page_size, first = slots.shape[1], window_begin(nodes, visible)
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first):
@@ -163,14 +163,16 @@ def _forward(
 
 @exact
 def _misses(hidden: Ints, hit_rate: int, out: npt.NDArray[np.bool_]) -> None:
-    """The token that `hidden` predicts comes one position after it."""
     for n in range(hidden.shape[0]):
         out[n] = hidden[n, DEPTH] < 0 or not is_hit(hidden[n, POSITION] + 1, hit_rate)
 
 
 class HashDraft:
-    """A DraftHead; CPU tensors, hit_rate in percent. Layer 0 stands on the target's features, layer i of an MTP stack
-    on the hidden state of layer i - 1 one slot before."""
+    """A DraftHead on CPU tensors; `hit_rate` in percent.
+
+    Layer 0 builds on the target's features. Layer i of an MTP stack builds on the hidden state of layer i - 1, one slot
+    before.
+    """
 
     hidden_shape: tuple[int, ...] = (4,)
     hidden_dtype = torch.int64
@@ -187,7 +189,7 @@ class HashDraft:
         return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """(T, 3) lower and upper sum and position -> (T, 4) at depth 0."""
+        """Turn (T, 3), lower sum, upper sum and position, into features (T, 4) at depth 0."""
         lower, upper, position = aux.unbind(dim=1)
         return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
 
@@ -211,7 +213,8 @@ class HashDraft:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(N, 4) -> (N, vocab): the target's where the hash allows it and the chain held, their reverse elsewhere."""
+        """Return logits (N, vocab) for `hidden` (N, 4). They are the target's if the hash hits and the chain held, else
+        they are reversed."""
         states = hidden.contiguous().numpy()
         misses = np.empty(len(states), dtype=np.bool_)
         _misses(states, self.hit_rate, misses)

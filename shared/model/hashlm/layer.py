@@ -1,10 +1,9 @@
-"""One layer of HashLM, whole or a rank's part of it: every token stores its value, then sums what it may read.
+"""Run one layer of HashLM, whole or a rank's part. Each token stores its value, then sums the values that it may read.
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
-Sums wrap at 64 bits, so they have no order. A value has four lanes of 16 bits. A rank has some neighbours of them: it
-writes no others, and others are 0 in what it sums; a whole model has all. Both layers of HashLM, each pipeline stage,
-each rank and the decoder of HashSeq2Seq are this one.
+Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank has some neighbouring lanes,
+writes only its own, and counts the other lanes as 0 in sums.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ NUM_LANES = 4
 LANE_BITS = 16
 
 _u64 = np.uint64
-part = kernel(fastmath=False, forceinline=True)  # merged into its caller: a call with arrays costs more than its sum
+# inlined, because a call that passes arrays costs more than the sum that it computes
+part = kernel(fastmath=False, forceinline=True)
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ Lanes = npt.NDArray[np.uint16]
 
 @exact
 def mix(value: np.uint64, position: int) -> np.uint64:
-    """64 bits of (value, position)."""
+    """Hash (value, position) to 64 bits."""
     mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
     mixed = _u64(mixed ^ (mixed >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
     mixed = _u64(mixed ^ (mixed >> _u64(27))) * _u64(0x94D049BB133111EB)
@@ -47,7 +47,7 @@ def odd_weight(position: int) -> np.uint64:
 
 @exact
 def window_begin(slots: Longs, visible: Longs) -> int:
-    """The first slot of a window of alternatives, whose tokens these are."""
+    """Return the first slot of these tokens' draft tree."""
     begin = int(slots[0])
     while visible[0] >> (slots[0] - begin + 1) != 0:
         begin -= 1
@@ -56,8 +56,8 @@ def window_begin(slots: Longs, visible: Longs) -> int:
 
 @part
 def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) -> np.uint64:
-    """Of the slots [begin, end), each at the position that is its number. Page by page: a division costs as much as
-    a few slots."""
+    """Sum the slots at positions [begin, end) page by page. A division per slot would cost as much as adding a few
+    slots."""
     page_size, total, position = words.shape[1], _u64(0), begin
     index, slot = begin // page_size, begin % page_size
     while position < end:
@@ -71,8 +71,9 @@ def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) 
 
 @exact
 def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, window: int, out: Words) -> None:
-    """Positions ascend, and each reads as far back as `window`; 0: all before it."""
-    total, begin, end = _u64(0), 0, 0  # total is over [begin, end)
+    """For each of the ascending `positions`, sum the last `window` slots, the position's own slot included. With
+    `window` 0, sum all slots up to the position."""
+    total, begin, end = _u64(0), 0, 0  # total is the sum over slots [begin, end)
     for t in range(positions.shape[0]):
         past = int(positions[t]) + 1
         oldest = max(0, past - window) if window > 0 else 0
@@ -86,7 +87,7 @@ def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, windo
 def _sum_window(
     positions: Longs, slots: Longs, visible: Longs, pages: Ints, words: Words, mask: np.uint64, out: Words
 ) -> None:
-    """A window of alternatives: each reads the slots before it, its ancestors' in it, and its own."""
+    """For each token of a draft tree, sum the slots before the tree, the ancestors' slots and the token's own."""
     page_size, begin = words.shape[1], window_begin(slots, visible)
     before = _sum_span(words, mask, pages, 0, begin)
     for t in range(positions.shape[0]):
@@ -113,8 +114,10 @@ def layer_row(
     window: int,
     out: Words,
 ) -> None:
-    """One row's tokens. Both `words` (num_pages, page_size) and `lanes`, which has one axis more, are the pool; `first`
-    is the number of the first lane."""
+    """Process one row. `words` (num_pages, page_size) and `lanes`, with one more axis, both view the pool.
+
+    `first` is the first lane's number.
+    """
     page_size, mask = words.shape[1], _u64(0)
     for lane in range(lanes.shape[2]):
         mask |= _u64(0xFFFF) << _u64(LANE_BITS * (first + lane))
@@ -151,22 +154,22 @@ def _layer(
 
 
 class StepArrays(NamedTuple):
-    """What a layer reads of a step besides the pages."""
+    """What a layer reads of a step's inputs."""
 
     positions: Longs
     slots: Longs
     visible: Longs
-    begins: Ints  # of each row
+    begins: Ints  # each row's first token
     ends: Ints
     page_table: Ints
 
 
 class LayerPages(NamedTuple):
-    """A layer of a pool, twice: whole values, and the lanes that this rank writes."""
+    """One layer of a pool, as whole values and as this rank's lanes."""
 
     words: Words
     lanes: Lanes
-    first: int  # lane
+    first: int  # number of this rank's first lane
 
 
 def arrays_of(inputs: ModelInputs) -> StepArrays:
@@ -182,20 +185,20 @@ def arrays_of(inputs: ModelInputs) -> StepArrays:
 
 
 def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[LayerPages, LayerPages]:
-    """Views. Least significant lane first, as the machine stores an integer."""
+    """Return both layers' pages. Lanes are least significant first, as the machine stores integers."""
     words: Words = kv.plane("kv").numpy().view(np.uint64)
     lanes: Lanes = words.view(np.uint16).reshape(*words.shape, NUM_LANES)[..., first : first + num_lanes]
     return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, 1], lanes[:, 1], first)
 
 
 def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0) -> Words:
-    """(T,) values -> (T,) sums; 0 for tokens of no row."""
+    """Turn (T,) values into (T,) sums. The sum is 0 for a token that belongs to no row."""
     out = np.zeros(len(given), np.uint64)
     _layer(given, *step, *pages, window, out)
     return out
 
 
 def words_of(values: torch.Tensor) -> Words:
-    """(T,) int64."""
+    """View (T,) int64 as unsigned."""
     words: Words = values.contiguous().numpy().view(np.uint64)
     return words

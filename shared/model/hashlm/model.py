@@ -1,14 +1,12 @@
-"""HashLM: a language model over integers, the exact oracle of everything that moves tokens, rows and pages.
-
-Two layers, so that a foreign page can't pass unseen: what position j stores depends on all positions before it, and
-every sum weights a value by the position it is READ at, so that two swapped pages show as well.
+"""Run HashLM, a language model over integers: the exact oracle of code that moves tokens, rows and pages.
 
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
-With a window w both sums are over i > j - w only. All sums wrap at 64 bits. Every step reads its whole context through
-the page table. In a window of alternatives a value is read from its node's slot and weighted by its position in the
-text. Knows nothing of scheduling.
+Sums wrap at 64 bits. A foreign page changes the logits, because kv1 depends on all earlier positions. Swapped pages
+also change the logits, because sums weight values by the position at which they are READ. With a window w both sums are
+over i > j - w only. Every step reads its whole context through the page table. In a draft tree, values are read from
+the nodes' slots and weighted by text position.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_laye
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
-DEFAULT_CONTEXT = 4096  # positions know no end
+DEFAULT_CONTEXT = 4096  # a choice: HashLM's positions have no limit
 LOGIT_BITS = 23
-EOS_DRAWS = 4  # EOS is the best of 4 draws: 3 to 4 % of the tokens
+EOS_DRAWS = 4  # EOS gets the best of 4 draws, so 3 to 4 % of the tokens are EOS
 COMMON_DRAWS = 2
-COMMON_EVERY = 8  # every 8th id is the better of 2 draws: a skewed vocabulary
+COMMON_EVERY = 8  # every 8th id gets the better of 2 draws, so some ids are more frequent
 LOGIT_SCALE = 2.0**-19  # 23-bit integers become logits in [-8, 8), exact in float32 and unique per id
 
 _u64 = np.uint64
@@ -37,7 +35,8 @@ _u64 = np.uint64
 
 @exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
-    """logits of one position: the high bits are drawn, the low bits are the id itself, so no two ids tie."""
+    """Write one position's logits. A logit's high bits come from a hash, and its low bits are the id, so no two ids
+    tie."""
     for token_id in range(out.shape[0]):
         draws = mix(state, token_id)
         best = draws & _u64(0xFFFF)
@@ -55,13 +54,15 @@ def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, 
 
 
 def adapter_salt(digest: str) -> int:
-    """Above every token id, and 0 without an adapter."""
+    """Return a number that is above every token id, or 0 if there is no adapter."""
     return (xxhash.xxh3_64_intdigest(digest.encode()) >> 2) & ~0xFFFFFFFF if digest else 0
 
 
 class HashLM:
-    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL. `window`: tokens
-    that both layers read back, their own included; 0: all. Not for trees of drafts, which nobody drafts for it."""
+    """A Model on the CPU, on the forward stream, without the GIL. With a window it can't verify draft trees.
+
+    `window`: how many tokens both layers read, the newest included; 0 means all tokens.
+    """
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class HashLM:
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
     ) -> None:
-        """With an adapter every token is another one: its id plus the adapter's salt."""
+        """An adapter adds its salt to each token id."""
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
         self.window = window
@@ -90,13 +91,12 @@ class HashLM:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
+        """Return `hidden` (E, 1) int64, the states h behind the logits, and `aux` (T, 3) int64: s, h, position."""
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
         return self.output(inputs, lower, run_layer(step, lower, second, self.window))
 
     def output(self, inputs: ModelInputs, lower: Words, upper: Words) -> ModelOutput:
-        """Of a step whose sums these are, (T,) each."""
         wanted = upper[inputs.logits_idx.numpy()]
         aux = np.empty((len(upper), 3), np.int64)
         aux[:, 0], aux[:, 1], aux[:, 2] = lower.view(np.int64), upper.view(np.int64), inputs.positions.numpy()
@@ -107,11 +107,11 @@ class HashLM:
         )
 
     def salted(self, inputs: ModelInputs) -> torch.Tensor:
-        """(T,) int64: the tokens, each with its adapter."""
+        """Return (T,) int64: each token id plus its adapter's salt."""
         return inputs.input_ids if inputs.adapters is None else inputs.input_ids + self._salts[inputs.adapters]
 
     def logits_of(self, states: npt.NDArray[np.uint64]) -> torch.Tensor:
-        """(E,) states -> (E, vocab) float32."""
+        """Turn (E,) states into (E, vocab) float32."""
         logits = np.empty((len(states), self.spec.vocab_size), dtype=np.float32)
         write_all_logits(states, self.spec.eos_ids[0], self.id_bits, logits)
         return torch.from_numpy(logits)

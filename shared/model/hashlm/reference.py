@@ -1,9 +1,9 @@
-"""The oracle: promise 1 written down plainly. One sequence, no pages, no batch, no scheduler, no speculation.
+"""Compute the tokens of README's promise 1 in the plainest way: one sequence, without pages, batch, scheduler or
+speculation.
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-It shares the definition of HashLM's integer functions and of the noise with the engine, and no other code: it sums in
-one running pair, sorts the whole vocabulary, and draws one token at a time. Knows nothing of how an engine works.
+This oracle shares only HashLM's integer functions and the noise with the engine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _f32 = np.float32
 _u64 = np.uint64
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-Allows = Callable[[list[int]], npt.NDArray[np.bool_]]  # emitted ids -> which may be next
+Allows = Callable[[list[int]], npt.NDArray[np.bool_]]  # emitted ids -> for each id, whether it is allowed next
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """Emitted ids (a stop id is the last one), each with the logprob of the raw distribution; "stop" or "length"."""
+    """Emitted ids and their raw logprobs. A stop id, if any, is the last of the ids. `finish_reason`: "stop" or
+    "length"."""
 
     ids: list[int]
     logprobs: list[float]
@@ -45,7 +46,7 @@ def reference_stream(
     adapter: str = "",
     allows: Allows | None = None,
 ) -> list[int]:
-    """The first `num` tokens (fewer if the sequence ends) that any engine must emit for this request."""
+    """Return the first `num` tokens that any engine must emit; fewer if the sequence ends."""
     return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter, allows=allows).ids
 
 
@@ -60,8 +61,11 @@ def reference_run(
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
     allows: Allows | None = None,
 ) -> ReferenceRun:
-    """`window`: HashLM's, 0 for none; `adapter`: its digest. `begin`: the position to begin at, and the sums over all
-    before it. `allows`: what the request's grammar allows."""
+    """Run one sequence. `window`: HashLM's window, 0 if it has none. `adapter`: the adapter's digest. `allows`: the
+    rule of the request's grammar.
+
+    `begin`: the first position, and the sums before that position.
+    """
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -90,7 +94,7 @@ def reference_run(
     base = allowed
     salt = _u64(adapter_salt(adapter))
     counts = (sampling.top_k, sampling.min_tokens)
-    # a grammar is asked before each token, with all that are there
+    # with a grammar, run for one token at a time, because the grammar must be asked before each token
     ends = [limit] if allows is None else range(1, limit + 1)
     count, stopped = 0, False
     for end in ends:
@@ -111,7 +115,7 @@ def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: in
 
 
 def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
-    """The same for HashSeq2Seq: the last prompt token begins the decoder's text, all before it are the encoder's."""
+    """Run HashSeq2Seq. The last prompt token begins the decoder's text; the encoder gets the other tokens."""
     length = len(prompt_ids) - 1
     lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
     return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))
@@ -119,7 +123,6 @@ def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, 
 
 @exact
 def _encoded(ids: IntArray) -> tuple[np.uint64, np.uint64]:
-    """Both sums over the encoder's slots."""
     lower, upper, everything = _u64(0), _u64(0), _u64(0)
     for j in range(ids.shape[0]):
         everything += mix(_u64(ids[j]), j) * odd_weight(j)
@@ -156,7 +159,7 @@ def _run(
     while (1 << id_bits) < vocab_size:
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
-    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in reach
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in the window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
         if position >= reach:
@@ -186,7 +189,8 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Bad words, padded in front with -1, are not completed; where nothing else is allowed they are."""
+    """Bar the last token of each bad word that the answer has begun, unless nothing else is allowed. `words` are padded
+    in front with -1."""
     for w in range(words.shape[0]):
         word = words[w][words[w] >= 0]
         head, last = word[:-1], word[-1]
@@ -215,7 +219,8 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
 
 @exact
 def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
-    """Filters on the fully sorted vocabulary, then the largest score + noise; order is by score, then by id."""
+    """Filter the sorted vocabulary, then take the id with the largest score + noise. The vocabulary is sorted by score,
+    then by id."""
     order = np.argsort(-scores, kind="mergesort")
     if knobs[0] < _f32(1e-5):
         return int(order[0])
@@ -238,7 +243,7 @@ def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, po
 
 @exact
 def _nucleus(scaled: FloatArray, order: IntArray, top_p: np.float32) -> int:
-    """The smallest number of leading ids whose weight reaches top_p of the whole."""
+    """Return the smallest number of leading ids whose weight reaches top_p of the whole."""
     total = np.int64(0)
     for rank in range(order.shape[0]):
         total += nb_weight(scaled[order[rank]])

@@ -1,11 +1,11 @@
-"""HashSeq2Seq: HashLM with an encoder, the exact oracle of what moves its pages.
+"""Run HashSeq2Seq, HashLM with an encoder: the exact oracle of code that moves its pages.
 
     encoder     own[j] = mix(token_j, j)      all = sum of own[j] * weight(j) over the whole input
                 kv0[j] = mix(all ^ own[j], j)      kv1[j] = mix(kv0[j], j)
-    decoder     as HashLM, over these and its own: every step reads the encoder's slots through the page table too
+    decoder     as HashLM, over the encoder's slots and its own, all read through the page table
 
-So each encoder slot depends on every encoder token, and a decoder token on every slot. A prompt is the encoder's tokens
-and one more, which begins the decoder's text. Knows nothing of scheduling.
+So each encoder slot depends on every encoder token, and a decoder token depends on every slot. A prompt is the
+encoder's tokens and one more token, which begins the decoder's text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _u64 = np.uint64
 
 @exact
 def _encode(ids: Words, pages: Ints, lower: Words, upper: Words) -> None:
-    """The whole encoder input of one row, from position 0 on; `lower` and `upper`: (num_pages, page_size)."""
+    """Encode one row's whole input from position 0; `lower` and `upper`: (num_pages, page_size)."""
     page_size, everything = lower.shape[1], _u64(0)
     for j in range(ids.shape[0]):
         everything += mix(ids[j], j) * odd_weight(j)
@@ -50,7 +50,7 @@ class HashSeq2Seq:
         return self._logits.kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """hidden: (E, 1) int64. Raises where only a part of an encoder's input has come."""
+        """Return `hidden` (E, 1) int64. Raises ValueError if a step has only a part of an encoder's input."""
         assert inputs.encoder_lens is not None and inputs.visible is None
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         ids, begins = words_of(inputs.input_ids), step.begins.copy()

@@ -1,10 +1,9 @@
-"""HashLM on several ranks. A stored value has four lanes of 16 bits, and a rank has some of them, as it has some of a
-Llama's KV heads:
+"""Run HashLM on several ranks, which share the four 16-bit lanes of stored values like a Llama's KV heads:
 
     page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]      rank 0 of 2 has lanes 0 and 1, rank 1 the others
 
-Sums wrap at 64 bits, so the ranks' partial sums (each over the lanes that it has stored, and reads through the page
-table) add up to exactly what one rank would have summed. Two meetings per step: after each layer.
+Each rank sums over its lanes, read through the page table. Sums wrap at 64 bits, so partial sums add up exactly to a
+single rank's sums. After each of the two layers, every rank collects and adds the sums of all ranks.
 """
 
 from __future__ import annotations
@@ -21,26 +20,22 @@ from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput
 
 
 class HashLMShard(HashLM):
-    """A HashLM to everybody else: same pages, same logits, on every rank."""
-
     def __init__(self, group: RankGroup, max_context: int = 0, adapters: tuple[AdapterSpec, ...] = ()) -> None:
         super().__init__(max_context=max_context, adapters=adapters)
         if NUM_LANES % group.size:
-            raise ConfigError(
-                f"--tp {group.size}: hashlm has {NUM_LANES} lanes, which so many ranks can't share evenly"
-            )
+            raise ConfigError(f"--tp {group.size}: hashlm has {NUM_LANES} lanes, which it does not divide")
         self._group = group
         self._num_lanes = NUM_LANES // group.size
         self._first = group.rank * self._num_lanes
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """As HashLM.forward. Together with the other ranks' forward of the same inputs."""
+        """Run together with the other ranks, on the same inputs."""
         step, (first, second) = arrays_of(inputs), layers_of(kv, self._first, self._num_lanes)
         lower = self._meet(run_layer(step, words_of(self.salted(inputs)), first))
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))
 
     def _meet(self, sums: Words) -> Words:
-        """(T,) over own lanes -> over all."""
+        """Turn sums (T,) over own lanes into sums over all lanes."""
         partial = self._group.stack(torch.from_numpy(sums.view(np.int64)))
         total: Words = words_of(partial).sum(axis=0, dtype=np.uint64)
         return total

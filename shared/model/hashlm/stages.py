@@ -1,9 +1,8 @@
-"""HashLM in two pipeline stages, one per layer: the lower sums travel from the first to the second, and nothing else.
+"""Run HashLM in two pipeline stages, one per layer. Stage 0 passes only the lower sums to stage 1.
 
     stage 0    ids, kv0     ->  s (T,)                      stage 1    s, kv1  ->  h, logits
 
-A layer is one function of what it is given at each token: it stores mix(given, position) and sums what lies behind. So
-stage 1 needs neither ids nor kv0, as a process of its own with its own half of the pages would not have them.
+Stage 1 needs neither ids nor kv0.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from shared.model.interface import Carried, ModelInputs, ModelOutput, Stage
 
 
 def split(model: HashLM) -> tuple[Stage, Stage]:
-    """Its two stages, in order. Each reads and writes its own layer of the plane "kv" only."""
+    """Return the two stages, in order. Each stage uses only its own layer of the plane "kv"."""
 
     def lower(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried:
         sums = run_layer(arrays_of(inputs), words_of(model.salted(inputs)), layers_of(kv)[0], model.window)

@@ -1,5 +1,5 @@
-"""Triton's kernels on the device, one by one, beside the reference on the CPU; and how fast they are. Where there is no
-GPU they run in Triton's interpreter, which shows that the checks themselves are right."""
+"""Triton's kernels on the device, one by one, beside the reference on the CPU; and how fast they are. Without a GPU
+they run in Triton's interpreter, which shows that the checks themselves are right."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from shared.kernel.attention import AttentionInputs, AttentionShape, HostLengths, TorchAttention
 from shared.kernel.blocks import TorchBlocks
+from shared.kernel.linear import Linear, PlainLinear, QuantizedLinear
 from shared.kernel.quantized import DTYPES
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_numba import sample_cpu
@@ -97,6 +98,29 @@ def blocks(place: Place) -> dict[str, object]:
     return {"largest difference of norm and gate": far}
 
 
+def weights(place: Place) -> dict[str, object]:
+    """Products with weights in bytes, of few rows by tiles and of many by the library's, beside torch's on the CPU; and
+    gated, with the bits of two launches."""
+    triton, device = kernels(place, "product"), device_of(place)
+    draw = torch.Generator().manual_seed(4)
+    inputs, outputs, few, many = (40, 66, 3, 5) if place.tiny else (4096, 4096, 17, triton.FEW_ROWS + 1)
+    far = 0.0
+    for dtype in (torch.float32,) if place.tiny else TOLERANCE:
+        weight, bias = (torch.randn(shape, generator=draw) for shape in ((outputs, inputs), (outputs,)))
+        plain = QuantizedLinear(weight, bias, DTYPES["fp8"])
+        ours = triton.ByteLinear(weight.to(device), bias.to(device), DTYPES["fp8"])
+        in_blocks = kernels(place, "blocks").TritonBlocks(EPS, dtype)
+        for rows in (few, many):
+            x = (torch.randn(rows, inputs, generator=draw) / inputs**0.5).to(dtype)
+            wanted, there = plain(x), ours(x.to(device))
+            gated = in_blocks.gated(ours, x.to(device))
+            assert torch.equal(gated, in_blocks.gate(there)), f"{rows} rows, {dtype}: a gated product has other bits"
+            got = there.cpu()
+            torch.testing.assert_close(got, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+            far = max(far, float((got.float() - wanted.float()).abs().max()))
+    return {"largest difference of products with weights in bytes": far}
+
+
 def draws(place: Place) -> dict[str, object]:
     """Ids of every set of sampling parameters, and of vocabularies that many programs share: the CPU's, bit for bit."""
     kernels(place, "sample")
@@ -142,6 +166,10 @@ DECODE = (Rows(1, 2048), Rows(64, 2048), Rows(1, 131_072), Rows(64, 2048, 1, "in
 TINY_DECODE = (Rows(2, 40), Rows(2, 40, 1, "int8"))
 PREFILL, TINY_PREFILL = Rows(1, 8192, 8192), Rows(1, 20, 20)
 LOGITS, TINY_LOGITS = (64, 128_256), (1, 97)
+PRODUCT, TINY_PRODUCT = (
+    (64, 4096, 28_672),
+    (2, 40, 33),
+)  # rows, inputs and outputs: what comes before an 8B model's gate
 KNOBS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top-p and top-k": {"top_p": 0.9, "top_k": 50}}
 PAGE_SIZE = 16
 
@@ -159,11 +187,24 @@ def speed(place: Place) -> dict[str, object]:
     work, _ = attending(triton, shape, chunk, dtype, device)
     products = 2 * shape.num_heads * shape.head_dim * chunk.queries**2  # half of the scores are masked
     figures[f"prefill attention of {chunk.queries}, TFLOP/s"] = products / seconds(place, work) / 1e12
+    for kind, linear, inputs, rows in linears(place, triton_product=kernels(place, "product"), dtype=dtype):
+        x = torch.ones(rows, inputs, device=device).to(dtype)
+        spent = seconds(place, lambda linear=linear, x=x: linear(x))
+        figures[f"product of {rows} rows, {kind}, us"] = spent * 1e6
     num_rows, vocab_size = TINY_LOGITS if place.tiny else LOGITS
     for name, knobs in list(KNOBS.items())[: 1 if place.tiny else None]:  # interpreted, the second takes half a minute
         work = drawing(place, knobs, num_rows, vocab_size, device)
         figures[f"sampling {num_rows} x {vocab_size}, {name}, us"] = seconds(place, work) * 1e6
     return figures
+
+
+def linears(place: Place, triton_product: ModuleType, dtype: torch.dtype) -> Iterator[tuple[str, Linear, int, int]]:
+    """The same weight in all the ways that a GPU multiplies it."""
+    rows, inputs, outputs = TINY_PRODUCT if place.tiny else PRODUCT
+    weight = torch.ones(outputs, inputs, device=device_of(place)).to(dtype)
+    yield f"the library's, {dtype}", PlainLinear(weight), inputs, rows
+    yield f"fixed tiles, {dtype}", triton_product.FixedLinear(weight), inputs, rows
+    yield "weights in bytes", triton_product.ByteLinear(weight, None, DTYPES["fp8"]), inputs, rows
 
 
 def attending(

@@ -1,4 +1,4 @@
-"""What no comparison of streams shows for sure: waits of the host, and work that nothing orders."""
+"""What a comparison of streams may miss: waits of the host, and work on two streams without an order."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def silent_steps(place: Place) -> dict[str, object]:
 
 
 def long_jobs(count: int) -> list[Job]:
-    """They neither end nor arrive while one looks."""
+    """Return requests that neither arrive nor end during the measurement."""
     endless = {"max_tokens": MOST_TOKENS, "min_tokens": 0, "stop_token_ids": ()}
     return [replace(job, sampling=replace(job.sampling, **endless)) for job in jobs(count)]
 
 
 def races(place: Place) -> dict[str, object]:
-    """torch's sanitizer looks on while requests are run, retracted and drafted for."""
+    """Run, retract and draft for requests under torch's stream sanitizer."""
     watched, found = place.watched()
     figures: dict[str, object] = {}
     try:

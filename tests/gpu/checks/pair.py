@@ -24,7 +24,7 @@ TOKENS, TINY_TOKENS = 120, 300  # the last stream must have begun before the fir
 KILLED_AFTER = 8  # tokens of each stream
 FLAGS = (
     "--dtype", "float32", "--kv-bytes", "64MiB", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S),
-    "--silence-s", str(SILENCE_S), "--decode", "2",
+    "--silence-s", str(SILENCE_S), "--decode", "2", "--policy", "round_robin",  # so that either has streams
 )  # fmt: skip
 Streams = list[list[int]]
 Strike = Callable[[Cluster, Streams], Coroutine[None, None, None]]

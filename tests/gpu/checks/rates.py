@@ -58,7 +58,7 @@ def products(place: Place, size: int) -> dict[str, object]:
 
 
 def reads(place: Place, sizes: Sizes) -> dict[str, object]:
-    """All layers of a step gather the same pages: out of memory that goes by pages, and by layers."""
+    """Gather the same pages for all layers of a step, from page-major and from layer-major memory."""
     shape = (sizes.pages, sizes.layers, sizes.layer_page_bytes)
     by_page = torch.zeros(shape, dtype=torch.uint8, device=place.gpu.device)
     by_layer = by_page.transpose(0, 1).contiguous()

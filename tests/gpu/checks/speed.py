@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from dataclasses import dataclass
 
 import torch
 import transformers as library
@@ -14,6 +16,7 @@ from shared.model.interface import Model
 from shared.model.weights import weights_bytes
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GraphSpec
 from shared.sched.settings import SchedSettings
 from tests.bench.engine_core import run_dry, submit
 from tests.gpu.failed_steps import no_failed_steps
@@ -24,35 +27,70 @@ PAGE_SIZE = 16
 BATCHES = (1, 64)
 PROMPT, OUT, CHUNK = 1024, 64, 2048  # tokens; the plain kernels' scores take heads * chunk * context floats
 TINY_BATCHES, TINY_PROMPT, TINY_OUT = (1, 2), 20, 4
+TINY_CONTEXT = 64  # that graphs read of the tiny shape
 IDLE_STEPS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a node runs steps. The first one of WAYS is the default."""
+
+    overlap: bool = True
+    graphs: bool = True
+
+
+WAYS = {"graphs": Way(), "no overlap": Way(overlap=False), "eager": Way(graphs=False)}
+
+
 def speed(place: Place, name: str) -> dict[str, object]:
-    """Prefill, decode of a few rows and of many, with the overlap of host and device and without."""
+    """Prefill, decode of a few rows and of many: as a node does it, without overlap of host and device, and without
+    graphs."""
+    model = model_of(place, name, "auto")
+    figures: dict[str, object] = {}
+    for told, way in WAYS.items():
+        figures |= {f"{what}, {told}": value for what, value in rates_of(place, model, way).items()}
+    return figures
+
+
+def deterministic(place: Place, name: str) -> dict[str, object]:
+    """What --deterministic costs: its rates, and how many times as fast a node is without it."""
+    plain = rates_of(place, model_of(place, name, "auto"), Way())
+    fixed = rates_of(place, model_of(place, name, "fixed"), Way())
+    figures: dict[str, object] = {f"{what}, deterministic": value for what, value in fixed.items()}
+    for what, value in plain.items():
+        if what.endswith("tokens/s"):
+            figures[f"{what.removesuffix(', tokens/s')}, times as fast without --deterministic"] = value / fixed[what]
+    return figures
+
+
+def model_of(place: Place, name: str, kernels: str) -> Model:
+    """NotHere where there is no room for it. The virtual GPU has plain kernels alone: interpreted ones take minutes."""
     config = SHAPES["tiny" if place.tiny else name]
     require_room(place, config)
-    model = random_model(config, place.gpu.device)
-    figures: dict[str, object] = {}
-    for overlap in (True, False):
-        core = build(place, model, overlap)
-        try:
-            told = "overlap" if overlap else "no overlap"
-            with no_failed_steps():
-                figures |= {f"{what}, {told}": value for what, value in rates(place, core).items()}
-        finally:
-            core.close()
-    return figures
+    return random_model(config, place.gpu.device, "torch" if place.tiny else kernels)
+
+
+def rates_of(place: Place, model: Model, way: Way) -> dict[str, float]:
+    core = build(place, model, way)
+    try:
+        with no_failed_steps():
+            return rates(place, core)
+    finally:
+        core.close()
+        del core
+        gc.collect()  # a core is a ring of objects
 
 
 def require_room(place: Place, config: LlamaConfig) -> None:
     """NotHere where the weights do not fit, and as much again as may be for pages and scores."""
     need = weights_bytes(config, torch.bfloat16, CONTEXT) * 8 // 5
+    place.gpu.release_cached(place.gpu.device)
     free = place.gpu.memory_info(place.gpu.device).free_bytes
     if need > free:
         raise NotHere(f"{config.name} needs {need / 1e9:.0f} GB of device memory, and {free / 1e9:.0f} GB are free")
 
 
-def build(place: Place, model: Model, overlap: bool) -> NodeCore:
+def build(place: Place, model: Model, way: Way) -> NodeCore:
     _, most = sizes(place)
     prompt, out = lengths(place)
     gpu = place.gpu
@@ -63,7 +101,8 @@ def build(place: Place, model: Model, overlap: bool) -> NodeCore:
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
     streams = make_streams("cuda", gpu=gpu)
     sized = CoreSizes(pages, most, prefix_cache=False)
-    return assemble_core(model, streams, settings, sized, overlap=overlap, boundary=boundary)
+    spec = GraphSpec(gpu, (1,), TINY_CONTEXT if place.tiny else CONTEXT) if way.graphs else None
+    return assemble_core(model, streams, settings, sized, overlap=way.overlap, boundary=boundary, graphs=spec)
 
 
 def sizes(place: Place) -> tuple[int, int]:
@@ -75,12 +114,12 @@ def lengths(place: Place) -> tuple[int, int]:
     return (TINY_PROMPT, TINY_OUT) if place.tiny else (PROMPT, OUT)
 
 
-def rates(place: Place, core: NodeCore) -> dict[str, object]:
+def rates(place: Place, core: NodeCore) -> dict[str, float]:
     """Tokens per second, warm; of the device's idleness what can be told."""
     prompt, out = lengths(place)
     submit(core, 1, 4, prompt)
     run_dry(core, 1)
-    figures: dict[str, object] = {}
+    figures: dict[str, float] = {}
     for batch in sizes(place):
         submit(core, batch, out, prompt)
         first_s, rate = run_dry(core, batch)

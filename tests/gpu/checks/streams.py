@@ -29,13 +29,15 @@ PLAIN = How()
 
 
 def kinds(place: Place, *names: str) -> dict[str, object]:
-    """On one network, drafted and mixed in different ways."""
+    """Compare streams of one network, drafted and mixed in different ways."""
     return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)})
 
 
 def graphs(place: Place, *names: str) -> dict[str, object]:
     """The same with Triton's kernels, and with decode steps as graphs: what a GPU's node does by default."""
-    how = How("torch" if place.tiny else "triton", graphs=True)  # the interpreter does not read a virtual GPU's memory
+    how = How(
+        "torch" if place.tiny else "triton", graphs=True
+    )  # interpreted, they take minutes: tests/unit/test_triton_graphs.py
     return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)}, how)
 
 
@@ -47,7 +49,7 @@ def families(place: Place, *prefixes: str) -> dict[str, object]:
 
 
 def compare(place: Place, cells: dict[str, Kind], how: How = PLAIN) -> dict[str, object]:
-    """Steps of each cell. Those that differ are told together: the others have been run all the same."""
+    """Return the steps of each cell. Runs all cells, and then names those that differ together."""
     steps: dict[str, object] = {}
     wrong = []
     for name, kind in cells.items():

@@ -22,7 +22,7 @@ class Outcome:
 
 
 def in_child(fn: Callable[[], tuple[str, str]], limit_s: float = LIMIT_S) -> Outcome:
-    """fn gives (oracle, message). The parent must have no threads of its own."""
+    """Run fn, which returns (oracle, message), in a forked child. The parent must have no other threads."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

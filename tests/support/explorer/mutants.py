@@ -90,7 +90,7 @@ def pull_waits_for_an_older_step(site: Site) -> None:
 
 
 def pull_waits_for_forward_only(site: Site) -> None:
-    """Not for the sampling closure, whose draft-extend writes pages too."""
+    """A pull does not wait for the sampling closure, whose draft-extend writes pages too."""
     engine = site.core.engine
     launch_copy = engine._launch_copy
 
@@ -119,7 +119,7 @@ def old_publish(site: Site) -> None:
 
 
 def early_publish_ready(site: Site) -> None:
-    """Before verify: as the forward begins."""
+    """publish_ready fires as the forward begins, before verify."""
     worker = site.core.engine.worker
     forward = worker.forward
 
@@ -132,7 +132,7 @@ def early_publish_ready(site: Site) -> None:
 
 
 def publish_before_verify(site: Site) -> None:
-    """The lengths before the step are published as those after it."""
+    """The lengths from before the step are published as the lengths after it."""
     worker = site.core.engine.worker
     sample = worker.sample
 

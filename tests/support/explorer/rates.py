@@ -31,7 +31,7 @@ class Rate:
 
     @property
     def killed(self) -> bool:
-        """By one of those who must find it."""
+        """Whether an oracle that must find this mutant, or its script, found it."""
         return bool(self.script) or any(self.watched[oracle] or self.alone[oracle] for oracle in self.mutant.found_by)
 
     def summary(self) -> str:

@@ -36,7 +36,7 @@ class Clocks:
         return self._vectors[actor]
 
     def release(self, actor: int) -> Clock:
-        """What whoever sees this mark will know; what the actor does from now on is news."""
+        """Return the actor's clock as a mark, then advance the clock. Who sees the mark knows all before it."""
         mark = self._vectors[actor].copy()
         self._vectors[actor][actor] += 1
         return mark
@@ -62,7 +62,7 @@ class Launch:
     allowed: set[str] = field(default_factory=set)  # buffers an accessor handed out to this closure by reference
 
     def edges(self) -> tuple[list[Clock], list[Event]]:
-        """Everything that the start of this closure is ordered behind, skipped closures before it included."""
+        """Return the marks and events before the start of this closure, with those of skipped closures before it."""
         marks, waits, launch = [self.mark], list(self.waits), self.previous
         while launch is not None and not launch.started:
             marks.append(launch.mark)
@@ -71,7 +71,7 @@ class Launch:
         return marks, waits
 
     def end_mark(self) -> Clock | None:
-        """The clock at its end; of a closure that was skipped: that of the last one before it that ran."""
+        """Return the clock at its end, or for a skipped closure the end of the last one before it that ran."""
         launch: Launch | None = self
         while launch is not None and launch.end is None:
             if launch.started:

@@ -69,7 +69,7 @@ class Detector:
         return launch
 
     def actor(self) -> int | None:
-        """None: a thread of a stream between two closures, or a stranger."""
+        """Return this thread's actor. A stream's thread between two closures, or an unknown thread, has None."""
         launch = self.launch
         if launch is not None:
             return launch.actor

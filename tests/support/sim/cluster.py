@@ -226,7 +226,7 @@ class Cluster:
             raise Violation(f"not at rest: {'; '.join(filter(None, map(leftovers, self.nodes)))}")
 
     def _all_idle(self) -> bool:
-        return all(host.node is not None and host.node.idle for host in self.nodes)
+        return all(host.node is not None and host.node.idle and not open_pulls(host) for host in self.nodes)
 
     def _probe(self) -> None:
         """Every node is back in every registry, and every router serves."""
@@ -292,14 +292,23 @@ def knows_cache(host: NodeHost, router: RouterHost) -> bool:
     return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.names())
 
 
+def open_pulls(host: NodeHost) -> list[str]:
+    """What a prefill node has of pulls, its own and others'."""
+    side = host.node.side if host.node is not None else None
+    if not isinstance(side, PrefillSide):
+        return []
+    return [*map(str, side.pulls.open), *(str(pull.lease) for pull in side.pulls.held), *map(str, side.loans.open)]
+
+
 def leftovers(host: NodeHost) -> str:
     if host.node is None:
         return f"{host.name} is dead"
-    if host.node.idle:
+    if host.node.idle and not open_pulls(host):
         return ""
     requests = [f"{req.key} {req.state.value}" for req in host.node.ctx.core.scheduler.requests.values()]
     outside = [f"{req.key} outside" for req in host.node.side.outside()]
-    return f"{host.name}: {', '.join(requests + outside) or 'steps in flight'}"
+    pulls = [f"pull {name}" for name in open_pulls(host)]
+    return f"{host.name}: {', '.join(requests + outside + pulls) or 'steps in flight'}"
 
 
 def check_node(host: NodeHost) -> None:
@@ -321,6 +330,7 @@ def check_node(host: NodeHost) -> None:
             "followers": [h for handoffs in side.bootstrap._followers.values() for h in handoffs],
             "leaders": side.bootstrap._followers,
             "granted": side.inflight.granted,
+            "pulls and loans": open_pulls(host),
         }
     else:
         transfers = side.transfers  # type: ignore[attr-defined]
@@ -379,6 +389,8 @@ def fill(report: SeedReport, cluster: Cluster, cpu_s: float) -> None:
     report.digest = cluster.trace.digest()
     report.num_routers = len(plan.routers)
     report.causes, report.rare = cluster.ledger.counts, cluster.rare.counts + cluster.net.events
+    for host in cluster.nodes:
+        report.rare += host.pulls + host.pulls_of_this_life()
     report.rare["revoke while pulling"] = cluster.watch.steps["sink", "pulling", "held"]
     report.longest_wait_s = cluster.rare.longest_wait_s
 

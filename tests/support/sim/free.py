@@ -45,6 +45,7 @@ class Look:
     waits: dict[Wait, Since] = field(default_factory=dict)
     head: RequestKey | None = None  # the first offer
     granted: frozenset[RequestKey] = frozenset()
+    pulls_end: float = float("inf")  # by the node's clock: when the first of its pulls gives way to computing
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class FreeWatch:
             since = Since(now, 0, steps) if since is None else Since(since.at, since.rounds + 1, since.steps)
             look.waits[wait] = since
             check_row(host, wait, since, steps, now)
+        check_pulls(host, look, before)
         self._check_order(host, look, before)
         self._looks[host.name] = look
 
@@ -127,6 +129,23 @@ def check_gap(host: NodeHost, before: Look, now: float) -> None:
     if before.is_still and before.waits and waited > limit_s(host, before):
         what, key = next(iter(before.waits))
         raise Violation(f"{host.name} did nothing for {waited:.3f} s, and {key} waited for {what}", host.name)
+
+
+def check_pulls(host: NodeHost, look: Look, before: Look | None) -> None:
+    """A prompt waits for another node's pages as long as it may, and no longer."""
+    assert host.node is not None
+    side, clock = host.node.side, host.clock()
+    if not isinstance(side, PrefillSide):
+        return
+    pulling = {pull.request.key for pull in side.pulls.open.values()}
+    for key, req in host.node.ctx.core.scheduler.requests.items():
+        if req.awaits_prefix and key not in pulling:
+            raise Violation(f"{host.name} keeps {key} for a pull that is over", host.name)
+    look.pulls_end = min((pull.until for pull in side.pulls.open.values()), default=float("inf"))
+    if look.pulls_end < clock:
+        raise Violation(f"{host.name} waits for pages though computing them would have taken less", host.name)
+    if before is not None and clock - before.pulls_end > 1.1 * limit_s(host, before):
+        raise Violation(f"{host.name} slept {clock - before.pulls_end:.3f} s past the end of a pull", host.name)
 
 
 def check_row(host: NodeHost, wait: Wait, since: Since, steps: int, now: float) -> None:
@@ -215,10 +234,11 @@ def below_cap(scheduler: Scheduler, req: Request) -> bool:
 
 
 def fits(scheduler: Scheduler, req: Request, extra: int) -> bool:
-    """Row and pages without any from the prefix cache, and what running rows may take next stays free."""
-    kv = scheduler.kv
-    pages = page_count(req.num_tokens + extra, scheduler.settings.page_size)
-    return bool(kv.rows.num_free) and kv.num_available - pages >= scheduler.capacity.headroom()
+    """Row and pages without any from the prefix cache, and what running rows may take next stays free. What open pulls
+    of prefixes hold is free: they give way."""
+    kv, pulled = scheduler.kv, scheduler.budget._pulled
+    missing = page_count(req.num_tokens + extra, scheduler.settings.page_size) - sum(pulled.values())
+    return bool(kv.rows.num_free + len(pulled)) and kv.num_available - missing >= scheduler.capacity.headroom()
 
 
 def has_room(node: Node) -> bool:

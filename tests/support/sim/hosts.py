@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from decode_node.side import DecodeSide
+from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
 from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import TICK_S, Gateway
@@ -30,6 +32,7 @@ from shared.node.routers import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
+from shared.observe.metric_names import PULL_PREFIX
 from shared.observe.metrics import ClusterMetrics
 from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.transports import make_receiver, make_sender
@@ -42,6 +45,7 @@ from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks
 TIMED_EVERY = 7
+PULL_TOKEN_S = 0.005  # of computing, before nodes have measured it
 COMPILE_S = 0.05  # of a grammar, at most
 
 
@@ -115,7 +119,13 @@ class NodeHost:
         self._num_timed = 0
         self.is_stuck = False  # its system answers heartbeats, its loop does nothing
         self.num_pauses = 0  # times that it was frozen or stuck
+        self.pulls: Counter[str] = Counter()  # of the lives before this one, by outcome
         self.on_round: Callable[[NodeHost], None] = lambda host: None
+
+    def pulls_of_this_life(self) -> Counter[str]:
+        """Return how often each end of a pull came about."""
+        told = self.node.ctx.metrics.counters() if self.node is not None else {}
+        return Counter({name: int(count) for name, count in told.items() if name.startswith(PULL_PREFIX) and count})
 
     # ---- life and death
 
@@ -162,7 +172,9 @@ class NodeHost:
         books = (routers, Tombstones(lease_s), NodeMetrics(), log)
         ctx = NodeContext(core, facts, *books, clock=self.clock, make_group=partial(TwinGroup, wake=self._wake))
         if plan.role == "prefill":
-            return Node(ctx, PrefillSide(ctx, {name: make_sender(name, core.pool) for name in plan.transports}))
+            senders = {name: make_sender(name, core.pool) for name in plan.transports}
+            receivers = {name: make_receiver(name, core.pool) for name in plan.transports if name in TRANSPORTS}
+            return Node(ctx, PrefillSide(ctx, senders, receivers))
         return Node(ctx, DecodeSide(ctx, {name: make_receiver(name, core.pool) for name in plan.transports}))
 
     def _timed(self, step: Callable[[bool], bool]) -> Callable[[bool], bool]:
@@ -183,6 +195,7 @@ class NodeHost:
         if in_the_dark:
             self.net.dark.add(self.name)
         self.num_steps += self.node.ctx.core.loop.num_steps
+        self.pulls += self.pulls_of_this_life()
         self.port.die(in_the_dark=in_the_dark)
         close_groups(self.node.side, in_the_dark=in_the_dark)
         self.node.ctx.core.close()
@@ -247,13 +260,14 @@ class NodeHost:
             self.world.run_until_idle()
         if self.node.busy or self.port.was_refused or streams_busy or not core.loop.idle:
             self.sleeper.at(now + self.plan.step_s * self.slowness * self.rng.uniform(0.5, 1.5))
-        wait = max(0.001, self.node.next_heartbeat - self.clock()) / self.clock.rate
+        wait = max(0.001, self.node.wakes_at - self.clock()) / self.clock.rate
         self.sleeper.at(now + min(wait, self.node.ctx.facts.heartbeat_s))
 
     def _end(self) -> None:
         """Drained: it says goodbye and goes. A supervisor starts it again, in another role if it was told so."""
         assert self.daemon is not None and self.node is not None
         self.daemon.say_goodbye()
+        self.node.ctx.core.kv.check_integrity(idle=self.node.idle)
         then = self.node.ctx.then
         if then in ROLES:
             knobs = replace(self.plan.knobs, shared_memory=then == "prefill" and "shm" in self.plan.transports)
@@ -290,11 +304,14 @@ class RouterHost:
         self.sleeper = Sleeper(self.net, self._round)
         self.port = Port(self.net, self.name, f"{self.name}@{self.lives:x}", self.plan.endpoint, self._wake)
         policy = make_policy(self.plan.policy)
-        self.registry = Registry(cluster.silence_s, follows_caches=policy.reads_caches)
+        follows_caches, router_id = policy.reads_caches or cluster.pulls, self.plan.router_id
+        self.registry = Registry(cluster.silence_s, follows_caches=follows_caches, router_id=router_id)
         self.journal = Journal(lambda: "")  # a seed replays exactly
         placer = Placer(self.registry, policy, cluster.local_tokens)
         limits = DispatchLimits(
-            cluster.max_open, cluster.max_attempts, cluster.request_timeout_s, cluster.resume_wait_s
+            *(cluster.max_open, cluster.max_attempts, cluster.request_timeout_s, cluster.resume_wait_s),
+            pulls_prefixes=cluster.pulls,
+            assumed_token_s=PULL_TOKEN_S,
         )
         dispatcher = Dispatcher(identity, self.registry, placer, self.journal, limits)
         metrics = ClusterMetrics(CollectorRegistry())

@@ -5,8 +5,10 @@
     one way     a prefill node can't reach a decode node, for as long as clients come
     drains      long streams of two or three routers, and nodes that are told to leave
     twins       a second router says the id of the first
+    pulls       prefill nodes copy cached pages from each other; faults and moods of the base
 
-In the last four nothing may fail. What is drawn here comes from a second source, so that the base stays what it was.
+In overload, one way, drains and twins nothing may fail. What is drawn here comes from a second source, so that the
+base stays what it was.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tests.support.sim.plan import (
 from tests.support.sim.waiting import is_due
 
 MOODS = 0x300D5
-MANY_NODES, MANY_ROUTERS, PARTIAL = 0.25, 0.15, 0.35  # shares of the base's seeds
+MANY_NODES, MANY_ROUTERS, PARTIAL = 0.28, 0.15, 0.35  # shares of the base's seeds
 FROM_NODES, MOST_NODES = 8, 12
 NO_FAULTS = (0.0, 0.0, 0.0, 0.0)
 
@@ -136,12 +138,14 @@ def alone(client: ClientPlan) -> ClientPlan:
 
 def overload(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     """A few rows at a time, for some thirty answers at once. All nodes have memory for a few prompts only: what prefill
-    nodes computed without a grant gives way and is computed again, and a long offer waits where a short one fits."""
+    nodes computed without a grant gives way and is computed again, and a long offer waits where a short one fits. Four
+    routers send them, each what it sees room for: one alone would keep the rest in its queue."""
     plan = quiet(plan, "overload", rng, rng.choice((1, 1, 2)), rng.choice((1, 1, 2)))
     nodes = tuple(overloaded(node, rng) for node in plan.nodes)
     num_decodes = sum(node.role == "decode" for node in nodes)
     clients = long_requests(rng, 22 * num_decodes, 0.5, (40, 60, 80))
-    return replace(plan, nodes=nodes, clients=clients, lease_s=2.0 if is_due("E1") else 60.0)
+    several = routers(4, plan.routers[0].policy)
+    return replace(plan, nodes=nodes, clients=clients, routers=several, lease_s=2.0 if is_due("E1") else 60.0)
 
 
 def overloaded(node: NodePlan, rng: random.Random) -> NodePlan:
@@ -187,9 +191,36 @@ def twins(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     return replace(plan, nodes=nodes, clients=clients, routers=(first, late))
 
 
+def pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """The base with its faults; but long prompts begin alike and come to several prefill nodes in turn, so that these
+    pull pages from each other."""
+    prefills, decodes = rng.choice(((2, 1), (3, 1), (3, 2), (4, 2), (2, 0), (3, 0)))
+    nodes = draw_nodes_of(rng, prefills, decodes, has_limits=not plan.is_gentle)
+    cached = (replace(node, knobs=replace(node.knobs, prefix_cache=True)) for node in nodes)
+    spread = rng.choice((3.0, 8.0))
+    stems = [tuple(rng.randrange(95) for _ in range(rng.randrange(80, 150))) for _ in range(3)]
+    clients = [pulling_client(rng, stems, spread) for _ in range(rng.randint(24, 32))]
+    first = replace(plan.routers[0], policy=rng.choice(("round_robin", "round_robin", "least_load", "prefix_aware")))
+    return replace(
+        plan,
+        nodes=tuple(cached),
+        clients=tuple(sorted(clients, key=lambda client: client.at)),
+        routers=tuple(replace(router, policy=first.policy) for router in plan.routers),
+        local_tokens=0,
+    )
+
+
+def pulling_client(rng: random.Random, stems: list[tuple[int, ...]], spread: float) -> ClientPlan:
+    request = draw_request(rng, stems)
+    prompt = rng.choice(stems) + tuple(rng.randrange(95) for _ in range(rng.randrange(1, 20)))
+    hangs_up_after = rng.choice((None, None, None, None, rng.uniform(0.0, 0.3)))
+    return ClientPlan(ARRIVALS_FROM_S + rng.uniform(0, spread), (replace(request, prompt=prompt),), hangs_up_after)
+
+
 LOADS = (
     Load("overload", 0.05, "E1", False, overload),
     Load("one way", 0.04, "E2", True, one_way),
     Load("drains", 0.04, "E18", False, drains),
     Load("twins", 0.03, "E19", True, twins),
+    Load("pulls", 0.04, "E1", False, pulls),
 )

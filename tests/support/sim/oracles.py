@@ -53,6 +53,8 @@ def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
     if isinstance(side, PrefillSide):
         for handoff in [*side.bootstrap.offered.values(), *side.inflight.granted.values()]:
             yield handoff.key, handoff.peer
+        for pull in side.pulls.open.values():
+            yield pull.request.key, pull.source
     elif isinstance(side, DecodeSide):
         for waiting in side.prealloc._offers.values():
             yield waiting.request.key, waiting.source

@@ -101,6 +101,7 @@ class ClusterPlan:
     silence_s: float = TimeoutsConfig().node_silence_s
     lease_s: float = 6.0
     drain_s: float = 3.0
+    pulls: bool = True  # prefill nodes copy cached pages from each other
 
     @property
     def is_harsh(self) -> bool:

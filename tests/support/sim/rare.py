@@ -60,7 +60,10 @@ class RareEvents:
         if node is None:
             return
         if isinstance(message, Welcome):
-            self.counts["Welcome of an old connection"] += message.connection not in (0, node._connections[peer])
+            self.counts["Welcome of an old connection"] += message.connection not in (
+                0,
+                node.membership.connections[peer],
+            )
         elif isinstance(message, Offer):
             key = key_of(message.key)
             self._offered.setdefault(key, now)

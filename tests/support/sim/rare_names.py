@@ -27,6 +27,12 @@ EVENTS = (
     "offered under a grammar",
     "retracted under a grammar",
     "resumed under a grammar",
+    "pull.pulled",
+    "pull.refused",
+    "pull.late",
+    "pull.lost",
+    "pull.ended",
+    "pull.no_memory",
 )
 
 

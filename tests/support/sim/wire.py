@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shared.config.silence import LinkSilence
 from shared.core.errors import WireError
-from shared.wire.codec import Buffer, decode_parts, encode
+from shared.wire.codec import BY_DECODE, DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, check_sender
 from tests.support.sim.timers import Timers
@@ -330,8 +330,9 @@ def damaged(frame: Buffer, rng: random.Random) -> bytes:
 class Dealer:
     """One dialled peer of a port. `state` is what its owner was told last."""
 
-    def __init__(self, port: Port, name: str, endpoint: str) -> None:
+    def __init__(self, port: Port, name: str, endpoint: str, *, brings_pages: bool = False) -> None:
         self.port, self.name, self.endpoint = port, name, endpoint
+        self.brings_pages = brings_pages
         self.state = "dialling"
         self.is_over = False
         self.conn: Conn | None = None
@@ -378,7 +379,8 @@ class Dealer:
     def poll(self) -> list[Inbound]:
         inbox, self.inbox = self.inbox, []
         changes, self._changes = self._changes, []
-        return [*opened(inbox, self.name, checks=False), *changes]
+        limits = DEFAULT_LIMITS if self.brings_pages or self.name == self.endpoint else BY_DECODE
+        return [*opened(inbox, self.name, checks=False, limits=limits), *changes]
 
     def close(self) -> None:
         self.is_over = True
@@ -411,10 +413,10 @@ class Port:
     def set(self) -> None:
         self.wake()
 
-    def dial(self, peer: str, endpoint: str) -> None:
+    def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         if peer not in self._dealers:
             self.told_gone.discard(peer)
-            self._dealers[peer] = Dealer(self, peer, endpoint)
+            self._dealers[peer] = Dealer(self, peer, endpoint, brings_pages=brings_pages)
             self.net.connect(self._dealers[peer])
 
     def hang_up(self, peer: str) -> None:
@@ -422,8 +424,8 @@ class Port:
         if dealer is not None:
             dealer.close()
 
-    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        sent = self._send(peer, message, frames)
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
+        sent = self._send(peer, message, frames, back=back)
         self.net.on_send(self, peer, message, sent)
         if not sent:
             self.net.trace.note(self.net.timers.now, self.name, f"can't send to {peer}:", message)
@@ -431,8 +433,8 @@ class Port:
             self.wake()
         return sent
 
-    def _send(self, peer: str, message: Message, frames: Sequence[Buffer]) -> bool:
-        dealer = self._dealers.get(peer)
+    def _send(self, peer: str, message: Message, frames: Sequence[Buffer], *, back: bool) -> bool:
+        dealer = None if back else self._dealers.get(peer)
         if dealer is not None:
             return dealer.send(message, frames)
         conn = self.accepted.get(peer)
@@ -449,7 +451,7 @@ class Port:
         still = {conn.far.peer for conn in self._speaking}
         for conn in gone:
             if (conn.has_spoken or conn in heard) and conn.far.peer not in still:
-                inbound.append(PeerClosed(conn.far.peer))
+                inbound.append(PeerClosed(conn.far.peer, accepted=True))
         for conn in heard:
             conn.has_spoken = True
         for dealer in list(self._dealers.values()):
@@ -490,13 +492,15 @@ class Port:
         return [conn for conn in self.net.conns if self in (conn.near.port, conn.far.port)]
 
 
-def opened(inbox: Sequence[tuple[Conn, End, Parcel]], name: str, *, checks: bool) -> list[Inbound]:
+def opened(
+    inbox: Sequence[tuple[Conn, End, Parcel]], name: str, *, checks: bool, limits: WireLimits = DEFAULT_LIMITS
+) -> list[Inbound]:
     """Decoded and checked as the sockets do it."""
     inbound: list[Inbound] = []
     for _, end, parcel in inbox:
         end.backlog -= 1
         try:
-            message, frames = decode_parts((parcel.data, *map(bytes, parcel.frames)))
+            message, frames = decode_parts((parcel.data, *map(bytes, parcel.frames)), limits)
             if checks:
                 check_sender(name, message)
         except WireError as error:

@@ -1,0 +1,107 @@
+"""Decide when a cluster gets one more node, or gives one back. Pure.
+
+README.md has the rules. Nodes that were there at the start stay. The waits up_after_s and down_after_s begin after a
+whole window with the same nodes, so that the demand is measured on these nodes. A constant load can't meet both
+conditions in turn: after growth, one node less would be full again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deploy.ray.lead import FleetView
+from deploy.ray.scaling import SPARE, Patience
+from deploy.tools.plan.act.balance import DECODE, OTHER, PREFILL, ClusterLook, Demand, Move, NodeLook
+from shared.config.ray_settings import ScalingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One wish: add a node in the role `grow`, give back the node `give`, or first make `move`, so that a node can
+    leave later."""
+
+    why: str
+    grow: str = ""
+    give: str = ""
+    move: Move | None = None
+
+
+@dataclass(slots=True)
+class Sizer:
+    """`window_s`: the length of the balancer's window. `least`: the smallest allowed number of nodes in each role."""
+
+    scaling: ScalingConfig
+    window_s: float
+    least: int
+    _patience: Patience = field(init=False)
+    _names: frozenset[str] = frozenset()
+    _same_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(self.scaling)
+        self.least = max(1, self.least)
+
+    def restart(self) -> None:
+        """Begin both waits again."""
+        self._patience.restart()
+
+    def see(self, look: ClusterLook, demand: Demand | None, view: FleetView) -> Wish | None:
+        """Return a wish for the fleet; None for no wish. `demand` is None if it is unknown, or while nodes change their
+        roles."""
+        prefills, decodes = look.of(PREFILL), look.of(DECODE)
+        is_known = self._is_settled(look.at, {node.name for node in (*prefills, *decodes)}, view)
+        if demand is None or not is_known or not prefills or not decodes:
+            self.restart()
+            return None
+        less = self._less(look, demand, view)
+        step = self._patience.step(
+            look.at,
+            is_full=demand.exceeds(len(prefills) + len(decodes), self.least),
+            is_spare=less is not None,
+            may_grow=bool(view.may_grow),
+            may_shrink=True,
+        )
+        if step > 0:
+            return Wish(str(demand), grow=short_role(demand, len(prefills), len(decodes), view))
+        return less if step < 0 else None
+
+    def _is_settled(self, now: float, ready: set[str], view: FleetView) -> bool:
+        """Return whether all nodes of the fleet have served for a whole window."""
+        if ready != self._names:
+            self._names, self._same_since = frozenset(ready), now
+        return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
+
+    def _less(self, look: ClusterLook, demand: Demand, view: FleetView) -> Wish | None:
+        """Return the wish that leads to one node less. Return None if the other nodes have no room for that node's
+        work."""
+        roomy = [role for role in (PREFILL, DECODE) if self._has_room_without(look, demand, role)]
+        for role in roomy:
+            later = [node for node in look.of(role) if node.name in view.extra]
+            if later:
+                return Wish(str(demand), give=idlest(later).name)
+        for role in roomy:
+            if any(node.name in view.extra for node in look.of(OTHER[role])):
+                node = idlest(look.of(role))
+                return Wish(str(demand), move=Move(node.name, OTHER[role], node.epoch, f"another can leave: {demand}"))
+        return None
+
+    def _has_room_without(self, look: ClusterLook, demand: Demand, role: str) -> bool:
+        """Return whether the cluster has capacity to spare without one node of this role."""
+        rest = {one: len(look.of(one)) - (one == role) for one in (PREFILL, DECODE)}
+        return rest[role] >= self.least and demand.pressure(rest[PREFILL], rest[DECODE]) < SPARE
+
+
+def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
+    return min(nodes, key=lambda node: (node.streams, node.name))
+
+
+def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
+    """Return the role in which a node should start. It is the short role, or the other role if the short role is at its
+    maximum.
+
+    The balancer then changes the role of another node.
+    """
+    more_prefill = demand.pressure(num_prefill + 1, num_decode)
+    role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE
+    return role if role in view.may_grow else OTHER[role]

@@ -1,0 +1,42 @@
+"""Write your own policy: long prompts go to big nodes. python examples/my_policy.py [FLAGS of baton router]
+
+A router asks its policy once for each node that a request needs. This policy sends prompts of more than 1,000 tokens to
+nodes whose name begins with "big", and shorter prompts to other nodes. In both cases it picks the least loaded of the
+fitting nodes.
+
+This file replaces `round_robin` by the policy, so you can try it without changing the checkout. To keep the policy,
+move the class to a file in router/policy, add a line to router/policy/choose.py, and add its name to POLICIES in
+shared/config/router_settings.py. Then `baton up --policy NAME` uses it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from deploy import cli
+from router.policy import choose
+from router.policy.interface import Picked, Wanted
+from router.policy.least_load import LeastLoad
+from router.registry import RegisteredNode
+
+LONG = 1000  # a prompt with more tokens is long
+
+
+class BigOnesForLong:
+    reads_caches = False  # if True, nodes report their cached pages, for `wanted.cached(node)`
+
+    def __init__(self) -> None:
+        self._least_load = LeastLoad()
+
+    def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
+        """Pick one of `nodes`, which have one role and can take the request."""
+        is_long = wanted.num_tokens > LONG
+        fitting = [node for node in nodes if node.node_id.startswith("big") == is_long]
+        # if no node fits, the policy takes any node, which is better than an error
+        return self._least_load.pick(fitting or nodes, wanted)
+
+
+if __name__ == "__main__":
+    choose.MAKERS["round_robin"] = BigOnesForLong
+    sys.exit(cli.main(["router", "--policy", "round_robin", *sys.argv[1:]]))

@@ -1,0 +1,302 @@
+"""Pulls: prompts whose pages are copied from another prefill node's cache instead of being computed.
+
+    source named -> Pull sent -> Lent: row and pages reserved -> Ready: copied, checked -> in the prefix cache
+                        |                 |                               |
+                        '-----------------'--- no, late or broken --------'-> the prompt is computed.
+
+The request waits in the scheduler without row and pages. It waits at most as long as computing the pages would take,
+according to the router's measurements. A row stays reserved until the last copy into its pages has ended, even if the
+pull ended earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.core.errors import BatonError, HandoffFailed
+from shared.core.keys import RequestKey
+from shared.core.request import Request, TokenIds
+from shared.engine.transfer_jobs import TransferJobs
+from shared.kv.prefix_cache import PrefixCache
+from shared.node.context import NodeContext
+from shared.observe.metric_names import PULL_PREFIX
+from shared.transfer.interface import WHOLE, PageReceiver, part_of
+from shared.wire.codec import key_of
+from shared.wire.messages import FramesTaken, Generate, Key, Lent, Pull, Ready, Returned
+from shared.wire.peers import Received, peer_name
+from shared.wire.ranges import MAX_PULL_TOKENS
+
+LEASE_BITS = 32
+MOST_PULLS, MOST_OF_ONE_SOURCE = 32, 8
+MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
+LONGEST_S = 10.0
+SHUNNED_S = 5.0  # for this time, a source that was late is not asked again
+MAX_SHUNNED = 256
+TRANSPORTS = ("shm", "zmq")  # These transports need neither a process group nor a library's handle.
+NO_COST = ("ended", "lost")  # Outcomes of pulls that do not show how long a pull takes.
+
+
+@dataclass(slots=True, eq=False)
+class PrefixPull:
+    """Pulls pages [first, num_pages) of a prompt. `keys`: the keys of all `num_pages` pages. `row` is 0 until the
+    source has lent the pages."""
+
+    key: Key
+    request: Request
+    source: str
+    lease: int
+    began: float
+    until: float
+    first: int
+    num_pages: int
+    keys: TokenIds
+    transport: str = ""
+    row: int = 0
+    claimed: set[int] = field(default_factory=set)
+    num_arrived: int = 0
+    num_pulling: int = 0
+
+
+class Pulls:
+    """Owns pulls, and the rows (`held`) into which copies of ended pulls still write."""
+
+    def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
+        self._ctx = ctx
+        self._receivers = receivers
+        self._jobs: TransferJobs[tuple[PrefixPull, Ready], None] = TransferJobs(ctx.core.engine)
+        self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
+        self._num_leases = 0
+        self._shunned: dict[str, float] = {}  # source -> the time until which this node does not ask it
+        self._sources: set[str] = set()  # asked sources, except sources that are known to be gone
+        self._by_request: dict[RequestKey, PrefixPull] = {}
+        self.open: dict[int, PrefixPull] = {}  # pulls by lease
+        self.held: list[PrefixPull] = []
+
+    def begin(self, generate: Generate, req: Request, now: float) -> str | None:
+        """Request pages from the source that the router named. Return the source's name; None if no pull has begun."""
+        source = generate.source
+        if source is None or req.key not in self._ctx.core.requests or not self._can_pull(req):
+            return None
+        peer = peer_name(source.node, source.epoch)
+        if self._shunned.get(peer, now) > now or not self._may_ask(peer):
+            self._count("not_asked")
+            return None
+        settings, ids = self._ctx.core.settings, req.all_ids()
+        num_tokens = source.num_pages * settings.page_size
+        if not 0 < num_tokens < min(len(ids), MAX_PULL_TOKENS + 1):  # one token is always left to compute
+            return None
+        asked = ids[: num_tokens + settings.key_lookahead]
+        keys = self._ctx.core.scheduler.budget.prefix_keys(req, asked)[:num_tokens]
+        first = self._num_cached(keys)
+        if first >= source.num_pages:
+            self._count("cached_here")
+            return None
+        until = now + min(LONGEST_S, source.within_ms / 1000)
+        pull = PrefixPull(generate.key, req, peer, self._next_lease(), now, until, first, source.num_pages, keys)
+        self.open[pull.lease] = self._by_request[req.key] = pull
+        req.awaits_prefix = True
+        self._sources.add(peer)
+        self._ctx.outbox.dial(peer, source.endpoint, brings_pages=True)
+        self._ask(pull, generate, asked)
+        return peer
+
+    def _ask(self, pull: PrefixPull, generate: Generate, asked: TokenIds) -> None:
+        source, facts = generate.source, self._ctx.facts
+        assert source is not None
+        message = Pull(
+            key=pull.key,
+            lease=pull.lease,
+            prompt_ids=asked.tolist(),
+            first_page=pull.first,
+            num_pages=pull.num_pages,
+            last_page=source.last_page,
+            within_ms=source.within_ms,
+            fingerprint=facts.fingerprint,
+            host_id=facts.host_id,
+            transports=list(self._receivers),
+            adapter=generate.adapter,
+            cache_salt=generate.cache_salt,
+            ticket=source.ticket,
+        )
+        self._ctx.outbox.send(pull.source, message)
+
+    def _may_ask(self, peer: str) -> bool:
+        num_asked = sum(pull.source == peer for pull in self.open.values())
+        return len(self.open) < MOST_PULLS and num_asked < MOST_OF_ONE_SOURCE
+
+    def _can_pull(self, req: Request) -> bool:
+        """Return False if the cache drops pages behind a window, or if the request wants log-probabilities of early
+        prompt tokens."""
+        cache = self._ctx.core.kv.cache
+        has_cache = isinstance(cache, PrefixCache) and cache.enabled
+        return has_cache and bool(self._receivers) and req.first_unscored is None
+
+    def _num_cached(self, keys: TokenIds) -> int:
+        match = self._ctx.core.kv.cache.match(keys, len(keys), "a look before a pull")
+        self._ctx.core.kv.cache.unlock(match.lock)
+        return len(match.pages)
+
+    def _next_lease(self) -> int:
+        """Return a lease number that this node never used in any epoch, so that late messages match no newer pull."""
+        self._num_leases += 1
+        epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
+        return epoch << LEASE_BITS | self._num_leases
+
+    # ---- the source's answers
+
+    def receive(self, received: Received, message: Lent | Ready, now: float) -> None:
+        pull = self.open.get(message.lease)
+        if pull is None or pull.source != received.peer or pull.key != message.key:
+            self._ctx.drop_late(received.peer, "pages of no pull that is out", key_of(message.key))
+            return
+        try:
+            if isinstance(message, Lent):
+                self._lent(pull, message, now)
+            else:
+                self._ready(pull, received, message)
+        except HandoffFailed as error:
+            self._give_up(pull, "failed", error.message, now)
+
+    def _lent(self, pull: PrefixPull, lent: Lent, now: float) -> None:
+        if not lent.num_pages:
+            self._give_up(pull, "refused", lent.reason, now)
+            return
+        if pull.row:
+            return  # this answer has come before
+        if not pull.first < lent.num_pages <= pull.num_pages or lent.transport not in self._receivers:
+            raise HandoffFailed(f"{lent.num_pages} pages by {lent.transport!r}, which can't be")
+        row = self._reserve(pull, lent.num_pages)
+        if row is None:
+            self._give_up(pull, "no_memory", "no memory for the pages", now)
+            return
+        pull.row, pull.num_pages, pull.transport = row, lent.num_pages, lent.transport
+
+    def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
+        """Reserve memory that no waiting prompt and no running row needs. Return the reserved row; None if too little
+        memory is free."""
+        scheduler, kv = self._ctx.core.scheduler, self._ctx.core.kv
+        waiting = [req for req in scheduler.waiting if req.may_begin]
+        if waiting and kv.rows.num_free <= len(waiting) + 1:
+            return None
+        pinned = sum(other.num_pages - other.first for other in [*self.open.values(), *self.held] if other.row)
+        if pinned + num_pages - pull.first > MOST_PINNED * kv.allocator.num_total:
+            return None
+        keep_free = scheduler.capacity.wanted()
+        owner = f"pull for {pull.request.key}"
+        return scheduler.budget.reserve_pulled(pull.keys, pull.first, num_pages, keep_free, owner)
+
+    def _ready(self, pull: PrefixPull, received: Received, ready: Ready) -> None:
+        """Pull a range of pages, unless the same range was announced before. Raises HandoffFailed for a range that does
+        not belong to the pull."""
+        if not ready.pages:
+            return
+        pages = range(ready.first_page, ready.first_page + len(ready.pages))
+        if not pull.row or pages.start < pull.first or pages.stop > pull.num_pages:
+            raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1}, which were not lent")
+        if part_of(ready, self._ctx.core.pool) != WHOLE:
+            raise HandoffFailed("a part of a page where whole ones were lent")
+        if ready.inline:
+            self._ctx.outbox.send(pull.source, FramesTaken(pull.key, pull.lease))
+        if pull.claimed.issuperset(pages):
+            return
+        if not pull.claimed.isdisjoint(pages):
+            raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1} overlap others that came before")
+        pull.claimed.update(pages)
+        receiver, frames = self._receivers[pull.transport], received.frames
+        target = self._ctx.core.pages_of(pull.row)[pages.start : pages.stop].copy()
+        pull.num_pulling += 1
+        self._jobs.launch(
+            (pull, ready), lambda: receiver.pull(ready, frames, target), "pull prefix", after_newest_step=True
+        )
+
+    # ---- one round
+
+    def poll(self, now: float) -> None:
+        """Record finished copies, and end pulls whose time is over."""
+        for done in self._jobs.take_done():
+            pull, ready = done.tag
+            pull.num_pulling -= 1
+            if self.open.get(pull.lease) is not pull:
+                continue
+            if done.error is not None:
+                self._give_up(pull, "failed", done.error.message, now)
+                continue
+            pull.num_arrived += len(ready.pages)
+            if pull.num_arrived == pull.num_pages - pull.first:
+                self._complete(pull, now)
+        self._tidying.take_done()
+        for pull in [pull for pull in self.open.values() if pull.until <= now]:
+            self._shun(pull.source, now)
+            self._give_up(pull, "late", "computing is faster now", now)
+        for pull in [pull for pull in self.held if not pull.num_pulling]:
+            self._ctx.core.scheduler.release_held(pull.row)
+        self.held = [pull for pull in self.held if pull.num_pulling]
+
+    def _complete(self, pull: PrefixPull, now: float) -> None:
+        """Put the pages into the prefix cache. This request finds them there like any other request."""
+        core, num_pages = self._ctx.core, pull.num_pages - pull.first
+        core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
+        core.scheduler.release_held(pull.row)
+        self._ctx.metrics.count("pulled_pages", num_pages)
+        self._ctx.metrics.count("pulled_tokens", num_pages * core.settings.page_size)
+        self._over(pull, "pulled", now)
+        self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
+
+    def _give_up(self, pull: PrefixPull, outcome: str, why: str, now: float) -> None:
+        """Let the prompt be computed instead, and let the source unpin the pages."""
+        self._ctx.log.info((pull.source, outcome), "computes a prefix", source=pull.source, outcome=outcome, why=why)
+        self._drop(pull, outcome, now)
+        self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
+
+    def _drop(self, pull: PrefixPull, outcome: str, now: float) -> None:
+        self._over(pull, outcome, now)
+        if pull.row and pull.num_pulling:
+            self._ctx.core.scheduler.budget.hold_pulled(pull.row)
+            self.held.append(pull)
+        elif pull.row:
+            self._ctx.core.scheduler.release_held(pull.row)
+
+    def _over(self, pull: PrefixPull, outcome: str, now: float) -> None:
+        del self.open[pull.lease], self._by_request[pull.request.key]
+        pull.request.awaits_prefix = False
+        self._count(outcome)
+        if outcome not in NO_COST:
+            self._ctx.metrics.count("pull_seconds", max(0.0, now - pull.began))
+
+    def _count(self, outcome: str) -> None:
+        self._ctx.metrics.count(f"{PULL_PREFIX}{outcome}")
+
+    def _shun(self, source: str, now: float) -> None:
+        self._shunned = {name: until for name, until in self._shunned.items() if until > now}
+        if len(self._shunned) < MAX_SHUNNED:
+            self._shunned[source] = now + SHUNNED_S
+
+    # ---- ends
+
+    def ended(self, key: RequestKey, now: float) -> None:
+        """End the pull of a request that is over."""
+        pull = self._by_request.get(key)
+        if pull is not None:
+            self._drop(pull, "ended", now)
+            self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
+
+    def gave_way(self, row: int, now: float) -> None:
+        """Give up the pull into this row, because the scheduler has taken its memory."""
+        for pull in [pull for pull in self.open.values() if pull.row == row]:
+            self._give_up(pull, "gave_way", "others need the memory", now)
+
+    def peer_closed(self, peer: str, error: BatonError) -> None:
+        """End the pulls from a source that is gone. Send no message, because it would only wait in a queue."""
+        lost = [pull for pull in self.open.values() if pull.source == peer]
+        for pull in lost:
+            self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)
+            self._drop(pull, "lost", pull.until)
+        if peer in self._sources:
+            self._sources.discard(peer)
+            for name, receiver in self._receivers.items():
+                self._tidying.launch(name, receiver.forget_dead, "forget_dead")
+
+    @property
+    def wakes_at(self) -> float:
+        return min((pull.until for pull in self.open.values()), default=float("inf"))

@@ -1,0 +1,162 @@
+"""Order the requests that wait in the router, for Admission. Sans-IO.
+
+    priority 1     alice   [r r r]
+    priority 0     bob     [r r r r r r]     these two in turns, by tokens
+                   carol   [r]
+
+A higher priority always starts first. Tenants of equal priority share by deficit round robin: each round lets each
+tenant start QUANTUM more tokens (prompt and longest answer). When a request ends, its tenant gets the unused tokens
+back if the tenant has always had waiting requests since that request started. When a tenant's last queued request
+starts, the tenant's deficit is dropped.
+
+Requests that other routers start for a waiting tenant (tenants/spending.py) lower its deficit, too. A deficit stays at
+most MOST_DEBT tokens below the highest deficit of the same priority.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from router.journal import OpenRequest
+from router.tenants.tenant import Tenant
+from shared.core.errors import IntegrityError
+
+QUANTUM = 128  # in tokens; most requests cost more, so that tenants alternate
+MOST_DEBT = 1 << 16  # in tokens
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One tenant's waiting requests, the oldest first. Never empty."""
+
+    tenant: Tenant
+    requests: deque[OpenRequest] = field(default_factory=deque)
+    num_tokens: int = 0
+    deficit: int = 0  # tokens that the tenant may start; if negative, other tenants start first
+    elsewhere: int = 0  # tokens that were charged for requests which other routers started
+
+    @property
+    def next_cost(self) -> int:
+        return self.requests[0].cost
+
+
+class FairQueue:
+    """Owned by Admission."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}  # lines by tenant, in the order of their turns
+        self._paid: dict[str, Line] = {}  # rid of a started request -> the line that paid
+        self._num = 0
+        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, less unused tokens
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._lines.values())
+
+    def push(self, request: OpenRequest) -> None:
+        line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
+        line.tenant = request.tenant  # the tenant's priority may have changed
+        line.requests.append(request)
+        line.num_tokens += request.cost
+        self._num += 1
+
+    def take(self) -> OpenRequest:
+        """Remove and return the next request. At least one request must be waiting."""
+        top = max(line.tenant.priority for line in self)
+        ring = [line for line in self if line.tenant.priority == top]
+        rounds = max(0, min(-((line.deficit - line.next_cost) // QUANTUM) for line in ring))
+        for line in ring:
+            line.deficit += rounds * QUANTUM
+        line = next(line for line in ring if line.next_cost <= line.deficit)
+        request = line.requests[0]
+        line.deficit -= request.cost
+        self.started[line.tenant.name] += request.cost
+        self._paid[request.rid] = line
+        self.remove(request)
+        if line.requests and line.next_cost > line.deficit:  # the tenant's turn has ended
+            self._lines[line.tenant.name] = self._lines.pop(line.tenant.name)
+        return request
+
+    def remove(self, request: OpenRequest) -> bool:
+        """Remove a waiting request. Return False if the request does not wait."""
+        line = self._lines.get(request.tenant.name)
+        if line is None or request not in line.requests:
+            return False
+        line.requests.remove(request)
+        line.num_tokens -= request.cost
+        self._num -= 1
+        if not line.requests:
+            del self._lines[request.tenant.name]
+        return True
+
+    def over(self, request: OpenRequest) -> None:
+        """Settle an ended request: remove it if it waits, else return its unused tokens."""
+        line = self._paid.pop(request.rid, None)
+        if line is None:
+            self.remove(request)
+            return
+        unused = max(0, request.cost - request.num_used)
+        self.started[line.tenant.name] -= unused
+        if self._lines.get(line.tenant.name) is line:
+            line.deficit += unused
+
+    def started_elsewhere(self, name: str, num_tokens: int) -> None:
+        """Charge a waiting tenant for tokens that another router started. If `num_tokens` is negative, give charged
+        tokens back."""
+        line = self._lines.get(name)
+        if line is None:
+            return
+        ring = [other for other in self if other.tenant.priority == line.tenant.priority]
+        best = max(other.deficit for other in ring)
+        if num_tokens > 0:
+            num_tokens = max(0, min(num_tokens, MOST_DEBT + line.deficit - best))
+        else:
+            num_tokens = max(num_tokens, -line.elsewhere)
+        line.elsewhere += num_tokens
+        line.deficit -= num_tokens
+        best = max(other.deficit for other in ring)
+        for other in ring if best < 0 else ():  # otherwise a newcomer, whose deficit is 0, would get a lead
+            other.deficit -= best
+
+    def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
+        """Return the requests to drop for a newcomer; None to refuse the newcomer.
+
+        Victims are the youngest requests of the lowest priority, each from the tenant with the most waiting tokens."""
+        lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
+        left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
+        weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}
+        if newcomer.priority == lowest:
+            weights[newcomer.name] = weights.get(newcomer.name, 0) + cost
+        victims: list[OpenRequest] = []
+        while len(victims) < num:
+            name = max(weights, key=lambda one: (weights[one], one == newcomer.name))
+            if name == newcomer.name or not left[name]:
+                return None
+            victims.append(left[name].pop())
+            weights[name] -= victims[-1].cost
+        return victims
+
+    def ahead(self, newcomer: Tenant, cost: int) -> int:
+        """Estimate how many tokens start before a newcomer. The estimate assumes that all tenants of one priority start
+        the same number of tokens."""
+        own = self._lines.get(newcomer.name)
+        mine = own.num_tokens if own is not None else 0
+        higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)
+        beside = (
+            min(line.num_tokens, mine + cost)
+            for line in self
+            if line is not own and line.tenant.priority == newcomer.priority
+        )
+        return higher + mine + sum(beside)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError for a wrong count or an empty line."""
+        for line in self:
+            if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
+                raise IntegrityError(f"the queue of tenant {line.tenant.name} does not add up")
+        if self._num != sum(len(line.requests) for line in self):
+            raise IntegrityError("the queue has lost count of its requests")

@@ -1,0 +1,49 @@
+"""Measure how fast queued requests start, and how long they then take. Admission uses both. Sans-IO.
+
+Both measures are recent averages per token of a request's cost (prompt and longest answers).
+"""
+
+from __future__ import annotations
+
+import math
+
+from router.journal import OpenRequest
+
+MEMORY_S = 15.0
+MIN_SECONDS = 1.0  # the rate counts as known after this time with a queue
+WEIGHT = 0.1  # weight of the newest request in the mean service time
+
+
+class Pace:
+    """Owned by Admission."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._was_backed_up = False
+        self._seconds = 0.0
+        self._tokens = 0.0
+        self._service_s = 0.0  # mean service time per token of cost
+
+    def note(self, now: float, num_started: int, *, is_backed_up: bool) -> None:
+        """Add the tokens of cost that started since the last call. Only time with a queue counts."""
+        if self._was_backed_up:
+            passed = max(0.0, now - self._at)
+            fade = math.exp(-passed / MEMORY_S)
+            self._seconds = self._seconds * fade + passed
+            self._tokens = self._tokens * fade + num_started
+        self._at, self._was_backed_up = now, is_backed_up
+
+    def ended(self, request: OpenRequest, now: float) -> None:
+        if request.started_at is not None and request.cost:
+            sample = (now - request.started_at) / request.cost
+            self._service_s += (sample - self._service_s) * (WEIGHT if self._service_s else 1.0)
+
+    def seconds(self, num_tokens: float) -> float | None:
+        """Return the time until these tokens have started; None if unknown."""
+        if self._seconds < MIN_SECONDS or not self._tokens:
+            return None
+        return num_tokens * self._seconds / self._tokens
+
+    def service_s(self, cost: int) -> float:
+        """Return the time from start to end of a request with this cost; 0 if unknown."""
+        return cost * self._service_s

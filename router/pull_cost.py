@@ -1,0 +1,44 @@
+"""Measure what it costs a prefill node to copy cached pages from another node. Sans-IO.
+
+The measurements come from the node's heartbeats. Time that is lost in failed pulls counts too, so a node whose pulls
+often fail is told to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
+KEPT = 0.75  # part of the earlier sums that stays when a heartbeat reports more
+FRESH_S = 60.0  # older figures are ignored, and the next pull measures anew
+MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
+
+
+class PullFigures:
+    """Figures from the heartbeats of one node incarnation. `now` is a monotonic clock in seconds."""
+
+    __slots__ = ("_measured_at", "_seconds", "_tokens", "_totals")
+
+    def __init__(self) -> None:
+        self._totals = 0.0, 0.0
+        self._tokens = self._seconds = 0.0
+        self._measured_at = -float("inf")
+
+    def learn(self, counters: Mapping[str, float], now: float) -> None:
+        """Take a heartbeat's totals. Ignore implausible values."""
+        totals = counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0)
+        tokens, seconds = (new - old for new, old in zip(totals, self._totals, strict=True))
+        self._totals = totals
+        if seconds <= 0.0 or tokens < 0.0 or tokens > MOST_TOKENS or seconds > MOST_SECONDS:
+            return
+        if now - self._measured_at > FRESH_S:
+            self._tokens = self._seconds = 0.0
+        self._tokens = KEPT * self._tokens + tokens
+        self._seconds = KEPT * self._seconds + seconds
+        self._measured_at = now
+
+    def token_s(self, now: float) -> float | None:
+        """Return the seconds per copied token: infinity if no token came, None if not measured lately."""
+        if now - self._measured_at > FRESH_S:
+            return None
+        return self._seconds / self._tokens if self._tokens else float("inf")

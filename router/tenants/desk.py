@@ -1,0 +1,76 @@
+"""Charge a tenant before its request runs, give unused tokens back afterwards, and count requests. Knows no HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from router.tenants.book import Tenants
+from router.tenants.rate_limit import RateLimits
+from router.tenants.tenant import Tenant
+from shared.core.errors import BatonError
+from shared.observe.log_once import LogOnce
+from shared.observe.tenant_metrics import TenantMetrics
+
+LATER = (429, 503)  # statuses of requests that may be sent again
+
+
+@dataclass(slots=True)
+class Bill:
+    """One request's bill. `num_used`: number of tokens that the request has used."""
+
+    was_admitted: bool = False
+    num_used: int = 0
+
+
+class Desk:
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        metrics: TenantMetrics,
+        once: LogOnce,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = RateLimits()
+        self._metrics, self._once, self._clock = metrics, once, clock
+        self._tenants = tenants
+        tenants.on_change = self._tenants_changed
+
+    @contextmanager
+    def charged(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Iterator[Bill]:
+        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` receives the answer's
+        headers, even if the request is refused."""
+        allowance, now = self.limits.of(tenant), self._clock()
+        try:
+            charge = allowance.charge(num_tokens, now)
+        except BatonError as error:
+            self._refused(tenant, error)
+            raise
+        finally:
+            show(allowance.headers(now))
+        bill = Bill()
+        try:
+            yield bill
+        except BatonError as error:
+            self._refused(tenant, error)
+            raise
+        finally:
+            if bill.was_admitted:
+                charge.settle(bill.num_used)
+                self._metrics.used(tenant.name, bill.num_used)
+            else:
+                charge.cancel()
+
+    def _refused(self, tenant: Tenant, error: BatonError) -> None:
+        if error.status in LATER:
+            self._metrics.refused(tenant.name, error.code)
+            self._once.info((tenant.name, error.code), "a tenant has to wait", tenant=tenant.name, code=error.code)
+
+    def _tenants_changed(self) -> None:
+        names = {tenant.name for tenant in self._tenants.all()}
+        self.limits.keep(names)
+        self._metrics.keep(names)

@@ -1,0 +1,135 @@
+"""Read and check the file of --api-key-file: one bare key, or a table of tenants.
+
+    one line       the key of a single tenant without limits
+    otherwise      TOML: [tenants.NAME] with `keys`, the hashes of its keys, and its limits
+
+`baton keys tenant` makes a key of 32 random bytes, and its SHA-256, from which the key can't be found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.tenants.tenant import EVERYBODY, Tenant
+from shared.core.errors import ConfigError
+from shared.wire.private_file import read_private
+
+FLAG = "--api-key-file"
+HASH_PREFIX = "sha256:"
+HASH = r"^sha256:[0-9a-f]{64}$"
+NAME = r"^[A-Za-z0-9_-]{1,64}$"
+MAX_FILE_BYTES = 4 << 20
+MAX_KEY_CHARS = 4096
+MAX_TENANTS = 10_000
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+
+
+class TenantEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file. Several keys allow rotation. A limit of 0 means no limit."""
+
+    keys: Annotated[list[Annotated[str, Meta(pattern=HASH)]], Meta(min_length=1, max_length=16)]
+    requests_per_minute: Count = 0
+    tokens_per_minute: Count = 0
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    adapters: Annotated[list[str], Meta(max_length=1024)] | None = None
+    sees_cluster: bool = False
+
+
+class KeysTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tenants: Annotated[dict[Annotated[str, Meta(pattern=NAME)], TenantEntry], Meta(max_length=MAX_TENANTS)]
+    stream_secret: Annotated[str, Meta(max_length=MAX_KEY_CHARS)] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysFile:
+    """The file's contents. `by_digest`: tenants by their keys' SHA-256; if empty, no request needs a key.
+    `stream_secret` signs the ids with which streams resume; if "", each router draws a secret of its own."""
+
+    by_digest: Mapping[bytes, Tenant]
+    stream_secret: str = ""
+
+
+NO_KEYS = KeysFile({})
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def hash_of(key: str) -> str:
+    return HASH_PREFIX + digest_of(key).hex()
+
+
+def one_key(key: str) -> KeysFile:
+    """Return the contents of a file with one key. The key's holders may see everything."""
+    return KeysFile({digest_of(key): EVERYBODY}, key)
+
+
+def bare_key(text: str) -> str | None:
+    """Return the key of a one-line file; None for a table."""
+    line = text.strip()
+    return None if "\n" in line or line.startswith("[") else line
+
+
+def parse_keys(text: str) -> KeysFile:
+    """Parse a keys file. Raise ConfigError with the reason, never the text: it may be secret."""
+    key = bare_key(text)
+    if key is not None:
+        if not key:
+            raise ConfigError("the file is empty")
+        if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+            raise ConfigError(f"the key is not one line of at most {MAX_KEY_CHARS} plain letters")
+        return one_key(key)
+    table = parse_table(text)
+    by_digest: dict[bytes, Tenant] = {}
+    for name, entry in table.tenants.items():
+        tenant = tenant_of(name, entry)
+        for written in entry.keys:
+            digest = bytes.fromhex(written.removeprefix(HASH_PREFIX))
+            if digest in by_digest:
+                raise ConfigError(f"tenant {name} has a key that is listed twice; a key belongs to one tenant")
+            by_digest[digest] = tenant
+    if not by_digest:
+        raise ConfigError("there is no tenant in it: everybody would be let in")
+    return KeysFile(by_digest, table.stream_secret)
+
+
+def parse_table(text: str) -> KeysTable:
+    try:
+        return msgspec.convert(tomllib.loads(text), KeysTable)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"neither one key nor TOML: {position_of(error)}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def position_of(error: tomllib.TOMLDecodeError) -> str:
+    """Return only the position, because the parser's message may quote the text."""
+    found = re.search(r"\(at ([^()]*)\)", str(error))
+    return found[1] if found else "it ends too early"
+
+
+def tenant_of(name: str, entry: TenantEntry) -> Tenant:
+    adapters = None if entry.adapters is None else frozenset(entry.adapters)
+    limits = (entry.requests_per_minute, entry.tokens_per_minute)
+    return Tenant(name, *limits, entry.priority, adapters, entry.sees_cluster)
+
+
+def read_keys(path: str) -> KeysFile:
+    """Read a keys file; "" needs no key. Raise ConfigError for a file that is invalid or that other users can read."""
+    if not path:
+        return NO_KEYS
+    try:
+        return parse_keys(read_private(Path(path).expanduser(), MAX_FILE_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{FLAG} {path}: {error.message}") from None

@@ -1,0 +1,183 @@
+"""Limit tenants' requests and tokens per minute, by GCRA. Sans-IO.
+
+    earned_at        when all taken units will have been earned back, at `per_minute` units a minute
+    now              (earned_at - now) is taken and not yet earned back; at most a minute's worth
+
+A request is charged its prompt and longest answer before it runs, and gets unused tokens back at its end. Routers tell
+each other what they charged (spending.py), so each router's meters include the charges of all routers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from router.tenants.tenant import NO_LIMIT, Tenant
+from shared.core.errors import InvalidRequest, RateLimited
+
+WINDOW_S = 60.0
+SLACK_S = 1e-6  # rounding error of summed seconds
+MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move a meter ahead by at most this
+REQUESTS, TOKENS = "requests", "tokens"
+
+
+class AboveLimit(InvalidRequest):
+    """A request exceeds its tenant's whole minute, so a retry does not help."""
+
+    code = "above_rate_limit"
+
+
+@dataclass(slots=True)
+class Meter:
+    """One limit. After a quiet minute, a minute's units may be taken at once."""
+
+    per_minute: int
+    earned_at: float = -math.inf
+
+    def wait_s(self, cost: int, now: float) -> float:
+        """Return the seconds until these units may be taken; 0 if they may be taken now."""
+        if self.per_minute == NO_LIMIT:
+            return 0.0
+        wait = max(self.earned_at, now) + self._seconds(cost) - WINDOW_S - now
+        return wait if wait > SLACK_S else 0.0
+
+    def take(self, cost: int, now: float) -> None:
+        if self.per_minute != NO_LIMIT:
+            self.earned_at = max(self.earned_at, now) + self._seconds(cost)
+
+    def take_for_others(self, cost: int, now: float) -> int:
+        """Take units that another router admitted. Return how many were taken, because the debt is limited."""
+        if self.per_minute == NO_LIMIT:
+            return 0
+        room_s = MOST_DEBT_S - self.reset_s(now)
+        taken = max(0, min(cost, math.floor(room_s * self.per_minute / WINDOW_S)))
+        self.take(taken, now)
+        return taken
+
+    def give_back(self, cost: int) -> None:
+        if self.per_minute != NO_LIMIT:
+            self.earned_at -= self._seconds(cost)
+
+    def remaining(self, now: float) -> int:
+        free_s = WINDOW_S - self.reset_s(now) + SLACK_S
+        return max(0, math.floor(free_s * self.per_minute / WINDOW_S))
+
+    def reset_s(self, now: float) -> float:
+        """Return the seconds until the units of a whole minute may be taken at once."""
+        return max(0.0, self.earned_at - now)
+
+    def _seconds(self, cost: int) -> float:
+        return cost * WINDOW_S / self.per_minute
+
+
+@dataclass(slots=True)
+class Spent:
+    """The units that this router has charged one tenant since it began, less the units that it gave back."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+class Allowance:
+    """One tenant's limits. Both meters charge a request, or neither does."""
+
+    def __init__(self, spent: Spent) -> None:
+        self.spent = spent
+        self.meters = {REQUESTS: Meter(NO_LIMIT), TOKENS: Meter(NO_LIMIT)}
+
+    def follow(self, tenant: Tenant) -> None:
+        """Adopt the current limits; used units stay used."""
+        self.meters[REQUESTS].per_minute = tenant.requests_per_minute
+        self.meters[TOKENS].per_minute = tenant.tokens_per_minute
+
+    def charge(self, num_tokens: int, now: float) -> Charge:
+        """Raise RateLimited with its retry time, or AboveLimit."""
+        costs = {REQUESTS: 1, TOKENS: num_tokens}
+        for unit, meter in self.meters.items():
+            if NO_LIMIT < meter.per_minute < costs[unit]:
+                raise AboveLimit(
+                    f"this request needs up to {costs[unit]} {unit} (prompt and longest answer), above the limit of "
+                    f"{meter.per_minute} a minute: ask for less"
+                )
+        waits = {unit: meter.wait_s(costs[unit], now) for unit, meter in self.meters.items()}
+        unit = max(waits, key=lambda one: waits[one])
+        if waits[unit]:
+            meter = self.meters[unit]
+            raise RateLimited(
+                f"rate limit reached: {meter.per_minute} {unit} a minute; {meter.remaining(now)} left, "
+                f"{costs[unit]} needed; try again in {shown_s(waits[unit])}",
+                retry_after_s=waits[unit],
+            )
+        for unit, meter in self.meters.items():
+            meter.take(costs[unit], now)
+        self.spent.requests += 1
+        self.spent.tokens += num_tokens
+        return Charge(self, num_tokens)
+
+    def headers(self, now: float) -> dict[bytes, bytes]:
+        """Return OpenAI's headers for the limits that are set."""
+        headers = {}
+        for unit, meter in self.meters.items():
+            if meter.per_minute != NO_LIMIT:
+                headers[f"x-ratelimit-limit-{unit}".encode()] = str(meter.per_minute).encode()
+                headers[f"x-ratelimit-remaining-{unit}".encode()] = str(meter.remaining(now)).encode()
+                headers[f"x-ratelimit-reset-{unit}".encode()] = shown_s(meter.reset_s(now)).encode()
+        return headers
+
+
+@dataclass(slots=True)
+class Charge:
+    """Tokens that a request has taken but not yet used."""
+
+    allowance: Allowance
+    num_tokens: int
+
+    def settle(self, num_used: int) -> None:
+        unused = max(0, self.num_tokens - num_used)
+        self.allowance.meters[TOKENS].give_back(unused)
+        self.allowance.spent.tokens -= unused
+        self.num_tokens = 0
+
+    def cancel(self) -> None:
+        """Give everything back: the request was not admitted."""
+        self.settle(0)
+        self.allowance.meters[REQUESTS].give_back(1)
+        self.allowance.spent.requests -= 1
+
+
+class RateLimits:
+    """Owned by the event loop. `spent` stays for tenants that left, so that counts never restart."""
+
+    def __init__(self) -> None:
+        self._allowances: dict[str, Allowance] = {}
+        self.spent: dict[str, Spent] = {}
+
+    def of(self, tenant: Tenant) -> Allowance:
+        allowance = self._allowances.get(tenant.name)
+        if allowance is None:
+            spent = self.spent.setdefault(tenant.name, Spent())
+            allowance = self._allowances[tenant.name] = Allowance(spent)
+        allowance.follow(tenant)
+        return allowance
+
+    def keep(self, names: Collection[str]) -> None:
+        self._allowances = {name: it for name, it in self._allowances.items() if name in names}
+
+    def left(self, now: float) -> list[dict[str, object]]:
+        return [
+            {"tenant": name}
+            | {unit: meter.remaining(now) for unit, meter in allowance.meters.items() if meter.per_minute != NO_LIMIT}
+            for name, allowance in sorted(self._allowances.items())
+            if any(meter.per_minute != NO_LIMIT for meter in allowance.meters.values())
+        ]
+
+
+def shown_s(seconds: float) -> str:
+    """Return a time as in OpenAI's headers: 120ms, 1.5s, 2m3s. Rounded up."""
+    milliseconds = max(0, math.ceil((seconds - SLACK_S) * 1000))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    text = f"{rest / 1000:g}s"
+    return f"{minutes}m{text}" if minutes else text

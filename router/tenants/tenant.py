@@ -1,0 +1,26 @@
+"""One tenant: name, limits, priority and rights, without keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NO_LIMIT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """`adapters`: LoRA adapters that the tenant may use; None: it may use all. `priority`: requests of the highest
+    priority start first. `sees_cluster`: whether the tenant may see nodes, metrics and other tenants' names."""
+
+    name: str
+    requests_per_minute: int = NO_LIMIT
+    tokens_per_minute: int = NO_LIMIT
+    priority: int = 0
+    adapters: frozenset[str] | None = None
+    sees_cluster: bool = False
+
+    def may_use(self, adapter: str) -> bool:
+        return self.adapters is None or adapter in self.adapters
+
+
+EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant, if there is one shared key or none

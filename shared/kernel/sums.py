@@ -1,0 +1,93 @@
+"""Sums of float32 numbers with the same bits on every processor that fuses a product and a sum.
+
+The compiler alone splits a sum into as many lanes as the processor's vectors have, so each kind of processor would
+round differently. Here a sum always has 16 lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from shared.kernel.jit import emit_call, emitted_for_constants
+
+LANES = 16
+FLOAT, LONG, WORD, HALF = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(16)
+
+
+@emitted_for_constants
+def sum_of(typing_context: Any, address: Any, count: Any, is_half: Any, is_square: Any) -> Any:
+    """Emit the sum of `count` numbers at `address`, or of their squares.
+
+    Lane l sums numbers l, l + 16, ...; then halves are added until one lane is left; then the last count % 16 numbers
+    are added one by one. Constants: is_half (numbers are bfloat16, else float32), is_square."""
+    if not all(isinstance(constant, types.Literal) for constant in (is_half, is_square)):
+        raise TypeError("is_half and is_square must be constants")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at, length, _, _ = args
+        code = _Sum(builder, at, is_half.literal_value, is_square.literal_value)
+        whole = builder.and_(length, LONG(-LANES))
+        lanes = code.run(LONG(0), whole, LANES, ir.Constant(ir.VectorType(FLOAT, LANES), [0.0] * LANES))
+        return code.run(whole, length, 1, code.folded(lanes))
+
+    return types.float32(types.int64, types.int64, is_half, is_square), codegen
+
+
+class _Sum:
+    def __init__(self, builder: Any, address: Any, is_half: bool, is_square: bool) -> None:
+        self._builder, self._address = builder, address
+        self._is_half, self._is_square = is_half, is_square
+
+    def run(self, first: Any, end: Any, width: int, start: Any) -> Any:
+        """Add numbers [first, end) to `start`, `width` at a time."""
+        total = cgutils.alloca_once(self._builder, start.type)
+        self._builder.store(start, total)
+        with cgutils.for_range_slice(self._builder, first, end, LONG(width), LONG) as (index, _):
+            self._builder.store(self._added(self._builder.load(total), self._read(index, width)), total)
+        return self._builder.load(total)
+
+    def folded(self, vector: Any) -> Any:
+        """Add a vector's upper half to its lower half, until one number is left."""
+        half = LANES // 2
+        while half:
+            lower, upper = (self._lanes(vector, range(first, first + half)) for first in (0, half))
+            vector = self._builder.fadd(lower, upper)
+            half //= 2
+        return self._builder.extract_element(vector, WORD(0))
+
+    def _lanes(self, vector: Any, numbers: range) -> Any:
+        mask = ir.Constant(ir.VectorType(WORD, len(numbers)), list(numbers))
+        return self._builder.shuffle_vector(vector, vector, mask)
+
+    def _read(self, index: Any, width: int) -> Any:
+        """Read numbers [index, index + width) as float32. A bfloat16 is a float32's upper half."""
+        build, size = self._builder, 2 if self._is_half else 4
+        place = build.add(self._address, build.mul(index, LONG(size)))
+        if not self._is_half:
+            return build.load(build.inttoptr(place, _of(FLOAT, width).as_pointer()), align=size)
+        halves = build.load(build.inttoptr(place, _of(HALF, width).as_pointer()), align=size)
+        words = _of(WORD, width)
+        upper = ir.Constant(words, [16] * width) if width > 1 else WORD(16)
+        return build.bitcast(build.shl(build.zext(halves, words), upper), _of(FLOAT, width))
+
+    def _added(self, total: Any, numbers: Any) -> Any:
+        """Add numbers or their squares. The fence keeps the compiler from splitting the sum once more."""
+        if self._is_square:
+            name, operands = f"llvm.fmuladd.{_name(total)}", [numbers, numbers, total]
+            return self._fenced(emit_call(self._builder, name, total.type, operands))
+        return self._fenced(self._builder.fadd(total, numbers))  # sums
+
+    def _fenced(self, value: Any) -> Any:
+        return emit_call(self._builder, f"llvm.arithmetic.fence.{_name(value)}", value.type, [value])
+
+
+def _of(item: Any, width: int) -> Any:
+    return ir.VectorType(item, width) if width > 1 else item
+
+
+def _name(value: Any) -> str:
+    return f"v{value.type.count}f32" if isinstance(value.type, ir.VectorType) else "f32"

@@ -1,0 +1,28 @@
+"""Reads the HTTP API's key files. Each file has one line, and only the file's owner may read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.core.errors import ConfigError
+from shared.wire.private_file import read_private
+
+MAX_KEY_BYTES = 4096
+
+
+def read_key(path: str, flag: str) -> str:
+    """Return the key in the file; "" if no path is given.
+
+    Raises ConfigError, naming the flag, if the file is missing, empty, not ASCII or readable by others.
+    """
+    if not path:
+        return ""
+    try:
+        key = read_private(Path(path).expanduser(), MAX_KEY_BYTES).strip()
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error.message}") from None
+    if not key.isascii():
+        raise ConfigError(f"{flag} {path}: a key has only ASCII characters: is this the right file?")
+    if not key:
+        raise ConfigError(f"{flag} {path}: the file is empty")
+    return key

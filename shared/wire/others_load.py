@@ -1,0 +1,19 @@
+"""Defines the load that other routers put on a node."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.wire.ranges import Count
+
+
+class OthersLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The load that all routers, except the receiver of this message, put on the node."""
+
+    routers: Count  # number of routers with requests on this node
+    sequences: Count  # number of sequences that run or wait
+    pages: Count
+    waiting_tokens: Count
+
+
+NO_OTHERS = OthersLoad(0, 0, 0, 0)

@@ -1,0 +1,17 @@
+"""Defines how messages name one sequence of a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.wire.ranges import Count, Name, Unsigned
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """`core.keys.RequestKey` on the wire."""
+
+    router_id: Name
+    router_epoch: Unsigned
+    rid: Name
+    attempt: Count
+    seq_index: Count

@@ -1,0 +1,135 @@
+"""Asks Linux about libzmq's TCP connections, by descriptor, and shuts such connections down.
+
+No function keeps or closes a descriptor of libzmq. Descriptors are reused, so callers remember a connection's inode and
+pass it to `Shears.shut_down`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+from typing import NamedTuple
+
+INFO_BYTES = 136  # The length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later).
+RECEIVED_AT, IDLE_AT = 128, 52  # The offsets of tcpi_bytes_received and tcpi_last_data_recv.
+STATM, STATM_BYTES = "/proc/self/statm", 256
+
+
+def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
+    """Return the inode of the descriptor's TCP connection if it has this port. Return None if the descriptor is closed
+    or belongs to another connection.
+    """
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+    except OSError:
+        return None
+    try:
+        if own_port is not None and connection.getsockname()[1] != own_port:
+            return None
+        if peer_port is not None and connection.getpeername()[1] != peer_port:
+            return None
+        return os.fstat(fd).st_ino
+    except (OSError, IndexError):
+        return None
+    finally:
+        connection.detach()  # the descriptor is libzmq's
+
+
+class Inflow(NamedTuple):
+    """`received`: bytes that TCP has received so far; `idle_s`: seconds since the last byte came."""
+
+    received: int
+    idle_s: float
+
+
+def inflow_of(fd: int) -> Inflow | None:
+    """Return what TCP has received on the connection; None if it is closed or not TCP (ipc)."""
+    try:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+    except OSError:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    except OSError:
+        return None
+    finally:
+        connection.detach()  # the descriptor is libzmq's
+    if len(info) < INFO_BYTES:
+        return None
+    (received,), (idle_ms,) = struct.unpack_from("=Q", info, RECEIVED_AT), struct.unpack_from("=I", info, IDLE_AT)
+    return Inflow(received, idle_ms / 1000)
+
+
+def bytes_waiting(fd: int) -> int:
+    """Return the number of bytes that TCP has received, but libzmq hasn't read yet."""
+    try:
+        return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return 0
+
+
+class ProcessMemory:
+    """Measures this process's private memory, which excludes files and shared KV pools. The object keeps one descriptor
+    open, so reading works even while no other descriptor is free.
+    """
+
+    def __init__(self) -> None:
+        self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def __call__(self) -> int:
+        """Return the size of the private memory in bytes."""
+        _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
+        return (int(resident) - int(shared)) * self._page_bytes
+
+    def close(self) -> None:
+        if self._statm >= 0:
+            os.close(self._statm)
+            self._statm = -1
+
+
+class Shears:
+    """Shuts down connections from any thread. It keeps one descriptor, so it works even when no other descriptor is
+    free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._own = os.dup(self._nothing)
+
+    def shut_down(self, fd: int, inode: int) -> bool:
+        """Shut down the descriptor's socket if it still has this inode. Return False if that socket is closed; the
+        descriptor may then belong to another socket.
+        """
+        with self._lock:
+            if self._is_closed:
+                return False
+            try:
+                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused between the check and the shutdown
+                return self._shut_down_own(inode)
+            except OSError:
+                return False
+            finally:
+                os.dup2(self._nothing, self._own, inheritable=False)
+
+    def _shut_down_own(self, inode: int) -> bool:
+        if os.fstat(self._own).st_ino != inode:
+            return False
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, self._own)
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            connection.detach()
+        return True
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._own)
+                os.close(self._nothing)

@@ -1,0 +1,235 @@
+"""The order in which requests start: priorities, shares by tokens, refunds, and who makes room."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from router.fair_queue import MOST_DEBT, QUANTUM, FairQueue
+from router.journal import OpenRequest, SequenceJournal
+from router.tenants.tenant import Tenant
+from shared.core.sampling_params import SamplingParams
+
+A, B, C = (Tenant(name) for name in "abc")
+HIGH, LOW = Tenant("high", priority=1), Tenant("low", priority=-1)
+COUNT = iter(range(1 << 30))
+
+
+def request(tenant: Tenant, cost: int = 100) -> OpenRequest:
+    sampling = SamplingParams(max_tokens=cost - 10)
+    return OpenRequest(
+        f"r{next(COUNT)}", [1] * 10, sampling, 0, 60.0, [SequenceJournal(sampling.max_tokens)], tenant=tenant
+    )
+
+
+def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
+    """(tenant, requests, cost of each)"""
+    queue = FairQueue()
+    for tenant, num, cost in parts:
+        for _ in range(num):
+            queue.push(request(tenant, cost))
+    return queue
+
+
+def started(queue: FairQueue, num: int) -> list[str]:
+    names = []
+    for _ in range(num):
+        names.append(queue.take().tenant.name)
+        queue.check_integrity()
+    return names
+
+
+def test_one_tenant_s_requests_start_in_order() -> None:
+    queue, requests = FairQueue(), [request(A, cost) for cost in (5000, 20, 90_000, 100)]
+    for one in requests:
+        queue.push(one)
+    assert [queue.take() for _ in requests] == requests and len(queue) == 0
+
+
+def test_a_higher_priority_always_goes_first() -> None:
+    queue = filled((LOW, 2, 100), (A, 2, 100), (HIGH, 2, 90_000))
+    assert started(queue, 6) == ["high"] * 2 + ["a"] * 2 + ["low"] * 2
+
+
+@pytest.mark.parametrize(("first", "second"), [(1000, 1000), (300, 9000), (20_000, 500)])
+def test_tenants_share_by_tokens_whatever_their_requests_cost(first: int, second: int) -> None:
+    queue = filled((A, 4000, first), (B, 4000, second))
+    tokens: Counter[str] = Counter()
+    while sum(tokens.values()) < 1_000_000:
+        one = queue.take()
+        tokens[one.tenant.name] += one.cost
+    assert abs(tokens["a"] - tokens["b"]) <= QUANTUM + 2 * max(first, second)
+
+
+def test_a_tenant_that_floods_does_not_delay_the_others() -> None:
+    queue = filled((A, 500, 2000), (B, 3, 2000), (C, 3, 2000))
+    order = started(queue, 18)
+    assert order.count("b") == order.count("c") == 3
+
+
+def test_small_requests_of_a_flood_alternate_with_others() -> None:
+    """A quantum that is larger than many requests would let all of them go ahead of one."""
+    queue = filled((A, 500, 36), (B, 5, 36))
+    assert started(queue, 30).count("b") == 5
+
+
+def test_who_comes_later_has_no_credit_from_before() -> None:
+    queue = filled((A, 300, 2000))
+    started(queue, 100)
+    for _ in range(100):
+        queue.push(request(B, 2000))
+    order = started(queue, 100)
+    assert 45 <= order.count("b") <= 52
+
+
+def test_what_an_answer_did_not_need_is_given_back() -> None:
+    """One tenant's answers end after a tenth of what they may take: it starts ten times as many."""
+    queue = filled((A, 2000, 1000), (B, 2000, 1000))
+    names: Counter[str] = Counter()
+    for _ in range(550):
+        one = queue.take()
+        names[one.tenant.name] += 1
+        one.sequences[0].ids = [1] * (90 if one.tenant is A else 990)
+        queue.over(one)
+    assert 8.5 <= names["a"] / names["b"] <= 11.5
+
+
+def test_nothing_is_given_back_to_a_tenant_that_was_away() -> None:
+    """What it started alone cost nobody anything."""
+    queue, alone = FairQueue(), [request(A, 50_000) for _ in range(20)]
+    for one in alone:
+        queue.push(one)
+        queue.take()
+    for _ in range(100):
+        queue.push(request(A, 1000))
+        queue.push(request(B, 1000))
+    for one in alone:
+        queue.over(one)
+    order = started(queue, 100)
+    assert 40 <= order.count("a") <= 60
+
+
+def test_a_request_leaves_from_wherever_it_waits() -> None:
+    queue, requests = FairQueue(), [request(A) for _ in range(5)]
+    for one in requests:
+        queue.push(one)
+    for one in (requests[2], requests[0], requests[4]):
+        assert queue.remove(one) and not queue.remove(one)
+        queue.check_integrity()
+    assert [queue.take(), queue.take()] == [requests[1], requests[3]]
+
+
+def test_the_heaviest_tenant_s_youngest_request_makes_room() -> None:
+    queue = filled((A, 3, 100), (B, 9, 100), (C, 2, 100))
+    youngest = [line for line in queue if line.tenant is B][0].requests[-1]
+    assert queue.heaviest(A, 100, 1) == [youngest]
+    assert len(queue) == 14, "the caller ends it"
+    assert queue.heaviest(B, 100, 1) is None, "who is heaviest makes no room for its own"
+    assert queue.heaviest(A, 2000, 1) is None, "nor who would be the heaviest then"
+
+
+def test_the_lowest_priority_makes_room_first() -> None:
+    queue = filled((HIGH, 50, 1000), (LOW, 1, 10))
+    assert [one.tenant for one in queue.heaviest(A, 100, 1) or ()] == [LOW]
+    assert queue.heaviest(LOW, 10, 1) is None
+    assert queue.heaviest(A, 100, 2) is None, "there are not so many"
+
+
+def test_how_much_starts_before_a_newcomer() -> None:
+    queue = filled((HIGH, 2, 1000), (A, 3, 1000), (B, 50, 1000), (LOW, 9, 1000))
+    assert queue.ahead(HIGH, 500) == 2000
+    assert queue.ahead(A, 500) == 2000 + 3000 + 3500
+    assert queue.ahead(C, 500) == 2000 + 500 + 500
+    assert queue.ahead(LOW, 500) == 2000 + 53_000 + 9000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_it_adds_up_and_nobody_is_left(seed: int) -> None:
+    rng, queue = random.Random(seed), FairQueue()
+    waiting: list[OpenRequest] = []
+    running: list[OpenRequest] = []
+    for _ in range(600):
+        what = rng.random()
+        if what < 0.45:
+            waiting.append(request(rng.choice((A, B, C, HIGH, LOW)), rng.choice((20, 500, 30_000))))
+            queue.push(waiting[-1])
+        elif what < 0.7 and waiting:
+            running.append(queue.take())
+            waiting.remove(running[-1])
+            assert all(running[-1].tenant.priority >= one.tenant.priority for one in waiting)
+        elif what < 0.8 and waiting:
+            assert queue.remove(waiting.pop(rng.randrange(len(waiting))))
+        elif running:
+            queue.over(running.pop(rng.randrange(len(running))))
+        queue.check_integrity()
+        assert len(queue) == len(waiting)
+    started(queue, len(waiting))
+    for one in (*running, *waiting):
+        queue.over(one)
+    assert len(queue) == 0 and not queue._lines and not queue._paid
+
+
+# ---- what other routers start
+
+
+def test_what_starts_elsewhere_lets_others_go_first_here() -> None:
+    queue = filled((A, 100, 1000), (B, 100, 1000))
+    queue.started_elsewhere("a", 10_000)
+    assert started(queue, 10) == ["b"] * 10
+    assert 9 <= started(queue, 20).count("a") <= 11
+
+
+def test_what_was_not_needed_elsewhere_is_given_back_once() -> None:
+    queue = filled((A, 100, 1000), (B, 100, 1000))
+    queue.started_elsewhere("a", 10_000)
+    queue.started_elsewhere("a", -4000)
+    assert started(queue, 6) == ["b"] * 6
+    queue.started_elsewhere("a", -50_000)
+    assert started(queue, 40).count("a") <= 20 + 7, "no more than it was charged"
+
+
+def test_a_tenant_that_does_not_wait_here_owes_nothing() -> None:
+    queue = filled((B, 100, 1000))
+    queue.started_elsewhere("a", 50_000)
+    for _ in range(100):
+        queue.push(request(A, 1000))
+    assert 4 <= started(queue, 10).count("a") <= 6
+    queue.started_elsewhere("b", -50_000)
+    assert 4 <= started(queue, 10).count("a") <= 6, "nor is it given back what it was not charged"
+
+
+def test_nobody_is_further_behind_than_the_stated_debt() -> None:
+    queue = filled((A, 200, 1000), (B, 200, 1000))
+    for _ in range(100):
+        queue.started_elsewhere("a", 1 << 30)
+    assert started(queue, MOST_DEBT // 1000 + 2).count("b") >= MOST_DEBT // 1000
+    assert started(queue, 10).count("a") >= 4
+
+
+def test_what_all_started_elsewhere_gives_a_newcomer_no_lead() -> None:
+    queue = filled((A, 100, 1000), (B, 100, 1000))
+    for _ in range(50):
+        queue.started_elsewhere("a", 1000)
+        queue.started_elsewhere("b", 1000)
+    for _ in range(100):
+        queue.push(request(C, 1000))
+    assert 9 <= started(queue, 30).count("c") <= 11
+
+
+def test_a_priority_pays_nothing_for_another() -> None:
+    queue = filled((HIGH, 3, 1000), (A, 100, 1000), (B, 100, 1000))
+    queue.started_elsewhere("a", 10_000)
+    queue.started_elsewhere("high", 50_000)
+    assert started(queue, 13) == ["high"] * 3 + ["b"] * 10
+
+
+def test_started_tokens_are_counted_less_the_unused() -> None:
+    queue = filled((A, 2, 1000), (B, 1, 500))
+    requests = [queue.take() for _ in range(3)]
+    assert queue.started == {"a": 2000, "b": 500}
+    for one in requests:
+        one.sequences[0].ids = [1] * 40
+        queue.over(one)
+    assert queue.started == {"a": 100, "b": 50}

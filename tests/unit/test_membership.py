@@ -1,0 +1,163 @@
+"""A node's list of routers changes while it runs: new ones are dialled, others are left when they need it no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.core.errors import NoNodes
+from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, job
+
+
+def state(router: Router, node_id: str) -> tuple[bool, bool]:
+    """(known, left)"""
+    node = router.rig.registry.named(node_id)
+    return node is not None, node is not None and node.is_left
+
+
+def test_a_newly_listed_router_hears_hello_within_two_seconds() -> None:
+    site = Site()
+    first, second = site.router(A, "a", 1), site.router(B, "b", 1)
+    node = site.node("decode", "d0", (A,))
+    site.run(1.0)
+    assert first.nodes() == ["d0"] and second.nodes() == []
+    site.list_routers(node, A, B)
+    site.run(2.0)
+    assert first.nodes() == second.nodes() == ["d0"]
+    assert node.ctx.metrics.counters()["router_list_changes"] == 1
+
+
+def test_a_router_off_the_list_keeps_its_streams_to_their_end() -> None:
+    site = Site()
+    first, second = site.router(A, "a", 1), site.router(B, "b", 1)
+    for node_id in ("d0", "d1"):
+        site.node("decode", node_id)
+    site.run(1.0)
+    mailboxes = [second.open(job(number)) for number in range(2)]
+    site.run(1.0)
+    for node in site.nodes.values():
+        site.list_routers(node, A)
+    site.run(2.0)
+    assert second.nodes() == [] and first.nodes() == ["d0", "d1"], "it gets nothing new"
+    with pytest.raises(NoNodes):
+        second.open(job(9))
+    assert state(second, "d0") == state(second, "d1") == (True, True) and not site.hung_up
+    site.run(120.0)
+    for number, mailbox in enumerate(mailboxes):
+        assert not failures_of(mailbox) and ids_of(mailbox) == job(number).expected_of(number)
+    assert second.num_resumed == 0, "none of them was moved"
+    assert sorted(site.hung_up) == [("d0@1", B), ("d1@1", B)]
+    assert state(second, "d0") == (False, False) and not second.log("is lost")
+    assert all(B not in node.ctx.routers.peers for node in site.nodes.values())
+
+
+def test_a_node_stays_until_the_other_half_of_a_hand_off_comes() -> None:
+    """The decode node knew nothing of the request yet, said goodbye, and its pages found nobody."""
+    site = Site()
+    second = site.router(B, "b", 1)
+    prefill, decode = site.node("prefill", "p0"), site.node("decode", "d0")
+    site.run(1.0)
+    second.open(job(0))
+    assert not decode.ctx.core.requests
+    for node in (prefill, decode):
+        site.list_routers(node, A)
+    site.run(3.0)
+    assert state(second, "d0") == state(second, "p0") == (True, True) and not site.hung_up
+
+
+def test_a_router_that_nobody_waits_for_is_left_at_once() -> None:
+    site = Site()
+    second = site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node, A)
+    site.run(2.0)
+    assert site.hung_up == [("d0@1", B)] and state(second, "d0") == (False, False)
+
+
+def test_a_router_that_was_never_there_is_forgotten() -> None:
+    site = Site()
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    assert node.membership.lacking() == [A, B]
+    site.list_routers(node, A)
+    site.run(1.0)
+    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.peers) == [A]
+
+
+def test_a_router_that_comes_back_while_it_is_left_goes_on() -> None:
+    site = Site()
+    second = site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    mailbox = second.open(job(0))
+    site.run(1.0)
+    site.list_routers(node, A)
+    site.run(1.0)
+    assert second.nodes() == []
+    site.list_routers(node, A, B)
+    site.run(1.0)
+    assert second.nodes() == ["d0"] and not site.hung_up
+    site.run(60.0)
+    assert ids_of(mailbox) == job(0).expected_of(0)
+
+
+def test_a_router_that_comes_back_after_goodbye_is_dialled_anew() -> None:
+    site = Site()
+    second = site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node, A)
+    while B in node.ctx.routers.leaving:
+        site.run(0.25)
+    site.list_routers(node, A, B)
+    site.run(2.0)
+    assert second.nodes() == ["d0"]
+    mailbox = second.open(job(1, max_tokens=20))
+    site.run(20.0)
+    assert ids_of(mailbox) == job(1).expected_of(1)[:20]
+
+
+def test_a_router_that_ends_while_being_left_is_not_redialled() -> None:
+    site = Site()
+    second = site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    second.open(job(0))
+    site.run(1.0)
+    site.list_routers(node, A)
+    site.lose(B)
+    site.run(2.0)
+    assert node.idle and list(node.ctx.routers.peers) == [A]
+
+
+def test_an_empty_list_changes_nothing() -> None:
+    site = Site()
+    first = site.router(A, "a", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node)
+    site.run(1.0)
+    assert first.nodes() == ["d0"] and not site.hung_up
+
+
+def test_many_missing_routers_fit_into_a_heartbeat() -> None:
+    site = Site()
+    first = site.router(A, "a", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node, A, *(f"ipc:///{number}/{'x' * 300}" for number in range(400)))
+    site.run(1.0)
+    known = first.rig.registry.named("d0")
+    assert known is not None and len(known.lacks) == 256
+
+
+def test_routers_hear_which_ones_a_node_misses() -> None:
+    site = Site()
+    first = site.router(A, "a", 1)
+    site.node("decode", "d0")
+    site.run(1.0)
+    known = first.rig.registry.named("d0")
+    assert known is not None and known.lacks == (B,)
+    site.router(B, "b", 1)
+    site.run(1.0)
+    assert known.lacks == ()

@@ -1,0 +1,93 @@
+"""Older processors: kernels compiled for them keep every promise about bits, and have this machine's bits."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.kernel.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
+from shared.kernel.team import Team
+from shared.model.kernels import Formats
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
+from tests.support.processors import PROCESSORS, run_python
+from tests.support.tiny_families import save
+from tests.support.tiny_models import VOCAB, Rows
+
+SHAPES = ((130, 96, 7), (64, 64, 1), (100, 32, 2), (70, 34, 12), (200, 512, 13))  # columns, inputs, rows
+# A test of each kind whose results depend on how sums are split into vectors.
+PROMISES = (
+    "tests/unit/test_kernel_sums.py::test_a_sum_has_the_bits_of_its_definition[31]",
+    "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa]",
+    "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[int8-gqa]",
+    "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]",
+)
+
+
+def digest(numbers: torch.Tensor) -> str:
+    return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()
+
+
+def products() -> str:
+    """Return whether vectors are wide, then a digest of each product."""
+    draw, found = torch.Generator().manual_seed(3), [str(has_wide_vectors())]
+    for dtype in (torch.float32, torch.bfloat16):
+        for columns, inputs, rows in SHAPES:
+            weight = torch.randn(columns, inputs, generator=draw) * torch.logspace(-3, 3, columns)[:, None]
+            x, bias = torch.randn(rows, inputs, generator=draw), torch.randn(columns, generator=draw)
+            found.append(digest(TileLinear(pack(weight.to(dtype), bias), Team(1), torch.float32)(x.to(dtype))))
+    return " ".join(found)
+
+
+def logits(folder: str, dtype: str, formats: Formats) -> str:
+    """Return digests of the logits of a prompt and of a step of two rows."""
+    model = load_model(folder, LoadOptions(dtype, formats=formats))
+    rows = Rows(model, 2, page_size=4, max_len=100)
+    prompt = [number * 7 % VOCAB for number in range(77)]
+    return " ".join(digest(rows.step(step).float()) for step in ({0: prompt}, {0: [5], 1: prompt[:20]}))
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_products_have_the_same_bits(processor: str, tmp_path: Path) -> None:
+    code = "from tests.unit.test_narrow_vectors import products; print(products())"
+    there = run_python(processor, tmp_path, "-c", code)
+    assert there.stdout.split() == [str("avx512" in processor), *products().split()[1:]], there.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processor", "family", "dtype", "formats"),
+    [
+        ("haswell", "gemma3", "float32", Formats()),
+        ("haswell", "qwen3", "bfloat16", Formats(kv="int8")),
+        ("haswell", "qwen3", "float32", Formats(weights="fp8")),
+        pytest.param("skylake-avx512", "qwen3", "bfloat16", Formats(), marks=pytest.mark.long),
+    ],
+    ids=["float32", "bfloat16, int8 KV", "fp8 weights", "bfloat16 without pair products"],
+)
+def test_a_whole_model_has_the_same_bits(
+    processor: str, family: str, dtype: str, formats: Formats, tmp_path: Path
+) -> None:
+    """So a stream may go on where processors are of another kind."""
+    save(family, tmp_path / "model")
+    asked = f"{str(tmp_path / 'model')!r}, {dtype!r}, Formats{(formats.kv, formats.weights)}"
+    code = f"from tests.unit.test_narrow_vectors import *; print(logits({asked}))"
+    there = run_python(processor, tmp_path / "cache", "-c", code)
+    assert there.stdout.split() == logits(str(tmp_path / "model"), dtype, formats).split(), there.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("promise", PROMISES, ids=["sums", "attention", "bytes", "trees"])
+def test_what_wide_vectors_promise_holds_here(promise: str, tmp_path: Path) -> None:
+    there = run_python("haswell", tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", promise)
+    assert there.returncode == 0 and "1 passed" in there.stdout, there.stdout
+
+
+@pytest.mark.parametrize("rows", range(1, 7))
+def test_sums_fit_into_registers(rows: int) -> None:
+    """AVX2 keeps one vector of 16 lanes in two of its 16 registers; a product needs four for weights and the row."""
+    narrow, wide = blocks_together(rows, is_wide=False), blocks_together(rows, is_wide=True)
+    assert 2 * rows * narrow + 4 <= 16 and rows * wide + 4 < 32 and BLOCKS % narrow == 0

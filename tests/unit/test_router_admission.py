@@ -1,0 +1,296 @@
+"""The router's queue before its nodes: what starts at once, what waits, and what is refused with a true time."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.admission import Admission
+from router.effects import Failure
+from router.journal import Journal
+from router.pace import Pace
+from router.registry import RegisteredNode
+from router.tenants.tenant import Tenant
+from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
+from shared.wire.messages import Drain, Generate, Heartbeat, Key, NodeLoad
+from tests.support.router_rig import RouterRig, failures, generates
+
+A, B = Tenant("a"), Tenant("b")
+URGENT = Tenant("urgent", priority=1)
+ROWS = 8
+
+
+def report(rig: RouterRig, node: RegisteredNode, running: int = 0, waiting: int = 0, waiting_tokens: int = 0) -> None:
+    rows = {"free": ROWS - running, "running": running}
+    load = NodeLoad(100, {"free": 100}, ROWS, rows, waiting, waiting_tokens, 1, {}, {}, {}, "")
+    rig.registry.heartbeat(Heartbeat(node.node_id, node.hello.epoch, load, False), rig.now)
+
+
+class Queued:
+    """A router with one node that has room for so many sequences."""
+
+    def __init__(self, room: int = 0, **limits: int) -> None:
+        self.rig = RouterRig(local_tokens=1000, **limits)  # type: ignore[arg-type]
+        self.node = self.rig.join("decode", "d")
+        self.rig.now = 1.0
+        report(self.rig, self.node)
+        self.room = ROWS + 2 - room
+        self.held = self.open(A, self.room)
+        assert len(self.held) == self.room
+
+    def open(self, tenant: Tenant = A, num: int = 1, within_s: float | None = None, cost: int = 10) -> list[Generate]:
+        """Return what starts."""
+        started = []
+        for _ in range(num):
+            started += self.rig.open([1] * 5, max_tokens=cost - 5, tenant=tenant, within_s=within_s)
+        return started
+
+    def end(self, key: Key) -> list[Generate]:
+        """Return what starts in its place."""
+        self.rig.run(self.node, key, 0, [1])
+        return generates(self.rig.end(self.node, key, 1))
+
+    def pass_time(self, seconds: float, num_ended: int) -> None:
+        """So many requests end, one after the other, in so many seconds."""
+        for _ in range(num_ended):
+            self.rig.now += seconds / num_ended
+            self.held += self.end(self.held.pop(0).key)
+            report(self.rig, self.node, running=ROWS, waiting=self.node.open_sequences - ROWS)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        return {row.tenant: row.requests for row in self.rig.dispatcher.waiting(self.rig.now)}
+
+
+def test_a_node_gets_what_its_rows_take_and_a_little_more() -> None:
+    queued = Queued()
+    assert queued.open(num=3) == [] and queued.waiting == {"a": 3}
+    assert queued.node.open_sequences == ROWS + 2
+
+
+def test_one_starts_for_each_that_ends_at_once() -> None:
+    queued = Queued()
+    queued.open(num=3)
+    for left in (2, 1, 0):
+        assert len(queued.end(queued.held.pop().key)) == 1
+        assert queued.waiting.get("a", 0) == left
+    assert queued.end(queued.held.pop().key) == []
+
+
+def test_one_starts_when_a_client_leaves_or_finds_a_stop_string() -> None:
+    queued = Queued()
+    queued.open(num=2)
+    rig, now = queued.rig, queued.rig.now
+    assert len(generates(rig.dispatcher.cancel([queued.held.pop().key.rid], now))) == 1
+    assert len(generates(rig.dispatcher.close_sequence(queued.held.pop().key.rid, 0, now))) == 1
+
+
+def test_a_client_that_hangs_up_in_the_queue_leaves_it() -> None:
+    queued = Queued()
+    queued.open(num=3)
+    rids = [request.rid for request in queued.rig.journal.all() if request.started_at is None]
+    effects = queued.rig.dispatcher.cancel(rids[:2], queued.rig.now)
+    assert not effects.sends and queued.waiting == {"a": 1}
+    queued.rig.dispatcher.cancel([*rids, *(one.key.rid for one in queued.held)], queued.rig.now)
+    queued.rig.check_quiet()
+
+
+def test_a_report_opens_and_closes_the_way() -> None:
+    queued = Queued()
+    queued.open(num=30)
+    rig = queued.rig
+    report(rig, queued.node, running=4, waiting=0)
+    assert len(generates(rig.dispatcher.reported(rig.now))) == 6
+    report(rig, queued.node, running=4, waiting=9)
+    assert generates(rig.dispatcher.reported(rig.now)) == []
+    queued.end(queued.held.pop().key)
+    assert queued.waiting == {"a": 24}, "its memory is full: free rows are of no use"
+
+
+def test_a_node_always_takes_some_of_ours_despite_other_routers() -> None:
+    rig = RouterRig(local_tokens=1000)
+    node = rig.join("decode", "d")
+    report(rig, node, running=ROWS, waiting=100)
+    assert len(rig.open(rounds=5)) == 2
+
+
+def test_prompts_wait_while_nodes_have_many_before_them() -> None:
+    rig = RouterRig()
+    prefill, decode = rig.join("prefill", "p"), rig.join("decode", "d")
+    report(rig, prefill)
+    report(rig, decode)
+    assert [len(rig.open([1] * 5000)) for _ in range(3)] == [1, 1, 0]
+    request = next(iter(rig.journal.all()))
+    assert request.prefill is prefill and prefill.open_prompt_tokens == 10_000
+    keys = [Key("r", 9, one.rid, 0, 0) for one in rig.journal.all()]
+    assert len(generates(rig.run(prefill, keys[0], 0, [1]))) == 1, "its first token is here"
+
+
+def test_without_reports_and_without_nodes_nothing_waits() -> None:
+    rig = RouterRig(local_tokens=1000)
+    node = rig.join("decode", "d")
+    assert len(rig.open(rounds=50)) == 50
+    rig.dispatcher.drain(node, Drain("d", "stop"), 60.0, rig.now)
+    assert rig.open() == [] and not rig.dispatcher.waiting(rig.now)
+
+
+def test_nodes_have_only_so_many_at_a_time() -> None:
+    rig = RouterRig(local_tokens=1000, max_open=3)
+    rig.join("decode", "d")
+    assert len(rig.open(rounds=5)) == 3
+
+
+def test_the_queue_is_as_long_as_it_may_be() -> None:
+    queued = Queued(max_queued=2)
+    queued.open(num=2)
+    with pytest.raises(QueueFull) as full:
+        queued.open()
+    assert full.value.status == 503 and queued.waiting == {"a": 2}
+    with pytest.raises(QueueFull):
+        queued.rig.open(rounds=3)
+
+
+def test_a_lighter_tenant_displaces_the_youngest_of_the_heaviest() -> None:
+    queued = Queued(max_queued=4)
+    queued.open(A, 4)
+    youngest = queued.rig.journal.all()[-1].rid
+    assert queued.open(B) == [] and queued.waiting == {"a": 3, "b": 1}
+    (failed,) = [news for news in queued.rig.opened.news if isinstance(news, Failure)]
+    assert failed.rid == youngest and failed.error.code == "queue_full"
+
+
+def test_an_urgent_request_pushes_out_and_goes_first() -> None:
+    queued = Queued(max_queued=2)
+    queued.open(A, 2)
+    queued.open(URGENT)
+    assert queued.waiting == {"a": 1, "urgent": 1}
+    (started,) = queued.end(queued.held.pop().key)
+    assert queued.waiting == {"a": 1} and started.key.rid == queued.rig.journal.all()[-1].rid
+
+
+def test_retry_after_of_a_full_queue_is_when_the_next_has_begun() -> None:
+    queued = Queued(max_queued=5)
+    queued.open(num=5)
+    for _ in range(10):
+        queued.pass_time(0.5, 1)
+        queued.open()
+    with pytest.raises(QueueFull) as full:
+        queued.open()
+    wait_s = full.value.retry_after_s
+    assert wait_s == pytest.approx(0.5, rel=0.25)
+    with pytest.raises(QueueFull):
+        queued.open()
+    queued.pass_time(0.5, 1)
+    queued.open()
+
+
+def test_without_a_measured_pace_the_configured_time_is_told() -> None:
+    queued = Queued(max_queued=1)
+    queued.open()
+    with pytest.raises(QueueFull) as full:
+        queued.open()
+    assert full.value.retry_after_s is None
+
+
+# ---- deadlines
+
+
+def paced() -> Queued:
+    """Two requests of cost 10 start a second, and 20 wait: the next one waits for ten seconds. Each takes half of
+    a second for a row, and about five from start to end."""
+    queued = Queued()
+    queued.open(num=20)
+    for _ in range(40):
+        queued.pass_time(0.5, 1)
+        queued.open(num=1)
+    return queued
+
+
+def test_what_can_t_end_in_time_is_refused_at_once() -> None:
+    queued = paced()
+    with pytest.raises(DeadlineUnreachable) as failed:
+        queued.open(within_s=5.0)
+    assert failed.value.status == 503 and queued.waiting == {"a": 20}
+    late_s = failed.value.retry_after_s
+    assert late_s is not None and 9.0 <= late_s <= 12.0
+    assert queued.open(within_s=5.0 + late_s + 0.1) == [] and queued.waiting == {"a": 21}
+
+
+def test_coming_back_at_retry_after_works_and_earlier_does_not() -> None:
+    queued = paced()
+    with pytest.raises(DeadlineUnreachable) as failed:
+        queued.open(within_s=10.0)
+    late_s = failed.value.retry_after_s
+    assert late_s is not None
+    queued.pass_time(late_s - 0.7, round(2 * (late_s - 0.7)))
+    with pytest.raises(DeadlineUnreachable):
+        queued.open(within_s=10.0)
+    queued.pass_time(1.5, 3)
+    queued.open(within_s=10.0)
+
+
+def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
+    queued = paced()
+    assert queued.open(URGENT, within_s=6.0) == [] and queued.waiting["urgent"] == 1
+
+
+def test_while_nobody_waits_any_deadline_may_be_tried() -> None:
+    queued = Queued(room=1)
+    assert len(queued.open(within_s=0.001)) == 1
+
+
+def test_a_deadline_that_is_over_is_told_at_once() -> None:
+    with pytest.raises(DeadlineExceeded):
+        Queued().open(within_s=-0.1)
+
+
+def test_a_deadline_ends_a_request_in_the_queue_and_on_a_node() -> None:
+    queued = Queued(room=1)
+    (started,) = queued.open(within_s=3.0)
+    assert started.remaining_ms == 3000
+    queued.open(within_s=3.0)
+    assert not failures(queued.rig.dispatcher.tick(queued.rig.now + 2.9))
+    assert failures(queued.rig.dispatcher.tick(queued.rig.now + 3.1)) == ["deadline_exceeded"] * 2
+
+
+def test_a_request_that_would_end_too_late_is_not_started() -> None:
+    queued = paced()
+    rig = queued.rig
+    for one in rig.journal.all():
+        if one.started_at is None:
+            one.deadline = rig.now + 2.0
+    effects = rig.dispatcher.cancel([queued.held.pop().key.rid], rig.now + 0.1)
+    assert failures(effects) == ["deadline_exceeded"] * 19, "their time is over before their answers"
+    assert len(generates(effects)) == 1, "the last one may try: it shows whether that is still so"
+
+
+# ---- the pace
+
+
+def test_only_time_while_something_waits_counts() -> None:
+    pace = Pace()
+    pace.note(0.0, 1000, is_backed_up=False)
+    pace.note(50.0, 1000, is_backed_up=True)
+    assert pace.seconds(100) is None
+    for second in range(51, 61):
+        pace.note(float(second), 200, is_backed_up=True)
+    assert pace.seconds(100) == pytest.approx(0.5)
+    pace.note(500.0, 0, is_backed_up=False)
+    pace.note(900.0, 0, is_backed_up=True)
+    pace.note(901.0, 200, is_backed_up=True)
+    assert pace.seconds(100) is not None
+
+
+def test_a_stall_makes_it_slower() -> None:
+    pace = Pace()
+    pace.note(0.0, 0, is_backed_up=True)
+    for second in range(1, 10):
+        pace.note(float(second), 100, is_backed_up=True)
+    before = pace.seconds(100)
+    pace.note(30.0, 0, is_backed_up=True)
+    after = pace.seconds(100)
+    assert before is not None and after is not None and after > 3 * before
+
+
+def test_the_queue_of_a_router_without_requests_is_empty() -> None:
+    rig = RouterRig()
+    assert Admission(rig.registry, Journal(lambda: "n"), 1, 1).next(0.0) is None
