@@ -22,7 +22,7 @@ SHAPES = ((130, 96, 7), (64, 64, 1), (100, 32, 2), (70, 34, 12), (200, 512, 13))
 PROMISES = (
     "tests/unit/test_kernel_sums.py::test_a_sum_has_the_bits_of_its_definition[31]",
     "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa]",
-    "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[int8-gqa]",
+    "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[gqa-int8]",
     "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]",
 )
 
