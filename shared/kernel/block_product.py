@@ -27,7 +27,7 @@ from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot, emit_dot
 from shared.kernel.jit import (
     compile_exact_task,
-    emit_call,
+    emit_for_floats,
     emit_prefetch,
     emitted_for_constants,
     processor_features,
@@ -355,4 +355,4 @@ class _Block:
         return self._builder.bitcast(spread(self._builder, read_at(self._builder, address, LONG(0), WORD)), SUMS)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return emit_call(self._builder, f"llvm.fma.v{COLUMNS}f32", SUMS, [a, b, c])
+        return emit_for_floats(self._builder, "llvm.fma", a, b, c)

@@ -201,6 +201,18 @@ def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> 
     return builder.call(function, operands)
 
 
+def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
+    """Call an intrinsic whose name ends in the type of its operands: float32, or a vector of float32."""
+    kind = operands[0].type
+    suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+    return emit_call(builder, f"{name}.{suffix}", kind, list(operands))
+
+
+def emit_fence(builder: Any, value: Any) -> Any:
+    """Keep the compiler from regrouping sums and products across this value."""
+    return emit_for_floats(builder, "llvm.arithmetic.fence", value)
+
+
 def emit_prefetch(builder: Any, address: Any) -> None:
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     read, keep, data = word(0), word(3), word(1)

@@ -29,6 +29,7 @@ from shared.kernel.jit import (
     NUM_SHARES,
     compile_task,
     emit_call,
+    emit_for_floats,
     emit_prefetch,
     emitted_for_constants,
     inlined,
@@ -289,8 +290,8 @@ def _lower_halves(builder: Any, pairs: Any) -> Any:
 
 def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """sums[n] += column[n] * step"""
-    operands = [builder.bitcast(column, SUMS), builder.bitcast(step, SUMS), sums]
-    return emit_call(builder, f"llvm.fmuladd.v{COLUMNS}f32", SUMS, operands)
+    x, y = builder.bitcast(column, SUMS), builder.bitcast(step, SUMS)
+    return emit_for_floats(builder, "llvm.fmuladd", x, y, sums)
 
 
 def round_to_half(builder: Any, sums: Any) -> Any:

@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba import types
 
 from shared.kernel.items import Items, magnitude_bits, narrowed, widened
-from shared.kernel.jit import emit_call, emitted_for_constants
+from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # how many of the 32 vector registers may hold queries, and how many sums
@@ -242,7 +242,7 @@ class _Vectors:
         if self._items.has_scales:
             unit = self.splat(scale, 0)
             wide = [widened(build, vector, self._items) for vector in vectors]
-            return [self._fenced(build.fmul(self._fenced(numbers), unit)) for numbers in wide]
+            return [emit_fence(build, build.fmul(emit_fence(build, numbers), unit)) for numbers in wide]
         upper = ir.Constant(words, [16] * self.lanes)
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
@@ -278,7 +278,7 @@ class _Vectors:
 
     def add_product(self, x: Any, y: Any, z: Any) -> Any:
         """Return x * y + z, fused where possible."""
-        return emit_call(self._builder, f"llvm.fmuladd.v{self.lanes}f32", self._type, [x, y, z])
+        return emit_for_floats(self._builder, "llvm.fmuladd", x, y, z)
 
     def raise_top(self, tops: Any, query: int, scores: Any) -> None:
         top = self.read(tops, query * self.lanes)
@@ -308,15 +308,11 @@ class _Vectors:
 
     def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
         """Do the same as `push`, but each pushed vector stands for one lane."""
-        part, vector = self.lanes, self._fenced(vector)
+        part, vector = self.lanes, emit_fence(self._builder, vector)
         while tree and tree[-1][0] == part:
-            vector = self._fenced(self._builder.fadd(tree.pop()[1], vector))
+            vector = emit_fence(self._builder, self._builder.fadd(tree.pop()[1], vector))
             part //= 2
         tree.append((part, vector))
-
-    def _fenced(self, vector: Any) -> Any:
-        """Keep the compiler from regrouping additions across this vector."""
-        return emit_call(self._builder, f"llvm.arithmetic.fence.v{self.lanes}f32", self._type, [vector])
 
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:
         """Add up the lanes of `lanes` vectors at once.
@@ -327,7 +323,7 @@ class _Vectors:
 
             x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3
         """
-        part, vector = self.lanes, self._fenced(vector)  # the products
+        part, vector = self.lanes, emit_fence(self._builder, vector)  # the products
         while tree and tree[-1][0] == part:
             vector = self._fold(tree.pop()[1], vector, part)
             part //= 2

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel.jit import emit_call, emitted_for_constants
+from shared.kernel.jit import emit_fence, emit_for_floats, emitted_for_constants
 
 LANES = 16
 FLOAT, LONG, WORD, HALF = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(16)
@@ -77,17 +77,10 @@ class _Sum:
     def _added(self, total: Any, numbers: Any) -> Any:
         """Add numbers or their squares. The fence keeps the compiler from splitting the sum once more."""
         if self._is_square:
-            name, operands = f"llvm.fmuladd.{_name(total)}", [numbers, numbers, total]
-            return self._fenced(emit_call(self._builder, name, total.type, operands))
-        return self._fenced(self._builder.fadd(total, numbers))  # sums
-
-    def _fenced(self, value: Any) -> Any:
-        return emit_call(self._builder, f"llvm.arithmetic.fence.{_name(value)}", value.type, [value])
+            squares = emit_for_floats(self._builder, "llvm.fmuladd", numbers, numbers, total)
+            return emit_fence(self._builder, squares)
+        return emit_fence(self._builder, self._builder.fadd(total, numbers))  # sums
 
 
 def _of(item: Any, width: int) -> Any:
     return ir.VectorType(item, width) if width > 1 else item
-
-
-def _name(value: Any) -> str:
-    return f"v{value.type.count}f32" if isinstance(value.type, ir.VectorType) else "f32"
