@@ -81,21 +81,14 @@ FULL = (
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
 # minutes on a quiet machine, and nodes come and go as load does
 RAY = ("tests/integration/test_ray_plan_act.py", "tests/integration/test_ray_cluster.py")
-# Files with tests marked long: mixed kinds of steps on virtual GPUs, large kernels, the default model's drafts.
-MIXED = (
-    "tests/unit/test_cuda_engine.py",
-    "tests/unit/test_triton_graphs.py",
-    "tests/unit/test_triton_fixed.py",
-    "tests/unit/test_kernel_byte_pages.py",
-    "tests/unit/test_narrow_vectors.py",
-    "tests/integration/test_speculation_smollm2.py",
-)
+# Tests marked long: mixed kinds of steps on virtual GPUs, large kernels, the default model's drafts.
+MARKED = ("tests/unit", "tests/integration/test_speculation_smollm2.py", "-m", "long", "--long")
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
     Tier("ray", 330, (sys.executable, "-m", "pytest", "-q", *RAY, "--durations=5", "--long")),
-    Tier("mixed", 900, (sys.executable, "-m", "pytest", "-q", *MIXED, "--durations=5", "--long", *on_every_core())),
+    Tier("marked", 1100, (sys.executable, "-m", "pytest", "-q", *MARKED, "--durations=5", *on_every_core())),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("bodies", 900, (sys.executable, "-m", "tests.chaos.bodies", "--bodies", "1000000")),

@@ -38,7 +38,7 @@ def slow_but(quick: Sequence[str], names: Sequence[str]) -> list[object]:
 LONG = pytest.mark.long
 MIXED = ("grammars, chain", "grammars, tree", "adapters, tree")
 SIMPLE = [name for name in KINDS if name not in MIXED]
-EACH_RUN = ("tree", "adapters", "int8 KV")  # the other kinds take minutes
+EACH_RUN = ("chain", "int8 KV")  # the other kinds take minutes
 IN_ANY_ORDER = [
     "plain",
     *(pytest.param(name, marks=pytest.mark.slow) for name in EACH_RUN),
@@ -126,7 +126,16 @@ def test_masks_cross_by_one_copy_and_drafts_by_another() -> None:
     assert_steady("one request", kind, *run_on(make_device("eager"), kind, 1))
 
 
-@pytest.mark.parametrize("family", slow_but(["qwen3-moe"], list(FAMILIES)))
+VARIANTS = [name for name in FAMILIES if "," in name and name != "llama, llama3 rope"]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *slow_but(["qwen3-moe"], [name for name in FAMILIES if name not in VARIANTS]),
+        *(pytest.param(name, marks=LONG) for name in VARIANTS),
+    ],
+)
 def test_every_family_runs_there(family: str) -> None:
     kind = Kind(family)
     assert_steady(family, kind, *run_on(make_device("eager"), kind, FAMILY_JOBS))

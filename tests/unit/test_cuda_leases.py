@@ -117,7 +117,14 @@ def test_results_live_until_they_lie_on_the_host() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "place"), [("plain", "forward"), ("plain", "copy"), ("grammars, n-gram", "sample")])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("plain", "forward"),
+        pytest.param("plain", "copy", marks=pytest.mark.long),
+        pytest.param("grammars, n-gram", "sample", marks=pytest.mark.long),
+    ],
+)
 def test_slots_of_a_failed_step_are_free_when_the_device_is_done(name: str, place: str) -> None:
     """The steps under way are drained first. Requests of other steps have the CPU's streams."""
     gpu, kind = make_device("deferring", seed=5, laziness=1.0), KINDS[name]

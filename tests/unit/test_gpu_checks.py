@@ -31,10 +31,14 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualStream
 
 ONE_PROCESS = ("another process's memory", "two nodes over cuda_ipc, one killed")  # what a virtual GPU can't have
+LONG = ("kernels, draws", "two nodes over zmq, one killed")  # half a minute each
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.long] if check.name in LONG else [], id=check.name) for check in CHECKS],
+)
 def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
     if check.run.startswith("kernels."):
         pytest.importorskip("tests.support.interpreter", exc_type=ImportError)

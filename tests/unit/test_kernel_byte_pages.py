@@ -14,9 +14,7 @@ from tests.support.paged_attention import SHAPE, SHAPES, Paged, numba_backend, t
 WINDOW = SHAPES["sliding window"]
 LARGE = ("one kv head, odd group", "large group and head")
 SHAPES_AND_DTYPES = [  # large groups take a minute each to compile
-    pytest.param(heads, name, marks=[pytest.mark.long] if name == "fp8" and heads in LARGE else [])
-    for heads in SHAPES
-    for name in DTYPES
+    pytest.param(heads, name, marks=[pytest.mark.long] if heads in LARGE else []) for heads in SHAPES for name in DTYPES
 ]
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 

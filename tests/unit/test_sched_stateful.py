@@ -212,6 +212,6 @@ class Life(RuleBasedStateMachine):
 
 
 @pytest.mark.rule("I7")
-@pytest.mark.parametrize("examples", [40, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(250, marks=pytest.mark.long)])
 def test_random_lives(examples: int) -> None:
     run_machine(Life, settings=settings(max_examples=examples, stateful_step_count=60, deadline=None))

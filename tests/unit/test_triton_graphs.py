@@ -38,8 +38,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     "name",
     [
         "plain",
-        pytest.param("tree", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("n-gram", "chain", "int8 KV")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("n-gram", "chain", "tree", "int8 KV")),
     ],
 )
 def test_graphs_of_kernels_have_the_reference_s_streams(name: str, gpu: VirtualGpu) -> None:

@@ -135,7 +135,10 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("vocab_size", "splits"), [(97, 1), (1000, 4), (4099, 4), (4099, 1), (32000, 16)])
+@pytest.mark.parametrize(
+    ("vocab_size", "splits"),
+    [(97, 1), (1000, 4), (4099, 4), (4099, 1), pytest.param(32000, 16, marks=pytest.mark.long)],
+)
 def test_vocabularies_of_any_size(vocab_size: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random logits over several blocks, half of them rounded so that they tie; each row under a grammar or without."""
     monkeypatch.setattr(kernels, "splits_of", lambda num_rows: splits)
