@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos_cluster import ChaosCluster, ready_nodes
-from tests.support.cluster import ROOT, free_port
+from tests.support.cluster import ROOT
 from tests.support.metrics_page import read_metrics
 from tests.support.patience import HANG_GUARD_S
+from tests.support.ports import free_port
 from tests.support.procs import few_descriptors
 from tests.support.router_process import eventually
 from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.cluster.local import free_port
 from tests.support.patience import HANG_GUARD_S, PATIENT_UP
+from tests.support.ports import free_port
 
 BATON = str(Path(sys.executable).with_name("baton"))
 
@@ -29,7 +29,7 @@ class Cluster:
     """A `baton up --model hashlm` in a folder of its own; its log goes to a file."""
 
     def __init__(self, folder: Path, *flags: str, **options):
-        self.port = free_port("127.0.0.1")
+        self.port = free_port(2)  # each router has one
         self.log = folder / "log"
         self.folder = folder
         command = [BATON, "up", "--model", "hashlm", "--kv-bytes", "16MiB", "--port", str(self.port)]

@@ -19,6 +19,7 @@ from tests.support.listening import listening
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.mixed_clients import Client, make_client, stream_all
 from tests.support.patience import HANG_GUARD_S
+from tests.support.ports import free_port
 from tests.support.ray_machines import (
     ROOT,
     BatonRay,
@@ -26,7 +27,6 @@ from tests.support.ray_machines import (
     Rows,
     all_run,
     environment,
-    free_ports,
     pids_of,
     ray_machines,
 )
@@ -75,8 +75,8 @@ def make_baton(tmp_path: Path) -> Iterator[MakeBaton]:
     made: list[BatonRay] = []
 
     def make(address: str, more: str) -> tuple[BatonRay, str]:
-        port, node_port = free_ports()
-        toml = TOML.format(address=address, more=more, port=port, node_port=node_port)
+        port = free_port(4)  # two routers, each with a port for nodes
+        toml = TOML.format(address=address, more=more, port=port, node_port=port + 2)
         made.append(BatonRay(tmp_path, toml))
         return made[-1], f"http://127.0.0.1:{port}"
 

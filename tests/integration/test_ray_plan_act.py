@@ -16,7 +16,8 @@ import pytest
 from tests.support.metrics_page import nodes_of, read_metrics
 from tests.support.mixed_clients import Client, under_load, wait_until
 from tests.support.patience import HANG_GUARD_S
-from tests.support.ray_machines import BatonRay, all_run, environment, free_ports
+from tests.support.ports import free_port
+from tests.support.ray_machines import BatonRay, all_run, environment
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
@@ -49,8 +50,8 @@ node_endpoint = "tcp://127.0.0.1:{node_port}"
 
 @pytest.fixture
 def baton(tmp_path: Path) -> Iterator[BatonRay]:
-    port, node_port = free_ports()
-    baton = BatonRay(tmp_path, TOML.format(port=port, node_port=node_port))
+    port = free_port(4)  # two routers, each with a port for nodes
+    baton = BatonRay(tmp_path, TOML.format(port=port, node_port=port + 2))
     baton.up()
     yield baton
     baton.run("down")

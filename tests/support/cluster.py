@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,14 +14,9 @@ import psutil
 
 from tests.support.metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S, PATIENT_UP
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:

@@ -21,7 +21,6 @@ from typing import Any
 
 import psutil
 
-from deploy.cluster.local import bound
 from shared.config import ray_settings
 from tests.support.patience import HANG_GUARD_S
 
@@ -84,16 +83,6 @@ def ray_machines(home: Path, cpus: int) -> Iterator[Machines]:
         yield machines
     finally:
         machines.close()
-
-
-def free_ports() -> tuple[int, int]:
-    """Where two routers find two neighbouring ports each."""
-    for port in range(20000 + os.getpid() % 20000, 60000, 4):
-        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
-            for number in range(port, port + 4):
-                taken.enter_context(bound("127.0.0.1", number))
-            return port, port + 2
-    raise AssertionError("no free ports")
 
 
 class BatonRay:
