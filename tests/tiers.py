@@ -70,25 +70,33 @@ LINT = (
     Tier("prose", 4, (sys.executable, "-m", "tests.support.prose", "--check")),
 )
 FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
-DRILL = replace(pytest_tier("drill", 410, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
+DRILL = replace(pytest_tier("drill", 255, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
-    pytest_tier("unit", 1300, *on_every_core()),
-    pytest_tier("simulation", 330, *on_every_core()),
-    pytest_tier("integration", 900),
-    pytest_tier("chaos", 400),
+    pytest_tier("unit", 790, *on_every_core()),
+    pytest_tier("simulation", 310, *on_every_core()),
+    pytest_tier("integration", 850),
+    pytest_tier("chaos", 410),
     DRILL,
 )
-RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
+RANKS = (
+    "tests/integration/test_rank_pairs.py",
+    "tests/integration/test_rank_adapters.py",
+    "tests/integration/test_tensor_parallel.py",
+)
 # minutes on a quiet machine, and nodes come and go as load does
 RAY = ("tests/integration/test_ray_plan_act.py", "tests/integration/test_ray_cluster.py")
 # Tests marked long: mixed kinds of steps on virtual GPUs, large kernels, the default model's drafts.
-MARKED = ("tests/unit", "tests/integration/test_speculation_smollm2.py", "-m", "long", "--long")
+MODELS = ("tests/integration/test_speculation_smollm2.py", "tests/integration/test_kernels_ready.py")
+MARKED = ("tests/unit", *MODELS, "-m", "long", "--long")
+STORM = ("tests/chaos", "-m", "long", "--long")
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
-    Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
+    Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks", "--long")),
     Tier("ray", 330, (sys.executable, "-m", "pytest", "-q", *RAY, "--durations=5", "--long")),
     Tier("marked", 1100, (sys.executable, "-m", "pytest", "-q", *MARKED, "--durations=5", *on_every_core())),
+    Tier("storm", 60, (sys.executable, "-m", "pytest", "-q", *STORM)),
+    replace(DRILL, quiet_s=320, command=(*DRILL.command, "--long")),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("bodies", 900, (sys.executable, "-m", "tests.chaos.bodies", "--bodies", "1000000")),

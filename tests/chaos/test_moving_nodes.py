@@ -86,7 +86,7 @@ def was_turned_away(client: Client) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["none", "eagle"])
+@pytest.mark.parametrize("spec", [pytest.param("none", marks=pytest.mark.long), "eagle"])
 def test_streams_outlive_whatever_happens_to_nodes(tmp_path: Path, spec: str) -> None:
     clients: list[Client] = []
     rng = random.Random(spec)

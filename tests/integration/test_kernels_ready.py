@@ -41,7 +41,12 @@ CLUSTERS = {
 }
 
 
-@pytest.fixture(params=CLUSTERS, scope="module")
+LONG = ("int8 KV",)
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CLUSTERS], scope="module"
+)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
     model, *flags = CLUSTERS[request.param]
     with baton_up(tmp_path_factory.mktemp("up") / "up.log", "--model", model, *flags) as cluster:

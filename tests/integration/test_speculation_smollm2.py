@@ -40,7 +40,6 @@ SPECS = {
     "eagle tree": SpecConfig(spec="eagle", spec_topk=2, spec_steps=3, spec_width=6, spec_copies=0),
     "eagle tree and copies": SpecConfig(spec="eagle", spec_topk=2, spec_steps=3, spec_width=6),
 }
-PARTS = ("ngram", "eagle chain", "eagle tree")  # what the tree with copies is made of
 Streams = dict[tuple[int, float], list[int]]
 
 
@@ -79,9 +78,8 @@ def plain() -> Streams:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", ["eagle tree and copies", *(pytest.param(name, marks=pytest.mark.long) for name in PARTS)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", SPECS)
 def test_streams_are_those_without_speculation(name: str, plain: Streams, figures: Callable[[str], None]) -> None:
     streams, per_verify = streams_with(SPECS[name])
     assert len(streams) == len(TEMPERATURES) * len(prompts()) and len(prompts()) >= 60

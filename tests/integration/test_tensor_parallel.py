@@ -62,7 +62,6 @@ def test_streams_of_any_pair_are_the_oracles(cluster: Cluster, sizes: tuple[int,
 
 
 LOST = [
-    ("decode", "gloo", "--tp", signal.SIGKILL),
     ("decode", "zmq", "--tp", signal.SIGSTOP),
     ("decode", "auto", "--dp", signal.SIGKILL),
     ("prefill", "gloo", "--tp", signal.SIGKILL),

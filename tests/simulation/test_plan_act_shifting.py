@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.act.simulated import ActingCluster
@@ -21,6 +23,7 @@ def load_of(tmp_path: Path, phases: list[Phase]) -> LoadPlan:
     return made.plan("--trace", str(path), "--slo", "ttft<2s,tpot<50ms")
 
 
+@pytest.mark.long
 def test_under_a_shifting_load_it_beats_every_fixed_split(tmp_path: Path) -> None:
     """Four nodes; long prompts first, then long answers: each is too much for two of them."""
     plan = load_of(tmp_path, [Phase(120.0, 3.0, 120, 20), Phase(120.0, 7.5, 8, 200)])

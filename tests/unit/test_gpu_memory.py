@@ -54,7 +54,7 @@ def planned(use: GpuUse | None, context: int = 4096, asked: int = 0, **memory: A
     return plan_memory(parts, context, MIB, 1, "cuda" if use else "cpu", 1 << 30, use)
 
 
-@pytest.mark.parametrize("spec", ["none", "ngram", pytest.param("eagle", marks=pytest.mark.long)])
+@pytest.mark.parametrize("spec", ["none", *(pytest.param(spec, marks=pytest.mark.long) for spec in ("ngram", "eagle"))])
 def test_the_pool_takes_what_weights_and_the_largest_step_leave(
     gpu: VirtualGpu, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

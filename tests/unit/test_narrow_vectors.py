@@ -23,8 +23,8 @@ PROMISES = (
     "tests/unit/test_kernel_sums.py::test_a_sum_has_the_bits_of_its_definition[31]",
     "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa]",
     "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[gqa-int8]",
-    "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]",
 )
+TREES = "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]"
 
 
 def digest(numbers: torch.Tensor) -> str:
@@ -62,7 +62,7 @@ def test_products_have_the_same_bits(processor: str, tmp_path: Path) -> None:
     ("processor", "family", "dtype", "formats"),
     [
         ("haswell", "gemma3", "float32", Formats()),
-        ("haswell", "qwen3", "bfloat16", Formats(kv="int8")),
+        pytest.param("haswell", "qwen3", "bfloat16", Formats(kv="int8"), marks=pytest.mark.long),
         pytest.param("haswell", "qwen3", "float32", Formats(weights="fp8"), marks=pytest.mark.long),
         pytest.param("skylake-avx512", "qwen3", "bfloat16", Formats(), marks=pytest.mark.long),
     ],
@@ -80,7 +80,9 @@ def test_a_whole_model_has_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("promise", PROMISES, ids=["sums", "attention", "bytes", "trees"])
+@pytest.mark.parametrize(
+    "promise", [*PROMISES, pytest.param(TREES, marks=pytest.mark.long)], ids=["sums", "attention", "bytes", "trees"]
+)
 def test_what_wide_vectors_promise_holds_here(promise: str, tmp_path: Path) -> None:
     there = run_python("haswell", tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", promise)
     assert there.returncode == 0 and "1 passed" in there.stdout, there.stdout

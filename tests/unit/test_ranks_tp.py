@@ -173,7 +173,7 @@ def llama_jobs(rng: random.Random) -> list[Job]:
     return [replace(job, sampling=replace(job.sampling, stop_token_ids=(1,))) for job in draw_jobs(rng, 8, None, 40)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_llama_streams_are_those_of_one_rank(llama: Path, size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
     jobs = llama_jobs(random.Random(5))

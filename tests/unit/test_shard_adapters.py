@@ -126,7 +126,7 @@ def jobs_of(rng: random.Random, digests: tuple[str, ...]) -> list[Job]:
     return first + [replace(job, rid=10 + job.rid, adapter=choices[(n + 1) % 3]) for n, job in enumerate(jobs)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_llama_streams_are_those_of_one_rank(llama: Path, adapters: dict[str, str], size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
     whole = load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT, adapters=adapters))
