@@ -70,12 +70,12 @@ LINT = (
     Tier("prose", 4, (sys.executable, "-m", "tests.support.prose", "--check")),
 )
 FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
-DRILL = replace(pytest_tier("drill", 255, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
+DRILL = replace(pytest_tier("drill", 220, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
     pytest_tier("unit", 790, *on_every_core()),
     pytest_tier("simulation", 310, *on_every_core()),
-    pytest_tier("integration", 850),
-    pytest_tier("chaos", 410),
+    pytest_tier("integration", 615),
+    pytest_tier("chaos", 380),
     DRILL,
 )
 RANKS = (
@@ -83,19 +83,13 @@ RANKS = (
     "tests/integration/test_rank_adapters.py",
     "tests/integration/test_tensor_parallel.py",
 )
-# minutes on a quiet machine, and nodes come and go as load does
-RAY = ("tests/integration/test_ray_plan_act.py", "tests/integration/test_ray_cluster.py")
-# Tests marked long: mixed kinds of steps on virtual GPUs, large kernels, the default model's drafts.
-MODELS = ("tests/integration/test_speculation_smollm2.py", "tests/integration/test_kernels_ready.py")
-MARKED = ("tests/unit", *MODELS, "-m", "long", "--long")
-STORM = ("tests/chaos", "-m", "long", "--long")
+MARKED = ("-m", "long", "--long", "--durations=5")
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks", "--long")),
-    Tier("ray", 330, (sys.executable, "-m", "pytest", "-q", *RAY, "--durations=5", "--long")),
-    Tier("marked", 1100, (sys.executable, "-m", "pytest", "-q", *MARKED, "--durations=5", *on_every_core())),
-    Tier("storm", 60, (sys.executable, "-m", "pytest", "-q", *STORM)),
+    Tier("computed", 900, (sys.executable, "-m", "pytest", "-q", "tests/unit", *MARKED, *on_every_core())),
+    Tier("clusters", 1200, (sys.executable, "-m", "pytest", "-q", "tests/integration", "tests/chaos", *MARKED)),
     replace(DRILL, quiet_s=320, command=(*DRILL.command, "--long")),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from tests.support.cluster import Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S
@@ -105,6 +106,7 @@ def decode_pid(cluster: Cluster) -> int:
     return max(nodes, key=lambda node: sum(node.cpu_times()[:2])).pid
 
 
+@pytest.mark.long
 def test_calls_outlive_the_node_that_wrote_them(tmp_path: Path) -> None:
     with baton_up(tmp_path / "up.log", *FLAGS) as cluster:
         unbroken = asyncio.run(Calls(cluster.url).run())

@@ -14,8 +14,7 @@ from tests.drill.scene import Scene, without
         ("d0", 3),
         ("p0", 3),
         ("router0", 3),
-        ("d0", 30),
-        *(pytest.param(host, 30, marks=pytest.mark.long) for host in ("p0", "router0")),
+        *(pytest.param(host, 30, marks=pytest.mark.long) for host in ("d0", "p0", "router0")),
     ],
 )
 def test_a_host_is_unplugged(scene: Scene, host: str, seconds: int) -> None:

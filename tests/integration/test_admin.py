@@ -85,6 +85,7 @@ def test_roles_change_and_change_back_under_load(cluster: Cluster) -> None:
     assert status(cluster)["decode-1"] == ("decode", "ready")
 
 
+@pytest.mark.long
 def test_a_rolling_restart_under_load(cluster: Cluster) -> None:
     before = status(cluster)
     under_load(cluster, ("restart", "--all", "--move-after", "0.3"))

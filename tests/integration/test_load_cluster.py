@@ -14,6 +14,7 @@ from tests.support.patience import HANG_GUARD_S
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_a_killed_node_under_load_shows_only_in_the_drill(tmp_path, capsys, monkeypatch):
     for slack in ("TTFT_SLACK_S", "ITL_SLACK_S", "LAG_BOUND_S"):  # a busy machine may take its time between the two
         monkeypatch.setattr(truth, slack, 20.0)

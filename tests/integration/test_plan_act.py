@@ -41,6 +41,7 @@ def start_act(cluster: Cluster, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.long
 def test_full_decode_nodes_get_help_though_the_command_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     processes = [start_act(cluster, logs[0])]

@@ -86,7 +86,7 @@ def test_the_second_node_pulls_what_the_first_has_computed(cluster: Cluster) -> 
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["frozen", "killed"])
+@pytest.mark.parametrize("is_killed", [pytest.param(False, marks=pytest.mark.long), True], ids=["frozen", "killed"])
 def test_a_source_that_goes_during_a_pull_costs_no_stream(cluster: Cluster, is_killed: bool) -> None:
     warm(cluster)
     source = the_busy_one(cluster)

@@ -18,7 +18,8 @@ from tests.support.tiny_adapters import adapter
 from tests.support.tiny_llama import write_tiny_llama
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), pytest.param((1, 4), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 4)])
 def test_streams_are_those_of_one_rank(sizes: tuple[int, int], tmp_path: Path) -> None:
     if not supports(128, torch.float32):
         pytest.skip("the library's products may sum in another order when they have fewer columns")

@@ -123,6 +123,7 @@ def wanted(model: Model, jobs: Sequence[Job]) -> list[list[int]]:
     return [streams[f"r{job.rid}"] for job in jobs]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)  # with --all-ranks: nodes are started one after another
 def test_streams_of_any_pair_are_those_of_one_process(
     nodes: Nodes, model: tuple[str, Model], prefill_sizes: Sequence[int], rounds: Sequence[Sequence[tuple[str, int]]]

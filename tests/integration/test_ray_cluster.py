@@ -127,6 +127,7 @@ def ends(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=HANG_GUARD_S)[1]
 
 
+@pytest.mark.long
 def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines, make_baton: MakeBaton) -> None:
     """Ray starts its nodes elsewhere, every stream is whole, pools are whole, `down` leaves nobody. With keys."""
     more = f'[security]\nkeys = "{make_keys(tmp_path / "keys", sorted(NODES), ["router-0"])}"'

@@ -40,10 +40,10 @@ def resumed(cluster: Cluster) -> float:
 @pytest.mark.parametrize(
     ("fault", "cluster"),
     [
-        (signal.SIGKILL, ()),
+        pytest.param(signal.SIGKILL, (), marks=pytest.mark.long),
         (signal.SIGKILL, ("--spec", "eagle")),
         (signal.SIGSTOP, ("--transport", "zmq")),
-        (signal.SIGTERM, ("--drain-s", "0.2")),
+        pytest.param(signal.SIGTERM, ("--drain-s", "0.2"), marks=pytest.mark.long),
     ],
     indirect=["cluster"],
 )

@@ -41,10 +41,10 @@ def ranks_of(cluster: Cluster, node_id: str) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("cluster", "sizes"),
     [
-        (("--decode-tp", "4", "--transport", "zmq"), (1, 4)),
+        pytest.param(("--decode-tp", "4", "--transport", "zmq"), (1, 4), marks=pytest.mark.long),
         (("--tp", "4", "--decode-tp", "1", "--spec", "eagle", "--layer-parts", "2"), (4, 1)),
         (("--tp", "2", "--decode-tp", "4", "--spec", "ngram", "--transport", "gloo"), (2, 4)),
-        (("--dp", "3"), (1, 3)),
+        pytest.param(("--dp", "3"), (1, 3), marks=pytest.mark.long),
     ],
     indirect=["cluster"],
 )
