@@ -1,8 +1,8 @@
 """Receive pages through process groups, in staging buffers. Ask for announced pages in order, a few at a time.
 
-    Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the buffer like frames.
+    Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-A transfer that was asked for is never cancelled. If its request has ended, the transfer's pages are dropped.
+After its Take is sent, a transfer is never cancelled. If its request has ended, the transfer's pages are dropped.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Fetched:
 
 
 class GroupsIn:
-    """Owns this node's receiving groups. Also keeps the record of announced pages until these are staged."""
+    """Owns this node's receiving process groups, and keeps announced page sets until their fetches have ended."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
-        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: fetches not asked for yet
-        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: fetches asked for, in order
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: fetches whose Take is not sent yet
+        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: fetches whose Take is sent, in order
         self._out: list[Fetched] = []
         self._num_groups = 0
         self.table = GroupTable(ctx, RECEIVER)
@@ -62,7 +62,7 @@ class GroupsIn:
     def meet(self, peer: str, transport: str) -> None:
         """Open a process group with the peer, unless one exists."""
         if self.table.get(peer) is not None or self.table.is_full:
-            return  # without a group, fetch() will fail
+            return  # if the table is full, there is no group, and fetch() will fail
         self._num_groups += 1
         self._ctx.outbox.send(peer, Join(transport, self._num_groups))
         self._asked[self.table.open(peer, transport, self._num_groups)] = deque()
@@ -95,7 +95,7 @@ class GroupsIn:
             self._ctx.outbox.send(peer, take)
             entry.group.post(fetch.receiver.make_staging(ready))
             self._asked[entry].append(fetch)
-        if waiting is not None and not waiting:  # drop the empty queue: a restarted peer has a new name
+        if waiting is not None and not waiting:  # a restarted peer has a new name, so it won't reuse this empty queue
             del self._waiting[peer]
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:

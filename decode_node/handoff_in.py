@@ -27,9 +27,9 @@ class WaitingOffer:
 
 @dataclass(slots=True, eq=False)
 class HandoffIn:
-    """A granted hand-off: row and pages are reserved, and pulls may write them.
+    """A granted hand-off. Its row and pages are reserved, and pulls may write to the pages.
 
-    After a revoked grant, `row` stays reserved until the last pull ends.
+    If the grant is revoked, `row` stays reserved until the last pull ends.
     """
 
     request: Request
@@ -56,7 +56,7 @@ class HandoffIn:
 
     @property
     def needs_source(self) -> bool:
-        """Whether the source must still send pages or the record."""
+        """Return whether the source must still send pages or the record."""
         return self.record is None or not self.ranges.all_claimed or self.num_fetching > 0
 
     @property

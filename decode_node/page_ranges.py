@@ -1,6 +1,7 @@
 """Track which pages of a hand-off have arrived, by layer. Page numbers follow the order of the request's tokens.
 
-An entry stands for one layer of one page. The last layer's entry also covers the planes that follow the page's layers.
+Each entry of `_claimed` stands for one layer of one page. The last layer's entry also covers the planes that follow the
+layers in the page.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class PageRanges:
     """Expects pages [first, end) in any order, and each layer of a page once.
 
     | cached here, not sent | first ........ end |
-    `claimed`: a page's pull was launched;  `arrived`: the pull has ended.
+    `claimed`: the source has announced the page;  `arrived`: the page's pull has ended.
     """
 
     def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
@@ -27,8 +28,10 @@ class PageRanges:
         self._num_left = (self.end - self.first) * num_layers
 
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
-        """Claim a range of pages before its pull. Return False for a duplicate. Raise HandoffFailed for unrequested
-        pages."""
+        """Claim a range of pages before its pull. Return False if the whole range is claimed already.
+
+        Raise HandoffFailed if only a part of it is claimed already, or if this node did not ask for it.
+        """
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")
         layers = self._layers(part)

@@ -5,9 +5,9 @@ A grant reserves all the memory that its request needs.
 Offers and the scheduler's waiting requests share one order, the oldest first. The scheduler's waiting requests are
 retracted requests and local prompts.
 
-Each Offer gets a `Wait` at once and every quarter of a lease, because a source that gets no message for a lease fails
-the hand-off. A thousand Offers cost 4,000 small messages per lease. Each round handles only the Offers whose next
-`Wait` is due.
+For each Offer, the source gets a `Wait` at once and then every quarter of a lease. A source that gets no message for a
+whole lease fails the hand-off. A thousand Offers cost 4,000 small messages per lease. Each round handles only the
+Offers whose next `Wait` is due.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Prealloc:
         self._ctx.outbox.send(source, refuse(offer.key, refusal))
 
     def _has_room(self, source: str) -> bool:
-        """Whether one more Offer is within the limit on all Offers and within the source's share."""
+        """Return whether one more Offer is within the limit on all Offers and within the source's share."""
         most = self._ctx.facts.max_waiting
         of_source = sum(waiting.source == source for waiting in self._offers.values())
         return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
@@ -104,7 +104,8 @@ class Prealloc:
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant Offers in order while memory lasts, and send the `Wait`s that are due.
 
-        Skip Offers whose router has not sent Welcome, and sources with a full share.
+        Skip Offers whose router has not sent Welcome, Offers whose grammar is not compiled yet, and sources that hold
+        their full share.
         """
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
@@ -133,7 +134,10 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Whether the Offer's router vouches for it. Offers that came before the router's Welcome are checked now."""
+        """Return whether the router vouches for the Offer.
+
+        If the Offer came before its router's Welcome, check its ticket now. Refuse the Offer if the ticket is invalid.
+        """
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
@@ -146,7 +150,7 @@ class Prealloc:
         return True
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
-        """Whether the request's grammar, if any, is compiled. Refuse the Offer if compilation failed."""
+        """Return whether the request's grammar, if any, is compiled. Refuse the Offer if compilation failed."""
         req, constraint = waiting.request, waiting.request.constraint
         if not req.may_begin:
             return False

@@ -1,4 +1,4 @@
-"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter for other sources."""
+"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter to the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one so
 
 
 class Shares:
-    """The shares of all sources, for one round of grants. A source without hand-offs may have one hand-off of any
-    length."""
+    """The shares of all sources, for one round of grants. A source's only hand-off may be larger than the share."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv

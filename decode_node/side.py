@@ -1,4 +1,4 @@
-"""The decode side of a node: receives offers, pages and records; sends grants and answers.
+"""The decode side of a node. It receives offers, pages and records, and sends grants and answers.
 
     prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  -> prebuilt  ->  running, in the scheduler.
 
@@ -92,9 +92,10 @@ class DecodeSide:
             self._fail(handoff, error)
 
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
-        """End a request that the prefill node ended, perhaps before that node received Installed.
+        """End a request that its prefill node has ended.
 
-        An installed request goes on, because the router may already have seen it begin on this node.
+        Do nothing if the request is installed. The prefill node may have sent Abort before it received Installed, and
+        the router may already have seen the request begin on this node.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:
@@ -118,7 +119,7 @@ class DecodeSide:
         if handoff is None:
             return
         wire = to_wire(handoff.key)
-        if event.retracted:  # the prompt is computed here, without the source's pages
+        if event.retracted:  # this node will compute the prompt itself, so the source may free its pages
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
             self._ctx.outbox.send(handoff.source, failed(wire, handoff.lease, handoff.failure))

@@ -1,7 +1,7 @@
 """Transfer: granted requests whose pages are being pulled.
 
 A pull is a closure that runs on the transfer stream. It first waits for the newest launched step, because a page's
-previous owner may still write the page in that step.
+previous owner may still write to the page in that step.
 
     Ready  ->  claim the range  (->  fetch into staging)  ->  pull into the request's own pages  ->  arrived (an input
                                                                                                     of a later tick)
@@ -31,7 +31,7 @@ LEASE_BITS = 32
 
 
 class Transfers:
-    """Owns granted hand-offs, and the rows of revoked ones (`held`) while pulls still write into these rows."""
+    """Owns granted hand-offs. Also owns rows of revoked hand-offs (`held`) while pulls still write to their pages."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -117,8 +117,10 @@ class Transfers:
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Record finished pulls, and free the rows that waited for these pulls. Return hand-offs whose fetch or pull
-        failed."""
+        """Pull fetched pages, record finished pulls, and free the rows that waited for these pulls.
+
+        Return the hand-offs whose fetch or pull failed.
+        """
         failed: list[tuple[HandoffIn, BatonError]] = []
         for fetched in self.groups.poll():
             handoff = fetched.handoff
@@ -180,6 +182,6 @@ class Transfers:
         return [handoff for handoff in self.open.values() if handoff.source == source]
 
     def forget_dead(self) -> None:
-        """Release the memory of dead prefill nodes."""
+        """Close the open pools of dead prefill nodes."""
         for name, receiver in self._receivers.items():
             self._tidying.launch(name, receiver.forget_dead, "forget_dead")

@@ -1,6 +1,6 @@
 """Check whether a router vouches for an Offer, and for how long. A ticket allows one hand-off per sequence.
 
-our clock = router's clock + (our clock - router's clock, both at its Welcome) + largest drift since then
+time by our clock = time by the router's clock + lead of our clock when Welcome came + largest drift since then
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # how long a used ticket is kept after its end, because a later Welcome may shift that end
+KEPT_LONGER_S = 60.0  # how long to remember a used ticket after its end, because a later Welcome may move the end
 
 
 class Vouchers:
-    """Owned by Prealloc. `_spent` keeps the keys of at most MAX_SPENT used tickets, and drops the oldest keys first."""
+    """Owned by Prealloc. `_spent` remembers the requests of at most MAX_SPENT used tickets, and drops the oldest."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx

@@ -1,1 +1,1 @@
-"""The set-up, the command `baton`, clusters and tools. Clients' requests do not pass through here."""
+"""The command `baton`, which starts clusters and has tools. Clients' requests do not pass through this package."""

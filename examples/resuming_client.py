@@ -54,7 +54,7 @@ def stream(
                         token = first if slash else token
                         failures = 0
                         yield json.loads(event["data"])
-                    # An error event has no id. Errors of all other types are temporary.
+                    # An error event has no id. Only this type of error is permanent.
                     elif "invalid_request_error" in event["data"]:
                         raise RuntimeError(event["data"])
                     event = {}

@@ -1,7 +1,7 @@
 """Bootstrap: requests whose Offer was sent and has no Grant yet. Such requests may already be prefilled.
 
-Siblings (n > 1) are offered once the first sequence is installed. By then the decode node has cached the shared pages,
-so only later pages travel.
+With a prefix cache, siblings (n > 1) are offered once the first sequence, their leader, is installed. By then the
+decode node has cached the shared pages, so only later pages travel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Bootstrap:
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
             # If a first token was sampled while this request waited for its leader, leave it out: the decode node
-            # samples it again. The request's state tells this earlier than the scheduler's event.
+            # samples it again. The request's state shows the sampled token earlier than the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,

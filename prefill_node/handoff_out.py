@@ -17,7 +17,7 @@ class HandoffOut:
     """Page numbers follow the order of the request's tokens. Pages before `next_page` are cached at the peer or already
     described.
 
-    The first layers of pages before `layers_end` are described once they are computed.
+    For pages before `layers_end`, the first layers are described as soon as they are computed.
 
         | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
                                                ^ next_page                                 ^ layers_end

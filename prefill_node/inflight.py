@@ -1,7 +1,7 @@
 """Inflight: granted requests, whose pages are described on the transfer stream and announced.
 
-A step's first layers are sent while the step computes later layers. The other layers follow, then the record. Pages
-stay pinned until the peer answers or is gone.
+A step's first layers are sent while the step computes later layers. The other layers and the record follow. Pages stay
+pinned until the peer answers or is gone.
 
     step     | layers 0..4 | 5..9 | ... | 25..29, sampling |
     describe               | 0..4 | 5..9 | ...             | 25.. to the end of the page |
@@ -192,7 +192,7 @@ class Inflight:
         return failed + self._stalled(now)
 
     def _stalled(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Renew the leases of unfinished prompts. Return hand-offs whose record was not answered within a lease."""
+        """Renew the leases of unfinished prompts. Return hand-offs whose record got no answer within `lease_s`."""
         lease_s, failed = self._ctx.facts.lease_s, []
         for handoff in self.granted.values():
             if handoff.record_sent and not handoff.num_describing:
@@ -205,7 +205,7 @@ class Inflight:
 
 
 def renewal(handoff: HandoffOut) -> Ready:
-    """Return a Ready without pages, as a sign of life."""
+    """Return a Ready without pages. It renews the lease."""
     return Ready(
         key=to_wire(handoff.key),
         lease=handoff.lease,

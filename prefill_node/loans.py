@@ -104,7 +104,7 @@ class Loans:
             raise HandoffFailed(f"{differs} differs")
         transport = choose_transport(facts.host_id, tuple(self._senders), pull.host_id, pull.transports)
         if transport is None:
-            raise HandoffFailed("no transport that both nodes have")
+            raise HandoffFailed("the two nodes have no transport in common")
         num_open = sum(loan.peer == peer for loan in self.open.values())
         if len(self.open) >= MOST_LOANS or num_open >= MOST_OF_ONE_PEER:
             raise HandoffFailed("too many loans are open")
@@ -169,9 +169,9 @@ class Loans:
             return "the pages are not cached any more"
         lent = sum(loan.num_pages for loan in self.open.values())
         if lent + num_cached > MOST_LENT * core.kv.allocator.num_total:
-            return "as many pages are lent as may be"
+            return "this loan would exceed the limit of lent pages"
         if theirs and sum(theirs) + num_cached > MOST_LENT_TO_ONE * core.kv.allocator.num_total:
-            return "as many pages are lent to one node as may be"
+            return "this loan would exceed the limit of pages lent to one node"
         if core.kv.num_available < core.scheduler.capacity.wanted():
             return OWN_NEED
         return ""

@@ -31,7 +31,7 @@ LEASE_BITS = 32
 MOST_PULLS, MOST_OF_ONE_SOURCE = 32, 8
 MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
 LONGEST_S = 10.0
-SHUNNED_S = 5.0  # for this time, a source that was late is not asked again
+SHUNNED_S = 5.0  # how long this node does not ask a source that was late
 MAX_SHUNNED = 256
 TRANSPORTS = ("shm", "zmq")  # These transports need neither a process group nor a library's handle.
 NO_COST = ("ended", "lost")  # Outcomes of pulls that do not show how long a pull takes.
@@ -165,7 +165,7 @@ class Pulls:
         if pull.row:
             return  # this answer has come before
         if not pull.first < lent.num_pages <= pull.num_pages or lent.transport not in self._receivers:
-            raise HandoffFailed(f"{lent.num_pages} pages by {lent.transport!r}, which can't be")
+            raise HandoffFailed(f"an invalid loan: {lent.num_pages} pages by {lent.transport!r}")
         row = self._reserve(pull, lent.num_pages)
         if row is None:
             self._give_up(pull, "no_memory", "no memory for the pages", now)
@@ -195,7 +195,7 @@ class Pulls:
         if not pull.row or pages.start < pull.first or pages.stop > pull.num_pages:
             raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1}, which were not lent")
         if part_of(ready, self._ctx.core.pool) != WHOLE:
-            raise HandoffFailed("a part of a page where whole ones were lent")
+            raise HandoffFailed("a part of a page, although whole pages were lent")
         if ready.inline:
             self._ctx.outbox.send(pull.source, FramesTaken(pull.key, pull.lease))
         if pull.claimed.issuperset(pages):
@@ -234,7 +234,7 @@ class Pulls:
         self.held = [pull for pull in self.held if pull.num_pulling]
 
     def _complete(self, pull: PrefixPull, now: float) -> None:
-        """Put the pages into the prefix cache. This request finds them there like any other request."""
+        """Put the pages into the prefix cache. The pull's request then finds them there, as any other request does."""
         core, num_pages = self._ctx.core, pull.num_pages - pull.first
         core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
         core.scheduler.release_held(pull.row)

@@ -36,7 +36,9 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `transports`: the likely fastest first. `about`: a text for the end of each reason."""
+    """Owned by the node's loop. `about`: a text for the end of each reason.
+
+    `transports`: the one that is likely the fastest is first."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)

@@ -1,10 +1,10 @@
 """Limit the bytes of frames on their way to a peer, and the pinned blocks that hold frames.
 
     describe -> Ready and frames -> | our queue, TCP, the peer's inbox | -> taken by the peer's loop -> FramesTaken
-    describe -> frames, in a block of the sender's -> | queue of the peer's connection | -> gone, and the block is back.
+    describe -> frames, in a block of the sender -> | queue of the peer's connection | -> gone, and the block is back.
 
-The peer's inbox has only one limit: its watch ends a connection with too many unread bytes as a flood. Only pages of a
-GPU's pool travel in blocks (shared/transfer/host_bytes.py).
+The peer's inbox has only one limit: the peer's watch (shared/wire/watch.py) closes a connection with too many unread
+bytes. Only pages of a GPU's pool travel in blocks (shared/transfer/host_bytes.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from shared.transfer.interface import PageSender, PageSet
 
 SHARES = 4  # one peer may hold 1/SHARES of the blocks
-UNTAKEN_BYTES = 24 << 20  # limit of a peer's untaken frames; the peer's watch ends a connection with 80 MiB unread
+UNTAKEN_BYTES = 24 << 20  # limit of a peer's untaken frames; the peer's watch closes a connection with 80 MiB unread
 
 
 class Sent(Protocol):
@@ -63,7 +63,7 @@ class Unread:
             sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """Release the peer's share at once. If the page set is in a block, wait until the peer has read the block."""
+        """Release the peer's share. If the page set is in a block, release it only when the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:

@@ -1,8 +1,8 @@
 """Begin, end and repeat attempts for the dispatcher. An attempt is one run of a request on its nodes. Sans-IO.
 
-    start --Generate--> its nodes
-    a node is lost, drains, refuses or fails: withdraw (Abort to its nodes). Once a node is usable, begin the next
-    attempt, which continues after the emitted tokens. If no attempts or time are left: Failure
+    start --Generate--> the request's nodes
+    a node is lost, drains, refuses or fails: withdraw the attempt (Abort to the request's nodes). Once a node is
+    usable, begin the next attempt, which continues after the emitted tokens. If no attempts or time are left: Failure
 
 A request has one attempt at a time. Messages of earlier attempts have older keys.
 """
@@ -25,7 +25,7 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # at most this number of attempts of a request are not charged
+MAX_EXCUSED = 4  # limit of a request's failed attempts that are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
@@ -127,8 +127,8 @@ class Attempts:
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """Resume this node's requests elsewhere. Requests that were sent after the node's last message are not charged.
 
-        The node was probably gone when these requests were sent. For example, the links of a cut-off router end one by
-        one."""
+        The node was probably gone when these requests were sent. For example, if this router is cut off, its links to
+        nodes end one by one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)

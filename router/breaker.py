@@ -44,7 +44,7 @@ class Breaker:
     def failed(self, now: float) -> None:
         """Count a fault. Each fault after a wait doubles the next wait.
 
-        Faults during a wait change nothing, because most of these requests were sent before the breaker opened."""
+        Faults during a wait change nothing, because most of the failed requests were sent before the breaker opened."""
         self._faults += 1
         self._probing = False
         is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until

@@ -2,7 +2,7 @@
 
     open --room--> start --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
       |                     |lost, drained, refused or failed: the next attempt (attempts.py)
-      '--client gone, stop string, deadline: Abort to every node that runs a part
+      '--client gone, stop string, deadline: Abort to every node that runs a part of the request
 
 progress.py handles nodes' messages. gateway.py carries out the Effects.
 """
@@ -42,7 +42,7 @@ class DispatchLimits:
     resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
     max_queued: int = 512  # limit of requests that wait in the router
     pulls_prefixes: bool = True  # whether prefill nodes copy cached pages from each other
-    # seconds that a prompt token is assumed to take until this time is measured; None: no pulls before that
+    # assumed seconds per prompt token, until they are measured; None: no pulls before the first measurement
     assumed_token_s: float | None = None
 
 
@@ -173,8 +173,9 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. If the link was silent for its full
-        limit, no request is suspected, because the link or the machine has failed."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. If the node had already been silent
+        for the time after which a mute link ends, no request is suspected, because the link or the machine has
+        failed."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)

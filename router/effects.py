@@ -15,7 +15,8 @@ from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
 class Update(msgspec.Struct, frozen=True):
-    """New tokens of one sequence, and its end if known. An Update is a msgspec Struct because each token makes one."""
+    """New tokens of one sequence, and its end if known. Updates are msgspec Structs, which are cheap to make, because
+    each token needs one."""
 
     rid: str
     seq_index: int

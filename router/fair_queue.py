@@ -23,7 +23,7 @@ from router.journal import OpenRequest
 from router.tenants.tenant import Tenant
 from shared.core.errors import IntegrityError
 
-QUANTUM = 128  # in tokens; most requests cost more, so that tenants alternate
+QUANTUM = 128  # in tokens; most requests cost more, so tenants alternate
 MOST_DEBT = 1 << 16  # in tokens
 
 
@@ -49,7 +49,7 @@ class FairQueue:
         self._lines: dict[str, Line] = {}  # lines by tenant, in the order of their turns
         self._paid: dict[str, Line] = {}  # rid of a started request -> the line that paid
         self._num = 0
-        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, less unused tokens
+        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, minus unused tokens
 
     def __len__(self) -> int:
         return self._num

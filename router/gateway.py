@@ -45,15 +45,15 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
-# This router counts as frozen after this share of the shortest silence that ends a link. The rest covers messages in
-# flight.
+# This router counts as frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
+# of that time covers messages in flight.
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
 
 
 class Link(Protocol):
-    """The methods of RouterLink that the gateway uses, also in the simulated network."""
+    """The methods of RouterLink that the gateway uses. The simulated network of the tests has them, too."""
 
     @property
     def endpoint(self) -> str: ...
@@ -251,7 +251,7 @@ class Gateway:
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is None:  # the node's list lacked us for a while, so it doesn't know that we removed it
+        if node is None:  # the node's list of routers lacked us for a while, so it doesn't know that we removed it
             self._link.send(peer, Welcome(*self._identity, connection=0))
         else:
             self._metrics.update(report_of(node, beat))

@@ -31,7 +31,7 @@ from shared.observe.metrics import RequestMetrics
 MOST_AHEAD = 32  # limit of the pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
 PER_HEADER = 4  # bytes that the colon, the space and the line end add to each header
-FRAMING_FACTOR = 2  # limit of a chunked body's framing bytes without contents, in multiples of a head's limit
+FRAMING_FACTOR = 2  # limit of framing bytes between contents of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_AHEAD:
             self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
         self.scope["state"][HANG_UP] = self._hang_up
-        super().on_headers_complete()  # raises for a bad URL, so that the head does not end
+        super().on_headers_complete()  # raises for a bad URL; then the head has not ended
         self._is_in_head = False
         self._head_bytes = 0
         self._passed_body = self._has_contents = True

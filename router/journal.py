@@ -113,7 +113,7 @@ class OpenRequest:
     sequences: list[SequenceJournal]
     scores: list[TokenLogprob] = field(default_factory=list)  # scores of the prompt's tokens, except the first token
     lacks_scores: bool = False
-    adapter: str = ""  # the adapter's digest, in case another adapter takes its name
+    adapter: str = ""  # the adapter's digest, because another adapter may take the adapter's name
     cache_salt: int = 0
     pages: PromptPages | None = None
     affinity: str = ""  # the client's name for itself or its session
@@ -135,7 +135,7 @@ class OpenRequest:
     prompt_work: int = 0  # number of prompt tokens that `prefiller` had not cached
     begun_by_decode: set[int] = field(default_factory=set)  # sequences that the decode node has begun
     has_begun: bool = False  # whether `prefiller` has begun the request's prompt
-    ran_on: str = ""  # set while the request is parked: the peer that had begun its last attempt
+    ran_on: str = ""  # while the request is parked: the peer that had begun its last attempt, if any
     death: Death | None = None  # the death of the last node that died while it ran this request
     is_alone: bool = False  # whether this request is a suspect on a node without other requests of ours
 

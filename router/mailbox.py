@@ -1,6 +1,6 @@
 """Pass nodes' news to the task that answers one HTTP request.
 
-No token needs a task, timer or future: `put` appends to a list, and one future per wait wakes the reader.
+A token needs no task, timer or future of its own: `put` appends to a list, and one future per wait wakes the reader.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from router.effects import News
 
 
 class Mailbox:
-    """The news of one HTTP request, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
+    """The news of one HTTP request. Its prompt and max_tokens limit the amount. Owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 

@@ -1,10 +1,10 @@
 """Choose the nodes of an attempt: a hand-off pair, or one node alone.
 
-prefill and decode node there          P -> D, of the pairs that can reach each other
+both roles have nodes                  P -> D, of the pairs that can reach each other
 no prefill node, or all pairs broken   D alone
 hand-off costs more than it saves      D alone: by measured cost, or for prompts up to a given length
 no decode node                         P alone
-prompt log-probabilities wanted        P alone, or D if there is no P: they must precede the first token
+prompt log-probabilities wanted        P alone, or D if there is no P: the scores must precede the first token
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        The decode node runs alone if no prefill node fits it, or if the prompt is short and no prefill node reaches it.
-        If no prefill node reaches it and the prompt is longer, the next decode node is tried. If no decode node can be
-        reached, the first one runs alone."""
+        A prompt is short if the decode node lacks at most `_local_tokens` of it. The decode node runs the request alone
+        if no prefill node fits it, or if the prompt is short and either no prefill node reaches it or the measured cost
+        does not decide. If no prefill node reaches it and the prompt is longer, the next decode node is tried. If no
+        decode node can be reached, the first one runs the request alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -160,8 +161,8 @@ class Placer:
         ]
 
     def is_possible(self, now: float) -> bool:
-        """Whether a node is connected, or was connected less than NODES_AWAY_S ago. All nodes redial when a router's
-        key changes."""
+        """Whether a node is connected, or was connected less than NODES_AWAY_S ago. When a router's key changes, all
+        nodes redial, so for a moment none is connected."""
         if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S

@@ -1,7 +1,7 @@
 """Track one node's cached pages by its CacheEvents, and compute how much of a prompt they cover. Sans-IO.
 
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
-    heartbeat: 7 were sent                the last were lost; a CacheReplay asks for them
+    heartbeat: 7 were sent                the last messages were lost; a CacheReplay asks for them
 
 The registry updates the index, and policies read it. A wrong index costs at most a cache hit, because nodes match
 prompts themselves.
@@ -50,7 +50,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Whether messages up to number `seq` are missing. A node that has forgotten this router counts anew."""
+        """Whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
+        messages from 1 again."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq

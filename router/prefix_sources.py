@@ -1,10 +1,10 @@
 """Name another prefill node from which a prefill node may copy a prompt's cached pages. Sans-IO.
 
     pages cached at P  | 0 .. 3 |
-    at S               | 0 ................ 11 |        S has 8 more: they are copied if that takes less than computing
+    at S               | 0 ................ 11 |        S has 8 more: they are copied if that is faster than computing
     of the prompt      | 0 ............................ 17 |
 
-The prefill node does not choose the source. The node asks the source for the pages. Once the node has waited as long as
+The prefill node does not choose the source. It asks the named source for the pages. Once it has waited as long as
 computing the pages takes, it computes them itself.
 """
 

@@ -7,11 +7,11 @@ compared:
                           stream that waits meanwhile
     handed over           the same on the prefill node, and the time after the prompt until the KV is installed
 
-Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue: after a hand-off,
-that is after the first token and before the second. Chunked prefill bounds each pause of the streams. A step's fixed
-part counts once per prompt. The last heartbeat's streams are used; later requests don't count.
+Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue. After a hand-off,
+this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. A step's fixed
+part counts once per prompt. The streams are taken from the last heartbeat, so later requests don't count.
 
-    seconds of n prompt tokens = step_s + n * token_s     a line through the steps in a node's heartbeats
+    seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
 A flat rate would make nodes with short prompts look slow, because steps have a fixed part.
 """
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # after this number of further steps, a step has half its weight
 ENOUGH_STEPS = 8
-UNLIKE = 0.1  # if lengths vary by less than this, relative to their mean, no line is fitted
+UNLIKE = 0.1  # if lengths vary by less than this part of their mean, no line is fitted
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped, because speeds may have changed
 MOST_LOCAL_TOKENS = 2048  # longer prompts are always handed over, because the cost ignores later streams
@@ -62,7 +62,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the new steps. Then add the new steps, with the weight of at most HALF_LIFE_STEPS."""
+        """Age the sums by the new steps. Then add the new steps, which together weigh at most HALF_LIFE_STEPS steps."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens

@@ -99,8 +99,8 @@ class RegisteredNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. A report counts whole
-        prompts."""
+        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. A report counts
+        prompts with their cached tokens."""
         others = self.others.waiting_tokens
         cached = self.open_prompt_tokens - self.open_prompt_work
         own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
@@ -111,7 +111,7 @@ class RegisteredNode:
         """Return the factor by which policies multiply the node's work to compare nodes. A slow node's factor is more
         than 1.
 
-        After QUIET_S of idleness a slow node counts as any other. The node's next request shows whether the node has
+        After QUIET_S of idleness a slow node counts like any other. The node's next request shows whether the node has
         recovered."""
         weight = self.slowness.weight
         return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
@@ -283,12 +283,12 @@ class Registry:
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """Return the largest limit of all nodes, if any. With the smallest limit, a single node could exclude
-        requests."""
+        """Return the largest limit of all nodes, if any. If the smallest limit counted, a single node could make the
+        router refuse long requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
-        """Return the limit that every node meets, the default for requests without a length."""
+        """Return the limit that every node meets. It is the default for requests without a length."""
         return min(self._contexts(), default=None)
 
     def _contexts(self) -> list[int]:

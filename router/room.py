@@ -4,10 +4,10 @@ A node serves requests in order of arrival, so it gets just enough requests to s
 router, where priority, deadlines and tenants count. Between two reports, each start and end of this router's requests
 changes the room at once.
 
-    rows    [running running free free]                room: 2 free rows and `ahead`
-    rows    [running running running running] 3 wait   room: `ahead` less 3 requests
+    rows    [running running free free]                room: 2 free rows plus `ahead`
+    rows    [running running running running] 3 wait   room: `ahead` minus 3 requests
 
-Cached pages count as free, because they can be evicted.
+`ahead` is the number of requests that may wait at a node. Cached pages count as free, because they can be evicted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.wire.messages import NodeLoad
 
 AHEAD_SHARE = 4  # a node with 4 * n rows may have n waiting requests, so that no row idles
 MIN_AHEAD = 2
-PROMPT_TOKENS_AHEAD = 8192  # limit of the prompt tokens that wait at a node, which make a few chunks
+PROMPT_TOKENS_AHEAD = 8192  # limit of the prompt tokens that wait at a node: a few chunks
 
 
 def tokens_in(load: NodeLoad, page_size: int) -> int:
@@ -39,5 +39,6 @@ def sequences_in(load: NodeLoad, num_open: int) -> int:
 
 
 def prompt_tokens_in(load: NodeLoad, num_open: int) -> int:
-    """Return the limit of our open prompt tokens on the node, at least 1. Below it the node gets another prompt."""
+    """Return the limit of our open prompt tokens on the node, at least 1. Below this limit, the node gets another
+    prompt."""
     return max(1, num_open + PROMPT_TOKENS_AHEAD - load.waiting_tokens)

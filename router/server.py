@@ -1,6 +1,6 @@
 """Run the HTTP server and the gateway on one uvloop. Stop them in order.
 
-SIGTERM, SIGINT -> new requests get 503 -> open ones finish (bounded) -> the rest get an error -> sockets close
+SIGTERM, SIGINT -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
 a second signal -> the rest get an error at once
 """
 

@@ -7,14 +7,14 @@
 - eased: its work counts multiplied by its slowness
 - trickle: it gets one request at a time, to show that it has recovered
 
-A node is compared with its peers, the nodes of its kind. For more work, a node is allowed proportionally more time. For
-less work, it is allowed no less time, because the fixed part may be most of a step. So an eased node looks faster than
-it is: if all time grows with the work, only the square root of its slowness shows. BACK is below the square root of
-FACTOR, so that less work alone never makes a node whole again. In a trickle even a very slow node may look fast. Then
-the node becomes eased, with slowness FAR, and gets enough work to be judged.
+A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node is allowed proportionally
+more time. For less work, it is still allowed the peer's whole time, because the fixed part may be most of a step. So an
+eased node looks faster than it is: if all time grows with the work, only the square root of its slowness shows. BACK is
+below the square root of FACTOR, so that less work alone never makes a node whole again. In a trickle even a very slow
+node may look fast. Then the node becomes eased, with slowness FAR, and gets enough work to be judged.
 
-With fewer than NUM_NODES measured nodes of a kind, no node is slow. Slow nodes are never the majority, so at least one
-node that is not slow is always left.
+With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority, so at
+least one node that is not slow is always left.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from router.prompt_cost import COUNTERS, FRESH_S, MOST_STEP_S, is_plausible
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-STEP_SECONDS = "step_seconds"  # the name in nodes' metrics of the time from a step's launch to its result
+STEP_SECONDS = "step_seconds"  # the metric's name in nodes' reports: the time from a step's launch to its result
 FEWEST_STEPS = 4  # a report with fewer steps without prompts is ignored
-NUM_NODES = 3  # of two nodes it is not known which one is slow
+NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # one report is compared with at most this number of peers, because comparisons take time
 FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
@@ -79,7 +79,7 @@ class Slowness:
         self._totals: tuple[float, ...] | None = None
         self._steps: Steps | None = None
         self._measured_at = self._judged_at = -float("inf")
-        self._since: float | None = None  # the time when the slowness exceeded the factor of the next share
+        self._since: float | None = None  # the time since which the slowness exceeds the factor of the next share
 
     @property
     def weight(self) -> float:
@@ -101,10 +101,10 @@ class Slowness:
         return self._steps if now - self._measured_at <= FRESH_S else None
 
     def judge(self, peers: Iterable[Slowness], now: float) -> None:
-        """Compare the last report with those of the peers that can take requests, and settle the share."""
+        """Compare the last report with the reports of the peers that can take requests. Then settle the share."""
         own = self.steps(now)
         measured = (steps for peer in peers if (steps := peer.steps(now)) is not None)
-        others = list(islice(measured, MOST_PEERS)) if own is not None else []  # an idle node is compared with no peer
+        others = list(islice(measured, MOST_PEERS)) if own is not None else []  # an idle node is not compared
         self.is_quiet = now - self._measured_at > QUIET_S
         if own is None or len(others) + 1 < NUM_NODES:
             self.times, self._since = 1.0, None

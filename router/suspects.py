@@ -1,9 +1,9 @@
-"""Find requests that kill their nodes, before they kill all nodes. `Attempts` asks at each death. Sans-IO.
+"""Find requests that kill their nodes, before they kill all nodes. `Attempts` asks `judge` at each death. Sans-IO.
 
     node dies --> requests that ran there become suspects, requests that waited there don't
     a suspect --> runs alone: on a node with no other requests of ours, which gets no others meanwhile
          |-- emits CLEARED_AFTER more tokens: cleared
-         '-- its node dies too, and no other suspect ran there: it fails, and no other request is charged
+         '-- its node dies too, and no other suspect ran there: the suspect fails, no other request is charged
 
 Limits:
 - Any running request may be to blame. After a power cut, no request is to blame. So the first death ends no request.

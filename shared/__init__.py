@@ -1,1 +1,1 @@
-"""The engine: all that prefill and decode nodes share, in rooms that import downwards only."""
+"""The engine: all code that prefill and decode nodes share. Each package imports only from packages below it."""

@@ -33,14 +33,14 @@ POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
 
 EXAMPLES = """\
-baton admin: look at the nodes of a running cluster, and move them. No request fails: other nodes continue what a
-leaving node does not finish in time, token for token.
+baton admin: show the nodes of a running cluster, drain or restart them, or change their role. No request fails: if a
+leaving node does not finish a request in time, another node continues it with the same tokens.
 
   baton admin status                    at http://127.0.0.1:8000
-  baton admin status URL                another router, or several; or --url URL, ahead of the action or behind it
+  baton admin status URL                another router, or several; or --url URL, before or after the action
   baton admin drain decode-1            it takes nothing new, finishes, and stays down
   baton admin restart decode-1          the same, and it comes back: new settings, new code
-  baton admin restart --all             one after another, each when the one before is back
+  baton admin restart --all             restart all nodes, one at a time; the next starts when the last is back
   baton admin role decode-1 prefill     the same, and it comes back in the other role
   baton admin abort cmpl-123            end one answer, with an error for its client
 """
@@ -176,7 +176,7 @@ def take_url_from_node(args: argparse.Namespace) -> None:
 
 
 def read_admin_key(path: Path | None) -> str:
-    """Return the key in --admin-key-file, or else in the file that `baton up` made; "" without a file.
+    """Return the key in --admin-key-file, or else the key that `baton up` made; "" if there is neither.
 
     Raises ConfigError for a file that other users may read.
     """

@@ -17,8 +17,8 @@ LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """`vital`: the child is stopped before the others. If a vital child dies before the cluster is ready, the cluster
-    ends."""
+    """`vital`: the child is stopped before the other children. If a vital child dies before the cluster is ready, the
+    cluster ends."""
 
     name: str
     argv: tuple[str, ...]
@@ -99,8 +99,8 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Return whether a read would return at once. A read may also block, because a grandchild may hold the pipe
-        open."""
+        """Return whether the pipe has output or has ended. After the child's end a grandchild may
+        still hold the pipe open, and write nothing."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

@@ -73,7 +73,8 @@ def prepare(folder: Path, name: str) -> None:
     write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])
     print(f"{name} has two keys now, both allowed; it still uses the old one.")
     print(
-        f"When it is copied, and {folder / (name + NEXT)} to {name}'s machine: baton keys rotate {folder} {name} --use"
+        f"When the list is copied, and {folder / (name + NEXT)} to {name}'s machine: "
+        f"baton keys rotate {folder} {name} --use"
     )
 
 
@@ -81,7 +82,8 @@ def use(folder: Path, name: str) -> None:
     pair = read_pair(folder, name, NEXT)
     if pair.public not in [entry.public for entry in entries_of(folder, name)]:
         raise ConfigError(
-            f"{folder / ALLOWED} does not list {name}'s new key yet: copy the new list here first, or it is shut out"
+            f"{folder / ALLOWED} does not list {name}'s new key yet: copy the new list here first, "
+            f"or {name} is shut out"
         )
     (folder / (name + NEXT)).replace(folder / (name + SECRET))
     print(f"{name} uses its new key within a second if it runs here. If it runs elsewhere, repeat this there.")

@@ -6,25 +6,25 @@ import argparse
 from pathlib import Path
 
 DESCRIPTION = """\
-baton keys: who may take part in a cluster. Every router and node has a key of its own, and its name is bound to it;
-everything between them is encrypted (CURVE). Make all keys in one folder on a machine that you trust, then copy:
+baton keys: decide who may take part in a cluster. Every router and node has its own key, and its name is bound to that
+key. Their ZeroMQ connections are encrypted (CURVE). Make all keys in one folder on a machine that you trust, then copy:
 
   DIR/allowed        to every machine: public keys only, the same file everywhere
   DIR/NAME.secret    to the machine that runs NAME, and to no other
 
 into a folder of mode 700 there, files of mode 600 (`scp -p`, `rsync -a` keep them).
 
-  baton keys create DIR --router router --node prefill-0 decode-0      again with new names, to add some
+  baton keys create DIR --router router --node prefill-0 decode-0      run it again with new names to add keys
   baton router  --keys DIR --router-id router --node-endpoint tcp://10.0.0.1:7001
   baton prefill --keys DIR --node-id prefill-0 --bind-host 10.0.0.2 --router tcp://10.0.0.1:7001
   baton decode  --keys DIR --node-id decode-0  --bind-host 10.0.0.3 --router tcp://10.0.0.1:7001
   baton up      --keys DIR          one machine; the names are router, prefill-0, decode-0, ...
 
-A new key for NAME, in three steps; nothing is restarted, running routers and nodes follow their files within a second,
+A new key for NAME takes three steps. Nothing restarts: running routers and nodes notice changed files within a second,
 and streams go on:
 
   baton keys rotate DIR NAME               both keys are allowed; copy DIR/allowed to every machine
-  baton keys rotate DIR NAME --use         NAME uses its new key (there: the same command, or copy DIR/NAME.secret)
+  baton keys rotate DIR NAME --use         NAME uses its new key; on its machine: this command, or copy DIR/NAME.secret
   baton keys rotate DIR NAME --drop-old    only the new one is allowed; copy DIR/allowed to every machine
 
   baton keys remove DIR NAME               a machine is gone or was broken into; copy DIR/allowed to every machine

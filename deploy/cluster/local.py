@@ -75,7 +75,7 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError if keys are used and a router or node has none."""
+    """Raise ConfigError if keys are used and a router or node has no key."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # this import loads zmq, which other steps do not need
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)

@@ -1,4 +1,4 @@
-"""Decide when to restart a dead child. Pure."""
+"""Decide when to restart a dead child. The time and the exit status are inputs."""
 
 from __future__ import annotations
 

@@ -15,10 +15,11 @@ KEY_PREFIX = "baton-"  # this prefix makes a leaked key recognisable
 KEY_BYTES = 32
 HEAD = """\
 # Who may use the API. The router reads this file again when it changes. `baton keys tenant` adds keys.
-# Of each tenant: keys, requests_per_minute, tokens_per_minute (0: no limit), priority (higher ones go first),
-# adapters (that it may ask for; without this line all), sees_cluster (whether it may see nodes and metrics).
+# A tenant has: keys, requests_per_minute and tokens_per_minute (0: no limit), priority (higher goes first), adapters
+# (the ones that it may use; all if this line is missing), sees_cluster (whether it may see nodes and metrics).
 
-# Signs the ids with which broken streams go on, and what routers tell each other of tenants; the same at all routers.
+# This secret signs the ids with which broken streams resume, and the counts of tenants' use that routers send each
+# other. It must be the same at all routers.
 stream_secret = "{secret}"
 """
 

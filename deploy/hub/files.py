@@ -83,7 +83,7 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """Return the names of the weight files. If there is an index, these are the shards that it names, because some
+    """Return the names of the weight files. If there is an index, return only the shards in the index, because some
     repositories hold the weights twice."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)

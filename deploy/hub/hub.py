@@ -103,8 +103,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """Return the sizes from the listing that was saved with the download. If there is none, list the files that another
-    program downloaded."""
+    """Return the files' sizes from the listing that Baton's download saved. If another program downloaded the files,
+    there may be no listing: then return the sizes of the files in the folder."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

@@ -69,7 +69,7 @@ def refusal(error: Exception, name: HubName, hub: Hub) -> str:
 
     page = f"{hub.endpoint}/{name.repo}"
     sentences: list[tuple[type[Exception], Callable[[], str]]] = [
-        (errors.RevisionNotFoundError, lambda: f"the model has no revision {name.revision or 'of its own'!r}"),
+        (errors.RevisionNotFoundError, lambda: f"the model has no revision {name.revision or 'main'!r}"),
         (errors.RemoteEntryNotFoundError, lambda: f"one of its files no longer exists; {AGAIN}"),
         (errors.DisabledRepoError, lambda: f"its owner or the hub has disabled it ({page})"),
         (errors.GatedRepoError, lambda: gated(page, hub)),

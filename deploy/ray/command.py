@@ -11,8 +11,8 @@ from shared.config.processes import RayClusterConfig
 from shared.core import extras
 
 DESCRIPTION = """\
-baton ray: a cluster on the machines of a Ray cluster, or on a Ray of this machine only. Ray starts, watches and stops
-routers and nodes, each beside its own actor. No request passes through Ray.
+baton ray: a cluster on the machines of a Ray cluster, or on a fresh Ray that has only this machine. Ray starts, watches
+and stops routers and nodes, each with an actor of its own. No request passes through Ray.
 
   baton ray up cluster.toml       returns when everything is ready
   baton ray status                what runs where; exit status 0 when all of it runs
@@ -26,7 +26,8 @@ cluster.toml has the tables of `baton up` and three more, [ray], [share] and [sc
   prefill = 2
   decode = 2
   [share]
-  decode_cpus = 4                 # cores reserved, and threads; prefill_cpus, router_cpus, decode_gpus, prefill_gpus
+  decode_cpus = 4                 # cores and threads of each decode node; also: prefill_cpus, router_cpus,
+                                  # decode_gpus, prefill_gpus
   [scaling]
   max_decode = 6                  # grows while full, shrinks (after draining) while one node less is enough
   [security]

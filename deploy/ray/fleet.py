@@ -92,7 +92,7 @@ class Fleet:
     def gone(self, now: float) -> list[str]:
         """Return the leaving members that have ended, or whose actor restarted or was away for more than LOST_AFTER_S.
 
-        A node added later also leaves if Ray does not place it within PLACED_WITHIN_S.
+        A node that is not in `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S

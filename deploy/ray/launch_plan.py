@@ -91,7 +91,7 @@ def check(config: RayClusterConfig) -> None:
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
-    """Raise ConfigError for several machines without keys."""
+    """Raise ConfigError if the cluster has several machines but no keys."""
     different = sorted(set(addresses))
     if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(
@@ -128,10 +128,10 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """Plan one thread per reserved core, on cores that are not `taken` if enough are left.
+    """Plan one thread per reserved core, and choose the same number of cores that are not `taken`.
 
-    Ray reserves only a number of cores, and sets OMP_NUM_THREADS. This plan names the cores, and sets the number of
-    threads.
+    Ray reserves only a number of cores, and sets OMP_NUM_THREADS. This plan sets the number of threads and names the
+    cores. It names no cores if too few are left.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]

@@ -35,7 +35,7 @@ class Place:
 class ActorReport:
     """One actor's report. `life` has a new value after each restart of the actor.
 
-    `words`: the last lines that a failed daemon wrote. `routers` and `cores`: set when the running daemon started.
+    `words`: the last lines that an ended daemon wrote. `routers` and `cores`: set when the running daemon started.
     """
 
     name: str

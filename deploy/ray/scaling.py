@@ -3,10 +3,10 @@
 Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
   grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
-  shrink  pressure for one node less < SPARE of full, and latency within its objective, for down_after_s.
+  shrink  the pressure with one node less < SPARE of full, and latency within its objective, for down_after_s.
 
-A constant load can't meet the two conditions in turn, because after growth one node less would be full again. If
-latency made a role grow, its pressure at that time counts as full for REMEMBERED_S.
+A constant load can't meet the two conditions in turn: after growth, the role would be full again with one node less.
+If latency made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Decide when a number of nodes changes: a condition must last long enough, and must not follow a change too
-    soon."""
+    """Decide when a number of nodes changes: a condition must last long enough, and the last change must be long
+    enough ago."""
 
     settings: ScalingConfig
     _full_since: float | None = None

@@ -149,7 +149,7 @@ def check_resources(config: RayClusterConfig) -> None:
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:
-    """Raise ConfigError if a machine has no Baton, or another package with the same name.
+    """Raise ConfigError if a machine lacks Baton, or has another package of the same name.
 
     The check on a machine calls only the standard library.
     """

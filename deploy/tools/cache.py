@@ -17,10 +17,11 @@ MIB = 1 << 20
 DESCRIPTION = """\
 baton cache: packed weights. A node on a CPU packs weights for its kernels once, in a file that all nodes of this
 user on this machine map, so they share one copy in memory. A file is made again when the model, its format, the
-processor or Baton's code changes. --packed-bytes of the nodes bounds their total. These commands wait for no node.
+processor or Baton's code changes. The nodes' flag --packed-bytes bounds the total size of the files. These commands
+wait for no node.
 
   baton cache           list files, the most recently used first
-  baton cache clear     remove all; running nodes keep theirs mapped, and the next one to start packs again
+  baton cache clear     remove all files; running nodes keep theirs mapped, and the next node to start packs again
 """
 
 

@@ -42,7 +42,7 @@ def form_of(
     continued: str,
     request_id: str | None,
 ) -> AnswerForm:
-    """Return how to read the answer to a rendered prompt. `continued`: the message that the answer continues."""
+    """Return the form of the answer to a rendered prompt. `continued`: the message that the answer continues."""
     thought = thought_of(text.template.sources, prompt, continued)
     if row is None and thought is None:
         return AnswerForm()

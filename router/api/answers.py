@@ -50,7 +50,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """One token's log-probability, in vLLM's form. `rank` is known only for requested tokens."""
+    """One token's log-probability, in vLLM's form. `rank`: None if the token is not among the requested likeliest
+    tokens."""
 
     logprob: float
     rank: int | None

@@ -35,8 +35,8 @@ class ChatTask:
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
     """Return the plan of a chat request.
 
-    If the request gives no length, the smallest node's context limits the answer. If the prompt doesn't fit this
-    context, the largest node's context limits the answer."""
+    If the request gives no length, the smallest node's context limits the answer. If the prompt leaves no room in
+    that context, the largest node's context limits the answer."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.tool_format, task.choice)

@@ -22,7 +22,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Delta:
-    """What one batch adds to a choice. `offsets`: number of characters before each token, set only with logprobs."""
+    """One batch's addition to a choice. `offsets`: number of characters before each token, set only with logprobs."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)

@@ -119,7 +119,7 @@ class Endpoint:
             )
 
     async def _refuse(self, connection: Connection, error: BatonError) -> None:
-        """Answer with the error, unless headers were sent: the stream then already contains the error."""
+        """Answer with the error. Do nothing if headers were sent, because then the stream contains the error."""
         if connection.status is not None:
             return
         if (self._counts or isinstance(error, FOREIGN)) and not connection.was_admitted:

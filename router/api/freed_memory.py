@@ -1,7 +1,8 @@
 """Return freed memory to the system after a burst of work.
 
-Bodies, connections and answers take memory, and glibc keeps it for later. While a router uses more memory than at its
-least, the task repeats its return. A return that finds nothing free takes a few milliseconds.
+When bodies, connections and answers end, glibc keeps their memory for later. While a router uses more memory than its
+lowest use so far, the task returns freed memory again and again. A return that finds nothing free takes a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Tells when memory is worth returning: it has grown beyond its least, and has now stopped growing.
+    """Tells when a return of memory pays: the process uses more than its lowest use, and has stopped growing.
 
-    Memory that is in use during a return may be freed later, and nothing shows this. So returns are repeated."""
+    Memory that is in use during a return may be freed later, and nothing reports that. So returns are repeated."""
 
     def __init__(self) -> None:
         self._least = self._before = math.inf

@@ -195,9 +195,9 @@ class Generation:
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Send headers with the first news, so that an immediate failure gets the HTTP status of its error.
+        """Send headers with the first news or ping, so that an immediate failure gets the HTTP status of its error.
 
-        A resumed stream sends headers once it has caught up.
+        A resumed stream sends headers once it has caught up, or with its first ping.
         """
         steps = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:

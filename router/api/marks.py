@@ -5,10 +5,10 @@
         | | |  |                                 '-- this choice has ended
         | | |  '-- digest of the choice's token ids so far
         | | '-- tokens of the choice so far
-        | '-- events since that point: one token may show as several
+        | '-- events since the last new token: one token may make several events
         '-- events so far
 
-Token ids determine the text, so an event's id determines the shown text for any batching.
+Token ids determine the text, so an event's id determines the shown text, however the tokens were batched.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Marks:
         return False
 
     def finish(self) -> None:
-        """Raise ResumeMismatch if the reader saw more tokens."""
+        """Raise ResumeMismatch if the reader saw more tokens than the answer has."""
 
     def _mark(self, event: bytes) -> bytes:
         """Add an id to an event that does not move the reader's position."""

@@ -36,7 +36,7 @@ class StreamStart:
 def begin_stream(
     path: str, body: Any, plan: GenerationPlan, signer: Signer, last_event_id: str | None
 ) -> tuple[GenerationPlan, StreamStart | None]:
-    """Return the plan to run and its stream's start; None for too many choices.
+    """Return the plan to run and its stream's start. The start is None if there are too many choices.
 
     Raise UnknownStream for an id without our signature, ResumeMismatch for another request.
     """

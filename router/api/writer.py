@@ -24,7 +24,8 @@ ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A request's tokens so far; `cached` is known only at the end. `reasoning`: None if the model does not think."""
+    """A request's token counts so far. `cached` is known only at the end. `reasoning`: None if the model doesn't
+    think."""
 
     prompt: int
     answer: int
@@ -34,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """`token`: a random text, part of the answer's ids. `created`: seconds since 1970."""
+    """`token`: a random text that is part of the answer's ids. `created`: seconds since 1970."""
 
     token: str
     created: int
@@ -45,11 +46,11 @@ class AnswerFacts:
 
 
 class Writer(Protocol):
-    """One per request. Deltas' keys are choices: prompt * n + sequence."""
+    """The writer of one request's answer. Each delta's key is the index of its choice: prompt * n + sequence."""
 
     answer_id: str
     ping: bytes  # sent while no news arrives
-    num_events: int  # numbered events so far; set when a stream is resumed
+    num_events: int  # numbered events so far; for a stream that can be resumed, the caller sets it
 
     def opening(self) -> bytes:
         """Return the bytes before the first token, once the prompt's scores are known."""
@@ -77,5 +78,5 @@ def sse_event(data: bytes) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """Put the event's `type` on a line of its own as well: clients read the type there or in the data."""
+    """Put the event's `type` also on a line of its own. Some clients read it there, others in the data."""
     return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

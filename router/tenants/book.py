@@ -64,7 +64,7 @@ class KeysFollower:
             self.take(*await asyncio.to_thread(self.look))
 
     def look(self) -> tuple[KeysFile, str]:
-        """Return the file's contents; if unusable, the last contents and the reason."""
+        """Return the file's contents. If the file is unusable, return the last contents and the reason."""
         try:
             return read_keys(self._path), ""
         except ConfigError as error:

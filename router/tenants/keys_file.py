@@ -126,7 +126,8 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
 
 
 def read_keys(path: str) -> KeysFile:
-    """Read a keys file; "" needs no key. Raise ConfigError for a file that is invalid or that other users can read."""
+    """Read a keys file. For the path "", no request needs a key. Raise ConfigError for a file that is invalid or that
+    other users can read."""
     if not path:
         return NO_KEYS
     try:

@@ -1,7 +1,7 @@
 """Limit tenants' requests and tokens per minute, by GCRA. Sans-IO.
 
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
-    now              (earned_at - now) is taken and not yet earned back; at most a minute's worth
+    earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
 A request is charged its prompt and longest answer before it runs, and gets unused tokens back at its end. Routers tell
 each other what they charged (spending.py), so each router's meters include the charges of all routers.
@@ -18,7 +18,7 @@ from shared.core.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
 SLACK_S = 1e-6  # rounding error of summed seconds
-MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move a meter ahead by at most this
+MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move `earned_at` at most this far beyond now
 REQUESTS, TOKENS = "requests", "tokens"
 
 
@@ -47,7 +47,8 @@ class Meter:
             self.earned_at = max(self.earned_at, now) + self._seconds(cost)
 
     def take_for_others(self, cost: int, now: float) -> int:
-        """Take units that another router admitted. Return how many were taken, because the debt is limited."""
+        """Take units that another router admitted. Return how many were taken: fewer if the debt would exceed
+        MOST_DEBT_S."""
         if self.per_minute == NO_LIMIT:
             return 0
         room_s = MOST_DEBT_S - self.reset_s(now)
@@ -73,7 +74,7 @@ class Meter:
 
 @dataclass(slots=True)
 class Spent:
-    """The units that this router has charged one tenant since it began, less the units that it gave back."""
+    """The units that this router has charged one tenant since it began, minus the units that it gave back."""
 
     requests: int = 0
     tokens: int = 0
@@ -92,7 +93,7 @@ class Allowance:
         self.meters[TOKENS].per_minute = tenant.tokens_per_minute
 
     def charge(self, num_tokens: int, now: float) -> Charge:
-        """Raise RateLimited with its retry time, or AboveLimit."""
+        """Charge one request and its tokens. Raise RateLimited with its retry time, or AboveLimit."""
         costs = {REQUESTS: 1, TOKENS: num_tokens}
         for unit, meter in self.meters.items():
             if NO_LIMIT < meter.per_minute < costs[unit]:

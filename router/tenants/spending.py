@@ -2,9 +2,9 @@
 
     our counters --write, every PERIOD_S--> Spending --nodes--> other routers --read--> their meters and their queue
 
-A body has cumulative counts, so a lost, late or repeated body does no lasting harm. The receiver charges the increase
-since the sender's last body, and gives a decrease back. A tenant's counts from before the receiver began are a
-baseline, and are not charged. Routers of one keys file share the secret that signs bodies; nodes don't have it.
+A message's body has cumulative counts, so a lost, late or repeated body does no lasting harm. The receiver charges the
+increase since the sender's last body, and gives a decrease back. A tenant's counts from before the receiver began are a
+baseline, and are not charged. Routers with the same keys file share the secret that signs bodies. Nodes don't have it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shared.wire.messages import Spending
 from shared.wire.ranges import MAX_NAME, Count
 
 PERIOD_S = 0.5
-REPEAT_S = 5.0  # repeat an unchanged body after this time, because it may be lost
-MAX_ROWS = 512  # limit of rows in one body; with the longest names they take 52 KiB
+REPEAT_S = 5.0  # repeat an unchanged body after this time, because the last one may be lost
+MAX_ROWS = 512  # limit of rows in one body; this number of rows with the longest names takes 52 KiB
 MAX_ROUTERS = 64
 NUM_CARRIERS = 3
 MAC_BYTES = 32
@@ -69,7 +69,7 @@ class Account:
 
 @dataclass(slots=True)
 class Life:
-    """What this router knows about another router in the other router's newest epoch."""
+    """This router's state about another router, for the other router's newest epoch."""
 
     epoch: int
     number: int = -1
@@ -111,13 +111,13 @@ class Ledger:
         self._due, self._repeat_at = now, now
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
-        self._lives: dict[str, Life] = {}  # other routers' lives by id
-        self._oldest_epoch = 0  # an unknown router's epoch must be newer, so that no forgotten epoch is read again
+        self._lives: dict[str, Life] = {}  # by the other router's id
+        self._oldest_epoch = 0  # an unknown router's epoch must be newer, so that a forgotten epoch is not read again
 
-    # ---- ours
+    # ---- our counts
 
     def write(self, now: float) -> Spending | None:
-        """Return the next message if it is due, and counts changed or must be repeated."""
+        """Return the next message if it is due, and if counts have changed or must be repeated."""
         if self._seal is None or now < self._due:
             return None
         age_ms = self._age_ms(now)
@@ -130,7 +130,7 @@ class Ledger:
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))
 
     def _rows(self, age_ms: int) -> dict[str, Row]:
-        """Return the counts of all tenants of the file: a tenant without a limit may get one later."""
+        """Return the counts of all tenants of the keys file. A tenant without a limit may get one later."""
         named, started = self._by_name(), self._queue.started
         rows = {}
         for name, spent in self._limits.spent.items():
@@ -164,7 +164,7 @@ class Ledger:
     def _age_ms(self, now: float) -> int:
         return round(1000 * (now - self._began))
 
-    # ---- others'
+    # ---- other routers' counts
 
     def read(self, message: Spending, now: float) -> bool:
         """Charge tenants for what another router has charged them. Return False for a wrong signature."""
@@ -185,7 +185,7 @@ class Ledger:
         return True
 
     def _is_news(self, message: Spending) -> bool:
-        """Return False for our own counts, for counts of an ended life, and for counts that were already read."""
+        """Return False for our own counts, for counts of an older epoch, and for counts that were already read."""
         life = self._lives.get(message.router_id)
         if message.router_id == self._identity[0]:
             return False

@@ -23,4 +23,4 @@ class Tenant:
         return self.adapters is None or adapter in self.adapters
 
 
-EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant, if there is one shared key or none
+EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant if clients share one key or need none

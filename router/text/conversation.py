@@ -31,7 +31,9 @@ class Conversation:
 
 
 def normalized(conversation: Conversation) -> Conversation:
-    """Return a conversation as templates expect it: no nulls, one name for reasoning, mappings as tool arguments."""
+    """Return a conversation as templates expect it.
+
+    Nulls are dropped. Reasoning gets the names `thinking` and `reasoning_content`. Tool arguments become mappings."""
     if all(_is_plain(message) for message in conversation.messages):
         return conversation
     return replace(conversation, messages=[_normalized(message) for message in conversation.messages])

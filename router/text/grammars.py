@@ -17,8 +17,8 @@ from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from shared.grammar.compiler import check_grammar
 
 ANY_OBJECT = {"type": "object"}
-# White space between parts of JSON: a space, or a line break and an indent. A bound keeps models from writing it
-# forever.
+# White space between parts of JSON: a space, or a line break and an indent. The bound keeps models from writing
+# white space forever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
 MAX_REFS = 500  # limit of a schema's references, because llguidance follows them by recursion

@@ -14,9 +14,10 @@ NONCE_BYTES = 16
 class GuardedEncoder:
     """Encodes with a tokenizer's twin. The twin has the same vocabulary, but secret names for control tokens.
 
-    The template's control tokens are renamed, then one call encodes all text. So the twin splits, normalizes and merges
-    as the tokenizer does, but it merges the text of a client's control token with the text around it. A tokenizer that
-    finds its tokens only in some places has no twin, and encodes each piece alone.
+    The template's control tokens are renamed in the text, then one call encodes all text. So the twin splits,
+    normalizes and merges as the tokenizer does, but it merges the text of a client's control token with the text around
+    it. If the twin finds control tokens in other places than the tokenizer, it is not used, and each piece is encoded
+    alone.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:

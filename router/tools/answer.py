@@ -44,8 +44,8 @@ class AnswerReader:
         return self._sink.taken()
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the held-back part. A call that is cut off stays a call. But if it is cut off before its beginning is
-        complete, this text becomes content."""
+        """Return the held-back part. A call that is cut off stays a call. If even its beginning is incomplete, its
+        text becomes content."""
         self._source.has_ended = True
         next(self._reading, None)
         return self._sink.taken()

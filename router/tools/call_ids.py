@@ -1,4 +1,4 @@
-"""Make ids of tool calls, the same for one request on any node and after any retry."""
+"""Make ids of tool calls. A request's calls have the same ids on any node and after any retry."""
 
 from __future__ import annotations
 

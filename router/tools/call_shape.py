@@ -45,11 +45,11 @@ class Markers:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
     def written(self, marks: Sequence[str]) -> list[str]:
-        """Return those of the equivalent `marks` that models with this vocabulary write."""
+        """Return the marks that models with this vocabulary write: special tokens, or all marks if none is special."""
         return [mark for mark in marks if mark in self._ids] or list(marks)
 
     def written_if_any(self, marks: Sequence[str]) -> list[str]:
-        """Return marks that may be absent. Leave plain texts out if a marker of the format is a special token."""
+        """Return the optional marks that models may write. If the format has special tokens, leave plain texts out."""
         return [mark for mark in marks if mark in self._ids or not self._ids]
 
 

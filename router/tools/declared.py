@@ -1,7 +1,7 @@
 """Check a request's tools, for all endpoints.
 
 Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}; /v1/responses
-lacks the inner object.
+has the same members without the inner object.
 """
 
 from __future__ import annotations

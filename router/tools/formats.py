@@ -1,6 +1,6 @@
 """List the formats of tool calls. Each row defines a format's grammar and reader.
 
-answer   text  begins opens  call separator call  closes ends  (the next group, if each has one call)
+answer   text  begins opens  call separator call  closes ends  (more groups, if a group has one call)
 hermes         <tool_call>   {"name": ...}               </tool_call>
 mistral        [TOOL_CALLS] [  {...}  ,  {...}  ]
 """
@@ -127,8 +127,8 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolFormat | None:
-    """Return the named format, or without a name the templates' format, if any. Raise ConfigError for an unknown
-    name."""
+    """Return the named format. Without a name, return the templates' format, if any. Raise ConfigError for an
+    unknown name."""
     if name is not None:
         if name not in BY_NAME:
             raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")

@@ -33,7 +33,7 @@ def tool_grammar(
 
     - `special_ids`: markers that are special tokens, which llguidance matches only by id
     - `thought`: from `thought_of`
-    - `has_body`: whether an answer has calls or else follows the grammar that `with_body` adds
+    - `has_body`: whether an answer without calls must follow the grammar that `with_body` adds
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
         return None
@@ -55,7 +55,7 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
 
 
 def with_body(lark: str, body: str) -> str:
-    """Return the serialized grammar of Lark text that refers to `@body`. `body`: the grammar that gets this name."""
+    """Serialize `lark`, a grammar that refers to `@body`, together with `body`, the grammar that gets this name."""
     (inner,) = json.loads(body)["grammars"]
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
@@ -137,7 +137,7 @@ class _Grammar:
             self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
-        """Add free text up to a call's beginning. A complete lazy rule takes precedence over text."""
+        """Add free text up to a call's beginning. Once a lazy rule is complete, it takes precedence over text."""
         if self._has_body:
             self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
         else:

@@ -21,7 +21,7 @@ CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """Calls written as Python. Only keyword arguments are allowed in the grammar and read."""
+    """Calls written as Python. The grammar allows only keyword arguments, and the reader skips other arguments."""
 
     markers: tuple[str, ...] = ()
 

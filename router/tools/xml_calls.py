@@ -1,7 +1,7 @@
 """Calls with tags: `<function=f><parameter=a>value</parameter></function>`.
 
-The schema decides which JSON a value becomes. Texts stream. Other values are shown only when they are complete, because
-their kind is certain only then.
+The schema decides which JSON type a value gets. Strings stream. Other values are shown only when they are complete,
+because their type is certain only then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shared.core.errors import InvalidRequest
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 ANY_KEY = r"[^>\n\r]{1,64}"
-TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the text ends where the reader ends it, too
+TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the reader ends the text at the same place
 ONLY_TEXT = frozenset({"string"})
 
 

@@ -2,7 +2,7 @@
 
 Idle OpenMP threads spin by default. On two cores, spinning makes a forward pass fifty times slower while another
 process is busy. So every process gets cores of its own, one compute thread per core, and threads that sleep while they
-wait. This must happen before torch or numpy is loaded, so this module loads neither.
+wait. A process must apply its plan before it loads torch or numpy, so this module loads neither.
 """
 
 from __future__ import annotations

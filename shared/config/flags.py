@@ -132,7 +132,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 
 
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """Return the flags that reproduce this process configuration, except those with their default value."""
+    """Return the flags that reproduce this process configuration. Leave out fields with their default value."""
     argv: list[str] = []
     for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):

@@ -1,7 +1,7 @@
 """Make a process configuration from defaults, a TOML file and flags. The settings' dataclasses check the values.
 
-A file has one table per concern. All processes may use the same file: each process only checks the tables of the
-others.
+A file has one table per concern. All processes may use the same file: each process checks the tables of other
+processes, but does not use their values.
 
     [memory]
     kv_bytes = "512MiB"

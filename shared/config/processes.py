@@ -1,4 +1,4 @@
-"""Define the configuration of each kind of process, with one settings class per concern. `app.run(config)` takes it."""
+"""Define the configuration of each kind of process: one settings class per concern. `app.run` takes the whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Define the settings: one frozen dataclass per concern, which checks its values when it is made.
 
-The fields make flags (`--page-size`) and TOML keys (`[memory]` / `page_size = 16`), with limits and help.
+Each field makes a flag (`--page-size`) and a TOML key (`[memory]` / `page_size = 16`), with limits and help.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class SpecConfig:
             self._check_tree()
 
     def _check_tree(self) -> None:
-        """Check that the tree fills the window, and that its inner levels fit into the slots."""
+        """Check that the tree fills the window, and that the tree's inner levels fit into the window's slots."""
         topk, inner = self.spec_topk, self.spec_steps - 1
         most = topk + inner * topk**2
         given = f"--spec-topk {topk} --spec-steps {self.spec_steps} --spec-width {self.spec_width}"
@@ -291,7 +291,7 @@ class NodeConfig:
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
-    silence_s: float = option(5.0, "silent peers are lost after this time, mute hosts at a third", low=0.5, high=600.0)
+    silence_s: float = option(5.0, "a silent peer is lost after this time, a dead host at a third", low=0.5, high=600.0)
     lease_s: float = option(60.0, "a stalled hand-off ends after this time; equal on all nodes", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
@@ -351,7 +351,7 @@ class TimeoutsConfig:
 
     request_timeout_s: float = option(600.0, "longest time that one request may take", low=1.0, high=86400.0)
     node_silence_s: float = option(
-        5.0, "a silent node is lost after this time, a mute host after a third", low=0.5, high=600.0
+        5.0, "a silent node is lost after this time, a dead host after a third", low=0.5, high=600.0
     )
     slow_reader_s: float = option(30.0, "a client that reads nothing for this time is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "seconds in the header Retry-After of a 503 or 429", low=1, high=3600)

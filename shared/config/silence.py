@@ -2,12 +2,12 @@
 
 There are two kinds of silence:
 
-    loop   The peer's loop sends nothing, but its connection answers. The peer is lost after the whole setting, because
-           a step of a large prompt may hold a core, or the interpreter, for seconds.
-    link   The connection doesn't answer. The peer is lost after a third of the setting. libzmq's I/O thread answers in
-           microseconds, without the interpreter, so only a host that is lost, cut off or frozen is silent that long.
+    loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
+           because a step of a large prompt may hold a core, or the interpreter, for seconds.
+    link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
+           answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
 
-With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer; a peer
+With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer. A peer
 that freezes for only one second is kept.
 """
 
@@ -24,7 +24,7 @@ MOST_PING_MS = 250  # Upper limit of the time between two pings, because the oth
 class LinkSilence:
     """The dialling end pings every `ping_ms`, and drops the link `timeout_ms` after an unanswered ping.
 
-    The other end waits `longest_s` for a ping, but never less than a few of the longest ping intervals."""
+    The other end waits `longest_s` for a ping, but at least three times MOST_PING_MS (wire/link_options.py)."""
 
     ping_ms: int
     timeout_ms: int

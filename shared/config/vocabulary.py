@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 def read_vocabulary(model: str) -> Vocabulary:
-    """Return the vocabulary of --model. Raise ConfigError without a supported tokenizer."""
+    """Return the vocabulary of --model. Raise ConfigError if the model has no supported tokenizer."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
         from shared.config.pieces import make_pieces  # imported here because pieces.py imports this module

@@ -5,7 +5,8 @@
 The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Nodes find
 cached pages by identity; routers find the nodes that cache these pages. Routers lack numpy, so this file can't use it.
 
-Each token of a request has a key of 64 bits, little-endian. With lookahead the key also covers the next token:
+Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
+covers the next token:
 
     lookahead   62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the next token
     without     62 .. 32: the slot         31 .. 0: the token

@@ -42,8 +42,8 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells how old the request
-    is."""
+    """One sequence and its progress, owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`,
+    which tells how old the request is."""
 
     key: RequestKey
     prompt_ids: TokenIds
@@ -55,7 +55,7 @@ class Request:
     deadline: float = float("inf")
     adapter: str = ""  # The LoRA adapter's digest; "": no adapter. Only requests with the same adapter share KV.
     cache_salt: int = 0  # 64 bits; 0 means no salt. Only requests with the same salt share KV.
-    constraint: Constraint | None = None  # The constraint that sampling.grammar sets.
+    constraint: Constraint | None = None  # Enforces sampling.grammar.
     scored: int = 0  # The number of prompt tokens whose log-probabilities were reported.
 
     state: RequestState = RequestState.WAITING
@@ -78,13 +78,13 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """Return the first prompt position whose log-probability is not reported yet; token 0 never has one."""
+        """Return the first prompt position whose log-probability is still to report, if any. Position 0 has none."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """Return the prompt's and output's tokens, which a (repeated) prefill computes."""
+        """Return the tokens of prompt and output. A (repeated) prefill computes their KV."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property

@@ -9,7 +9,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 128  # This limit counts token sequences: one bad word has several.
+MAX_BAD_WORDS = 128  # This limit counts token sequences. One bad word has several sequences.
 MAX_BAD_WORD_TOKENS = 32  # The largest number of token ids in one of these sequences.
 MAX_GRAMMAR_CHARS = 1 << 18
 
@@ -22,8 +22,8 @@ class SamplingParams:
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
     - bad_words: runs of token ids. A run's last id isn't drawn after the run's other ids, unless no other id is
       allowed.
-    - num_logprobs: -1 means no log-probabilities, 0 the sampled token's, k also those of the k likeliest tokens.
-      Log-probabilities are computed before penalties, bias, temperature and filters.
+    - num_logprobs: with -1, no log-probabilities are returned. With 0, the sampled token gets one. With k, the
+      k likeliest tokens get one, too. Log-probabilities are computed before penalties, bias, temperature and filters.
     """
 
     max_tokens: int

@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Time streams whose work is finished when the closure ends: inline and cpu."""
+    """Time inline and cpu streams, whose work is finished when the closure ends."""
 
     def mark(self) -> Mark:
         return time.perf_counter()

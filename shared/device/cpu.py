@@ -31,7 +31,8 @@ def do_nothing() -> None:
 class CpuStream:
     """Own the worker thread from __init__ to stop().
 
-    The worker calls `on_thread_start` first: torch's thread counts, affinity and inference_mode belong to a thread.
+    The worker calls `on_thread_start` first, because each thread has its own torch thread counts, affinity and
+    inference_mode.
     """
 
     def __init__(

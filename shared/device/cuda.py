@@ -74,7 +74,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # before the watcher may complete the event on its thread
+        self._go_on_behind(event)  # before the watcher thread may complete the event
         self._pending.put((event, mark))
         return True
 
@@ -185,7 +185,7 @@ class CudaStream:
         if mark is not None:
             try:
                 self.cuda_stream.wait_event(mark)
-            except Exception:  # unordered work is skipped
+            except Exception:  # later work would not be ordered, so it is skipped
                 logger.exception("device fault at a wait for event %s", event.name)
                 self._epochs.fail(self.epoch)
             return True

@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadedCudaStream(CpuStream):
-    """Drive `done` and the closures' events (EventDriver). The events complete after all earlier device work."""
+    """Drive each ticket's `done` and the closures' events (EventDriver).
+
+    The events complete after all earlier device work."""
 
     def __init__(
         self,
@@ -51,7 +53,8 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        # so that only the worker completes this event, and no thread launches another stream's held work meanwhile
+        # A CudaStream that waits for an event with this driver blocks. Without a driver, it would hold its launches,
+        # and this worker would launch them.
         ticket.done.bind(self)
         return ticket
 

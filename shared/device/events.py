@@ -1,7 +1,7 @@
 """Define events, which order work across streams, and tickets, which hold results and errors.
 
-An event is armed first; only then is the work launched that will fire it. So no wait can miss the event. An event only
-orders work: a wait returns even if the event fired with an error. Code that needs the data checks `Ticket.error`.
+An event is armed before the work that fires it is launched. So no wait can miss the event. An event only orders work:
+a wait returns even if the event fired with an error. Code that needs the data checks `Ticket.error`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class EventDriver(Protocol):
 class Event:
     """An event, armed from the start. `Stream.launch(fires=...)` says which work will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete; on a device, this happens
-    later than fire().
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete. On a device, this work is
+    completed later than fire() is called.
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")

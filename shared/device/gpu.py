@@ -20,7 +20,7 @@ class GpuEvent(Protocol):
     """A mark in a stream of the device. An unrecorded event counts as reached."""
 
     def record(self, stream: GpuStream | None = None) -> None:
-        """Mark the position that `stream` has reached; the default is the calling thread's current stream."""
+        """Put the mark behind all work enqueued on `stream`, by default the calling thread's current stream."""
         ...
 
     def synchronize(self) -> None:
@@ -161,7 +161,7 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before that."""
+        """When the tensor is freed, keep its memory until `stream` has done all work that is enqueued by then."""
         ...
 
     def new_graph_memory(self) -> object:

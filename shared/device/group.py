@@ -41,7 +41,7 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the store where the ranks meet. The store's file may already exist. Its folder belongs to the node."""
+    """Return the store with which the ranks find each other. Its file may already exist. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
@@ -55,7 +55,7 @@ class RankGroup:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=patience_s)
         with self._together("joining"):
-            # The stubs lack its methods and this constructor.
+            # The stubs lack this constructor and the methods of Gloo.
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
@@ -63,7 +63,7 @@ class RankGroup:
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
-        """Return every rank's x, all of one shape and dtype, as a new (size, *shape) in rank order."""
+        """Return every rank's x, all of one shape and dtype, as a new (size, *shape) tensor in rank order."""
         out = torch.empty((self.size, *x.shape), dtype=x.dtype)
         if x.numel():
             with self._together("gathering"):
@@ -71,7 +71,7 @@ class RankGroup:
         return out
 
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
-        """Return every rank's x (M, n) as a new (M, size * n), with rank 0's columns first."""
+        """Return every rank's x (M, n) as a new (M, size * n) tensor, with rank 0's columns first."""
         return self.stack(x).transpose(0, 1).reshape(len(x), -1)
 
     def send(self, x: torch.Tensor, to: int) -> None:
@@ -93,7 +93,7 @@ class RankGroup:
     def _together(self, doing: str) -> Generator[None, None, None]:
         try:
             yield
-        except RuntimeError as error:  # what torch raises for closed connections and timeouts
+        except RuntimeError as error:  # torch raises it for closed connections and timeouts
             raise RankLost(f"rank {self.rank} of {self.size}, {doing}: {str(error).splitlines()[0]}") from error
 
 

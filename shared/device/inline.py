@@ -40,7 +40,7 @@ class InlineStream:
         return work.ticket
 
     def wait(self, event: Event) -> None:
-        # The next launch checks the waits, because a wait does not block the host on a device, either.
+        # The next launch checks the waits. As on a device, the wait itself does not block the host.
         self._waits.append(event)
 
     def reset(self) -> None:

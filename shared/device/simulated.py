@@ -1,4 +1,4 @@
-"""Simulate streams. One thread runs them in an order that the events allow; a seed chooses the order, and replays it.
+"""Simulate streams. One thread runs them in an order that the events allow. A seed chooses the order and can replay it.
 
 A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
 rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of
@@ -28,7 +28,7 @@ FRUITLESS_POLLS = 8  # the world always runs after this number of polls, because
 
 
 class DeadlockError(RuntimeError):
-    """Raised if the host waits and no stream can run. The message says for each stream why it can't."""
+    """Raised if the host waits and no stream can run. The message says for each stream why it can't run."""
 
 
 class SimulatedStream:

@@ -112,7 +112,9 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run the work, or skip it in a failed epoch. Settle it. Raises only BaseExceptions like KeyboardInterrupt."""
+    """Run the work, or skip it if its epoch failed. Settle the work.
+
+    Raises only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return

@@ -1,1 +1,1 @@
-"""Run one step on the device: frozen plan, relay between steps, worker and lease."""
+"""Run steps on the device. A worker runs a frozen plan, a lease holds the step's data, and a relay links steps."""

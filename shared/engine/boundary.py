@@ -41,7 +41,7 @@ class HostCopy(Protocol):
     """A step's results, while the device copies them to the host."""
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Return tensors that the host owns. Call this after the copy's event and before the lease ends."""
+        """Return tensors that the host owns. Call this after the copy's event has fired and before the lease ends."""
         ...
 
 
@@ -188,7 +188,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Holds the free slots of one kind, for uploads or for downloads."""
+    """Holds the free slots of one kind: pinned memory, with or without device memory."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make

@@ -46,8 +46,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, including those of the step
-    itself."""
+    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, including the step's own
+    positions."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
@@ -60,14 +60,14 @@ class Buckets:
         return cls(BATCHES[: last + 1], widths, most_tokens)
 
     def shapes(self) -> list[Shape]:
-        """Return all shapes, largest first, so that later graphs fit into the memory of the first."""
+        """Return all shapes, largest first, so that later graphs fit into the memory of the first graph."""
         every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
         """Return the shape of the graph that can run the step, or the reason why no graph can (EAGER_REASONS).
 
-        `knobs`: the plan's parameters.
+        `knobs`: the plan's sampling parameters.
         """
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
@@ -127,7 +127,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends, by row. A length of -1 means that the relay has the length."""
+    """Return the arrays that each step sends, one entry per row. A length of -1 means that the relay has the length."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

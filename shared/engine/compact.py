@@ -18,9 +18,9 @@ from shared.model.interface import ModelOutput
 
 
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:
-    """Move every window's nodes into `order` (D, width) int64, in all KV planes.
+    """Reorder every window's nodes by `order` (D, width) int64, in all KV planes.
 
-    Also move the inputs, features and hidden states that draft-extend reads.
+    Also reorder the inputs, features and hidden states that draft-extend reads.
     """
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)

@@ -1,6 +1,6 @@
 """Define the interface of draft algorithms. Plain decoding (width 1) takes the same path without a drafter.
 
-propose -> target forward -> verify (one for all) -> publish -> extend -> stash
+propose -> target forward -> verify (the same for all drafters) -> publish -> extend -> stash
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Drafter(Protocol):
 
     Draft KV lies in the target's pages, so hand-offs and the prefix cache include it.
 
-    - state_name: peers with equal names share draft state; a name covers the draft weights. "none": no draft state
-      crosses the hand-off.
+    - state_name: peers with equal names share draft state, so the name identifies the draft weights, too. "none": no
+      draft state crosses the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
     - reads_history: whether `propose` reads the FutureMap's history. If it does, every row keeps a history.

@@ -30,7 +30,7 @@ class Staged(SlotHolder, Protocol):
     """A step's lease."""
 
     def take_staging(self) -> torch.Tensor:
-        """Return the prompt tokens, once."""
+        """Return the prompt tokens. Only the first call succeeds."""
         ...
 
 
@@ -45,7 +45,7 @@ class ForwardBatch:
     """One step on the device. `arrays` are only read.
 
     - committed: (B,) int64, exact lengths before the step. The relay has the lengths that the plan lacks.
-    - tag_ok: (B,) bool, True for chunk rows.
+    - tag_ok: (B,) bool, whether the expected step wrote the row's relay; True for chunk rows.
     - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 

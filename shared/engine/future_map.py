@@ -3,8 +3,8 @@
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
-Every write happens on the forward stream, even one by a PREBUILT admission. So when a row gets a new owner, no fence is
-needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers; indices never wrap.
+Every write happens on the forward stream, even a write by a PREBUILT admission. So when a row gets a new owner, no
+fence is needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers; indices never wrap.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A graph always uses the memory that it was captured with. So a step's arrays go 
 for each shape. All steps can share the block, because the next step's upload runs after this step's graphs. Results are
 copied out of the graph's memory after the second graph, and to the host while the next step runs.
 
-A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share; other steps run
-eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
+A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share. Steps that no graph
+fits run eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
-MOST_BYTES = 8  # size of the largest entry that a row array has, in bytes
+MOST_BYTES = 8  # the largest size of one entry of a row array, in bytes
 
 
 class StepRunner(Protocol):
@@ -84,10 +84,10 @@ class Captured:
 
 
 class GraphRunner:
-    """Runs a step by the captured graphs of its shape; without graphs, the worker runs it. Closures run on the forward
-    stream.
+    """Runs a step with the captured graphs of its shape. If there are none, the worker runs the step. Closures run on
+    the forward stream.
 
-    graphed: how many steps graphs ran; eager: how many steps the worker ran, by reason (EAGER_REASONS).
+    graphed: number of steps that graphs ran. eager: number of steps that the worker ran, by reason (EAGER_REASONS).
     """
 
     def __init__(self, worker: Worker, gpu: Gpu, buckets: Buckets, *, publishes: bool, page_size: int) -> None:
@@ -160,7 +160,7 @@ class GraphRunner:
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails
+        except RuntimeError as error:  # raised also if memory runs out; if the device is lost, the next step fails
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -194,10 +194,12 @@ class GraphRunner:
         return Frame(plan, host, arrays, BothKnobs(blind, Knobs(**_on_device(knobs.named(), device))), places)
 
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
-        """Return the places of the row arrays, then of the page numbers (pages, batch), at one offset for all shapes.
+        """Return the places of the row arrays and, last, of the page numbers (pages, batch).
+
+        The page numbers have the same offset for all shapes.
 
         Only the page numbers in use are sent. Behind them, the block still has page numbers of earlier steps. Kernels
-        read these old pages, too, without using what they read, so every number must be that of an existing page.
+        read these old pages, too, without using what they read, so every number must belong to an existing page.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))

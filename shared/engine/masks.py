@@ -23,7 +23,7 @@ from shared.sample.interface import TokenMasks
 
 @dataclass(frozen=True, slots=True)
 class HostDrafts:
-    """Drafts of D decode rows on the host, (D, width - 1) each, as in Drafts."""
+    """Drafts of D decode rows on the host. Both arrays are (D, width - 1), as in Drafts."""
 
     ids: npt.NDArray[np.int64]
     parents: npt.NDArray[np.int64]

@@ -40,7 +40,7 @@ class ScoreShare:
     """Names n prompt tokens to score. Each is scored with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # index in the chunk, of the token before the first target
+    offset: int  # index in the chunk of the token before the first target
     first: int  # prompt position of the first target
     targets: Int64s  # (n,)
     num_top: int  # number of likeliest tokens to return with each target
@@ -71,7 +71,7 @@ class StepPlan:
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
     seq_lens_cpu: Int64s  # (B,) committed tokens before the step
-    lengths_relayed: bool  # whether decode rows hold lower bounds; the FutureMap has the exact lengths
+    lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds; then the FutureMap has exact ones
     q_lens: Int32s  # (B,)
     num_prefill: int
     page_table: Int32s  # (B, P) copy of the rows' pages

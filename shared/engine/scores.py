@@ -3,7 +3,7 @@
     outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
     to sample             | S | W W W      all that the rest of the step sees
 
-So scores need no logits beyond those of the chunk.
+So scores need only the logits of the step's own chunks.
 """
 
 from __future__ import annotations

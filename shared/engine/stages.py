@@ -6,8 +6,8 @@ once:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages, the relay stays with the first stage. Sampling is launched a step late, so that this stage does not
-wait:
+With two stages, the relay stays with the first stage. Sampling is launched a step late, so that the first stage does
+not wait for the second stage:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |
@@ -57,7 +57,7 @@ class Stages(Protocol):
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return those of `rows` that run in the next step, in the same order. All are indices into the batch.
+        """Return the entries of `rows` that run in the next step, in the same order. Entries are batch indices.
 
         `expect_step`: the step that wrote each batch row's relay.
         """
@@ -136,7 +136,7 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the longest-waiting rows: 1 / n of all rows, because n stages hold n batches.
+        """Return the longest-waiting rows: at most 1 / n of all rows, because n stages hold n batches.
 
         A row can't run again until its token is sampled.
         """

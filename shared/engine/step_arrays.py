@@ -42,7 +42,7 @@ class StepArrays(Generic[A]):
     output_of: A  # (B, width) row b's j-th sampled output; clamped where the row has fewer outputs
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
-    history_tokens: A  # tokens to write to the history before the forward
+    history_tokens: A  # indices into T of the tokens to write to the history before the forward
     history_rows: A  # batch rows whose accepted drafts enter the history
     seeded: A  # int32, all history seeds in one array
     scored: A  # ids of scored prompt tokens in one array
@@ -126,7 +126,7 @@ def _output_of(plan: StepPlan) -> Int64s:
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:
-    """Return `history_tokens`. Of a decode row it has only the first token, because the others are not known yet."""
+    """Return `history_tokens`. It has only the first token of a decode row, because the others are not known yet."""
     is_wanted = plan.history_rows[token_rows]
     num_chunk = int(plan.q_lens[: plan.num_prefill].sum())
     is_wanted[num_chunk:] &= np.arange(len(is_wanted) - num_chunk) % plan.width == 0

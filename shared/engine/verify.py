@@ -5,7 +5,7 @@
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
 In a tree, the accepted drafts are the longest path from the bonus token where each draft equals the target's draw after
-the parent. Every emitted token is the target's draw with the request's noise, so speculation changes no output.
+its parent. Every emitted token is the target's draw with the request's noise, so speculation changes no output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Drafts:
 
     - ids: (D, width - 1) int64
     - parents: (D, width - 1) int64, each node's parent, which has a lower number than the node; None for a chain
-    - lineage: (D, width, width) bool, [i, j]: whether node j is node i or its ancestor
+    - lineage: (D, width, width) bool; lineage[d, i, j]: whether node j is node i or its ancestor
     """
 
     ids: torch.Tensor

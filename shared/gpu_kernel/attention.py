@@ -37,7 +37,7 @@ class TritonAttention:
         is_fixed: bool = False,
     ) -> None:
         """`local_tables`: the tables of layers with a window, if these layers have their own tables. `is_fixed`:
-        whether a row's kernel must not depend on the step's other rows."""
+        whether the choice of a row's kernel must not depend on the step's other rows."""
         self._shape, self._is_fixed = shape, is_fixed
         self._tables, self._local_tables = tables, local_tables or tables
 
@@ -68,8 +68,8 @@ class TritonAttention:
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs with contiguous tensors. They may not be contiguous: equal positions can be an expanded view of
-    one number."""
+    """Return the inputs with contiguous tensors. The given tensors need not be contiguous: equal positions can be an
+    expanded view of one number."""
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),

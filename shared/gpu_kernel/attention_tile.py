@@ -18,7 +18,7 @@ LOG2_E = 1.4426950408889634  # softmax weights are computed as powers of two
 
 @triton.jit
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
-    """Return the keys that each line reads, (M, N) bool; places.py explains slot, base and num_read.
+    """Return which keys each line reads, (M, N) bool. places.py explains slot, base and num_read.
 
     With `window`, a line reads only the last `window` keys. The n-th key that a line reads has position n, even if
     slots of tree siblings lie between the keys."""
@@ -27,7 +27,7 @@ def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLID
         read = read & (keys[None, :] > slot[:, None] - window)
     if TREES:
         place = keys[None, :] - base[:, None]
-        # distance of this key from the line's own key, in keys
+        # the line's visible bits from this key on; this key's bit is the lowest
         above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)
         read = read & ((place < 0) | ((above & 1) == 1))
         if SLIDING:
@@ -43,7 +43,7 @@ def attend_keys(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
     SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Let lines q (M, D) read keys first .. stop of the row with page table `table`.
+    """Let lines q (M, D) read keys [first, stop) of the row with page table `table`.
 
     Return the largest scores and the sums of weights (M,), and the weighted values (M, D), all float32. Slots from
     `stop` on are never loaded, because they may hold NaN, which a weight of 0 does not remove."""

@@ -1,4 +1,4 @@
-"""Score ids for drafts, so that they rank as the sampler would draw them: logit + temperature * noise."""
+"""Score ids for drafts as logit + temperature * noise. So the ids rank as the sampler would draw them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def score_candidates(
     temperature: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
-    """Return scores (E, vocab) float32 of logits (E, vocab) float32, rows of any stride.
+    """Return scores (E, vocab) float32 of logits (E, vocab) float32, whose rows may have any stride.
 
-    positions, rows (E,) int64; way, seeds (B,) int64 and temperature (B,) float32 of shared/sample/knobs.py.
+    positions, rows: (E,) int64. way, seeds: (B,) int64. temperature: (B,) float32. shared/sample/knobs.py explains the
+    last three.
     """
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)

@@ -49,8 +49,8 @@ def copy_pages(
 ) -> torch.Tensor:
     """Copy a slice (`part`) of each page's bytes to the same place in its target page, on the current stream.
 
-    Return the digests of the copied bytes, (n,) int64. source, target: (num_pages, page_bytes) uint8, contiguous,
-    whose page sizes may differ; pages, target_pages: (n,) int64 on their device.
+    Return the digests of the copied bytes, (n,) int64. source, target: (num_pages, page_bytes) uint8, contiguous.
+    Their page sizes may differ. pages, target_pages: (n,) int64 on the device of both pools.
     """
     return _launch(source, pages, target, target_pages, part)
 

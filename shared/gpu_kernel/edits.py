@@ -1,7 +1,7 @@
 """Apply penalties, bias and masks to the logits of E outputs, in two kernels.
 
-    mark    history, drafts, stop ids, allowed ids, bad words --> a word of facts for each (output, id)
-    edit    logits, words, bias, grammar's bits               --> other logits
+    mark    history, drafts, stop ids, allowed ids, bad words --> marks: flags and a count per (output, id)
+    edit    logits, marks, bias, grammar's bits               --> edited logits
 
 `mark` reads only the lists that a row has, and `edit` reads the whole vocabulary. Programs add integers and set bits,
 so their order changes no result.
@@ -21,11 +21,11 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, 
 from shared.kernel import sample_rules
 
 EXACT = True  # see noise.py
-IN_PROMPT = tl.constexpr(1 << 30)  # the first of the bits in a word of facts: the id is in the prompt
+IN_PROMPT = tl.constexpr(1 << 30)  # the first of the flags in a mark (int32): the id is in the prompt
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the other bits count how often the answer uses the id
+COUNT = tl.constexpr((1 << 27) - 1)  # the other bits count the id's uses in the answer
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # number of programs that share the lists of one output
@@ -35,8 +35,8 @@ DRAFTS = tl.constexpr(64)  # largest number of drafts in a window
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What to edit in the logits of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields,
-    which are int64 unless noted."""
+    """The edits of the logits of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields. They
+    are int64 unless noted."""
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)
@@ -139,7 +139,9 @@ def edit_kernel(
     logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
     mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e: logits[e, :] and marks[e, :] give edited[e, :]."""
+    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e.
+
+    It reads logits[e, :] and marks[e, :], and writes edited[e, :]."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size
@@ -175,10 +177,11 @@ def edit_logits(
     past: Past | None,
     masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return edited logits (E, vocab) float32, equal to those of `sampler_torch` bit for bit.
+    """Return edited logits (E, vocab) float32, equal to the logits of `sampler_torch` bit for bit.
 
-    logits (E, vocab) float32, rows of any stride; positions (E,) int64. `past` may be None if no row is penalised or
-    has bad words of several tokens. `masks`: rows (E,) int64 index bits (M, words) int32; -1 means no mask.
+    logits: (E, vocab) float32, rows of any stride. positions: (E,) int64. `past` may be None if no row is penalised or
+    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. Each of `rows` is an index into
+    `bits`; -1 means no mask.
     """
     num, vocab_size = logits.shape
     marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)

@@ -1,7 +1,7 @@
 """Compute log-probabilities of the drawn ids and of the likeliest ids, from the raw logits of E outputs.
 
     measure    a split's weight, and its best few ids, one after another         E x splits
-    tell       the sum, the logarithms and the best few of all splits            E
+    tell       the sum of weights, the logprobs and the best ids of all splits   E
 
 An output that asks for no logprobs costs only the launch.
 """
@@ -80,10 +80,10 @@ def tell_kernel(
 def tell_logprobs(
     logits: torch.Tensor, heads: torch.Tensor, num_best: torch.Tensor, width: int, ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (E,) float32 logprobs of `ids`, the likeliest ids (E, width) int64, and their logprobs (E, width) float32.
+    """Return the logprobs of `ids` (E,), the likeliest ids (E, width), and the likeliest ids' logprobs (E, width).
 
-    logits (E, vocab) float32, rows of any stride; heads from sample.find_heads; num_best (E,) int64: how many ids to
-    return, at most `width`, or -1 for no logprobs; ids (E,) int64.
+    Logprobs are float32, ids int64. logits: (E, vocab) float32, rows of any stride. heads: from sample.find_heads.
+    num_best: (E,) int64, the number of ids to return, at most `width`; -1 for no logprobs. ids: (E,) int64.
     """
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device

@@ -38,7 +38,7 @@ def mix32(value):
 
 @triton.jit
 def row_keys(seed, position):
-    """Return two uint32 keys for a seed's bits and the drawn token's position, both int64."""
+    """Return two uint32 keys. Both arguments are int64: the seed's bits, and the drawn token's position."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = mix32(position.to(tl.uint32) * GOLDEN + 1)
     first = mix32(mix32(key ^ low) + high)
@@ -47,7 +47,7 @@ def row_keys(seed, position):
 
 @triton.jit
 def noise_bits(first, second, token_ids):
-    """Return int32 noise below 2^23 for two keys and ids."""
+    """Return each id's noise, int32 below 2^23, for two keys."""
     value = (token_ids.to(tl.uint32) * GOLDEN) ^ first
     value = (value ^ (value >> 16)) * MULTIPLIER_A
     value = ((value ^ (value >> 15)) + second) * MULTIPLIER_B

@@ -33,11 +33,12 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s) takes a part: row first_row + b, KV head i % kv_heads, tile i // kv_heads, split s of its keys.
+    """Program (b, i, s) handles one split of the keys of one tile of queries.
 
-    q, out (T, heads, D). With IS_SPLIT, results for tokens from first_token on go to `sums` and `parts`. sums (2,
-    splits, tokens, heads) float32: the largest scores and the sums of weights. parts (splits, tokens, heads, D)
-    float32: the weighted values."""
+    The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads, and the split s. q, out (T, heads, D).
+    With IS_SPLIT the results go to `sums` and `parts`, which begin with the token first_token. sums (2, splits, tokens,
+    heads) float32: the largest scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted
+    values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)
@@ -91,9 +92,10 @@ def merge_kernel(
     sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
     HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i) merges query i // blocks of row first_row + b, block i % blocks of its heads.
+    """Program (b, i) merges the splits of one query, for one block of heads.
 
-    Splits are summed in order, so empty splits change no bit of the result."""
+    The row is first_row + b, the query i // blocks, and the block i % blocks. Splits are summed in order, so empty
+    splits change no bit of the result."""
     row = first_row + tl.program_id(0)
     token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
     if token >= tl.load(cu_q_lens + row + 1):
@@ -147,8 +149,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
-        # Only variants without splits would spill: without this option, ptxas limits them to 128 or 168 registers, to
-        # fit one more block.
+        # Without this option, ptxas would limit variants without splits to 128 or 168 registers, to fit one more block.
+        # They would then spill. Variants with splits don't.
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:
@@ -161,8 +163,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
 
 
 def tile_lines(group: int) -> int:
-    """Return the lines of a tile. The number depends only on the model, because a tile of another size sums in another
-    order."""
+    """Return the number of lines of a tile. It depends only on the model, because a tile of another size sums in
+    another order."""
     return min(64, max(16, int(triton.next_power_of_2(8 * group))))
 
 

@@ -10,9 +10,10 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), each page contiguous, with any stride.
+    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), with contiguous pages.
 
-    scales: the same shape without D. `window`: 0 if a token reads all tokens before it."""
+    The stride between pages may be any. scales: the same shape without D. `window`: 0 if a token reads all tokens
+    before it."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
@@ -38,12 +39,12 @@ class Rows:
 
 
 def padded_dim(head_dim: int) -> int:
-    """Return how many columns a tile has: head_dim, rounded up."""
+    """Return how many columns a tile has: head_dim, rounded up to a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def num_stages(head_dim: int) -> int:
-    """Return the number of pipeline stages, with which both kernels loop over keys.
+    """Return the number of pipeline stages of both kernels' loop over keys.
 
     With 2, some variants of narrow heads get 128 registers a thread and spill (groups of 7 on sm_100, sliding chunks on
     sm_86, 89 and 100). With 3, heads of 256 spill on sm_80, 86 and 89."""
@@ -51,7 +52,7 @@ def num_stages(head_dim: int) -> int:
 
 
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
-    """Return how many keys a tile has, which must fit the registers and shared memory of small chips. `dtype`: the
+    """Return how many keys a tile has. They must fit the registers and shared memory of small chips. `dtype`: the
     queries' dtype."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256
     return 32 if is_wide or layer.scales is not None or layer.window else 64

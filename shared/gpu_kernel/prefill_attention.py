@@ -1,4 +1,4 @@
-"""Compute attention of prompt chunks: each block of queries of a ragged batch reads all its keys."""
+"""Compute attention of prompt chunks: in a ragged batch, each block of a row's queries reads the row's keys."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attend_chunks_kernel(
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
     """Fill `out` for the rows' tokens from q, both (T, heads, D). q is rotated; keys and values are already written.
 
-    These are the first rows of the step; they have no trees."""
+    The rows are the step's first rows. They have no trees."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

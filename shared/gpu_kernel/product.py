@@ -2,9 +2,9 @@
 
 The library chooses its tiles, and so its order of sums, by the number of rows. For weights in the model's dtype the
 library is faster, so these tiles are used for such weights only with `--deterministic`. The library can't multiply
-16-bit rows by a weight in bytes. These tiles can, and they don't convert the weight first: with few rows, reading the
-weight takes most of the time. The product with the weight of gate and up can be gated in the same kernel. Then only the
-gated results are written, which are half as many numbers.
+16-bit rows by a weight in bytes. These tiles can, and they don't convert the weight first. This saves time with few
+rows, because reading the weight then takes most of the time. The product with the weight of gate and up can be gated in
+the same kernel. Then only the gated results are written, which are half as many numbers.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def product(
     scale: torch.Tensor | None = None,
     is_gelu: bool | None = None,
 ) -> torch.Tensor:
-    """Return x (M, in) times weight (out, in) plus bias (out,): (M, out), `out_dtype` or x's dtype. All contiguous.
+    """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
-    The weight has the dtype of x, or is bytes (shared/kernel/quantized.py) with a scale (out,). Sums are float32.
-    `is_gelu`: None if the result is not gated. Otherwise the result is gated, (M, out / 2), with the same bits as
-    `gate` of the product."""
+    All tensors are contiguous. The weight has the dtype of x, or is bytes (shared/kernel/quantized.py) with a scale
+    (out,). Sums are float32. `is_gelu`: None if the result is not gated. Otherwise the result is gated, (M, out / 2),
+    with the same bits as `gate` of the product."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs

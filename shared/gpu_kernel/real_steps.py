@@ -50,8 +50,8 @@ class RealStep:
 
 
 def real_steps() -> Iterator[RealStep]:
-    """Yield the steps of every model in bfloat16, and those of one model in all other variants. Each step comes in two
-    forms: with and without split keys."""
+    """Yield the steps of every model in bfloat16, and the steps of one model in all other variants. Each step comes in
+    two forms: with and without split keys."""
     steps = [RealStep(model) for model in REAL_MODELS]
     usual = RealStep(next(model for model in REAL_MODELS if model.head_dim == 128))
     for dtype in REAL_DTYPES:

@@ -1,10 +1,10 @@
 """Draw one id for each of E outputs without sorting: the largest logit, a plain draw, or top-k, top-p and min-p.
 
     largest    the head of the ranking                                              E x splits
-    search     top-k: how many ids lie above which logit, four bits per pass        8 x (E x splits)
-    weigh      the weight of the ids left                                           E x splits
-    search     top-p: the same, by weight                                           8 x (E x splits)
-    draw       the largest scaled logit + noise of the ids left                     E x splits
+    search     top-k's threshold: count ids by four bits of their keys per pass     8 x (E x splits)
+    weigh      the weight of the ids that top-k leaves                              E x splits
+    search     top-p's threshold: the same, with weights instead of counts          8 x (E x splits)
+    draw       the largest scaled logit + noise of the remaining ids                E x splits
     choose     the largest of all the splits                                        E
 
 Every output takes part in every launch, and values on the device decide its work there, so a CUDA graph can hold
@@ -79,7 +79,7 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 def _narrow(prefix, left, sums):
     """Find the next digit: the one at which the sum, from the greatest digit down, reaches `left`.
 
-    Return the prefix with this digit appended, `left` less the sums of greater digits, and the digit."""
+    Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
     total = tl.sum(sums, 0)
     above = tl.sum(total, 0) - tl.cumsum(total, 0)
@@ -90,7 +90,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the final threshold, the rest of `left` for keys equal to it, and its last digit's sums (SPLITS,)."""
+    """Return the threshold, the part of `left` that keys equal to it must fill, and these keys' sums (SPLITS,)."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -165,7 +165,7 @@ def search_kernel(
     """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
 
     Only keys that begin with the bits found so far count. Results go to sums[step, e, s, :] int64; state[step, e, :]
-    int64 holds the bits found so far and the rest to reach."""
+    int64 holds the bits found so far and the sum still to reach."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size
@@ -203,7 +203,7 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, how many ids whose key equals it stay, and how many such ids lie in earlier splits."""
+    """Return the threshold, how many ids with an equal key stay, and how many such ids earlier splits contain."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:
@@ -268,7 +268,7 @@ def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
 
 
 def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
-    """Return (E, splits) int64 ranks for logits (E, vocab) float32. A row's largest rank is that of its first id."""
+    """Return (E, splits) int64 ranks for logits (E, vocab) float32. A row's largest rank belongs to its first id."""
     num, vocab_size = logits.shape
     splits = splits_of(num) if splits is None else splits
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)
@@ -279,10 +279,10 @@ def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
 def draw_ids(
     logits: torch.Tensor, heads: torch.Tensor, positions: torch.Tensor, draws: Draws, is_warm: bool, filters: bool
 ) -> torch.Tensor:
-    """Return (E,) int64 ids, equal to those of `sampler_torch`.
+    """Return (E,) int64 ids, the same ids that `sampler_torch` draws.
 
-    logits (E, vocab) float32, edited, rows of any stride; heads from `find_heads`; positions (E,) int64 of the input
-    tokens. `is_warm`: whether any row is not greedy. `filters`: whether any row has top-k or top-p.
+    logits: (E, vocab) float32, edited, rows of any stride. heads: from `find_heads`. positions: (E,) int64, of the
+    input tokens. `is_warm`: whether any row is not greedy. `filters`: whether any row has top-k or top-p.
     """
     num, vocab_size = logits.shape
     splits = heads.shape[1]
@@ -301,7 +301,7 @@ def draw_ids(
 
 
 def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, ...]:
-    """Return the states and sums of both searches, for `draw`."""
+    """Return the states and sums of both searches, for `draw_kernel`."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     sizes = (logits.stride(0), vocab_size, num)

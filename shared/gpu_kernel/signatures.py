@@ -1,7 +1,8 @@
 """Describe everything that a kernel's machine code depends on: argument types and values that Triton compiles in.
 
-Each kernel module has a `real_signatures`, which calls the module's typed functions with tensors on the "meta" device,
-in the sizes of `REAL_MODELS`. The launcher records the calls. The recorded signatures are compiled ahead of time.
+Each kernel module has a function `real_signatures`, which calls the module's typed functions with tensors on the "meta"
+device, in the sizes of `REAL_MODELS`. The launcher records the calls. The recorded signatures are compiled ahead of
+time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Signature:
 
     kernel: str  # "module:function"
     types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
-    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in, on request or by Triton
+    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in: tl.constexpr, None or 1
     aligned: tuple[str, ...]  # names of parameters that are multiples of 16
     num_warps: int
     num_stages: int
@@ -84,7 +85,7 @@ def signature_of(
     num_stages: int,
     max_registers: int | None = None,
 ) -> Signature:
-    """Return the signature that Triton would compile. `args`: positional; `constants`: tl.constexpr parameters."""
+    """Return the signature that Triton would compile. `args`: positional arguments. `constants`: constexpr values."""
     unspecialised = unspecialised_of(kernel)
     types, compiled_in, aligned = [], dict(constants), []
     for place, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):

@@ -1,8 +1,8 @@
-"""Read and write stored numbers, unchanged or as bytes with a scale; the bits equal those of
+"""Read and write stored numbers, unchanged or as bytes with a scale. The bits equal those of
 shared/kernel/quantized.py.
 
-Integer arithmetic makes and reads fp8. So this code runs on chips without an fp8 type, and all chips give the same
-bits.
+This code makes and reads the bits of fp8 itself. So it also runs on chips without an fp8 type, and all chips give the
+same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools
+AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools, by how they store numbers
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: FP8}
 ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: a float32 number this large has no fraction
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
@@ -53,7 +53,7 @@ def to_bytes(values, scale, KIND: tl.constexpr):
 
 @triton.jit
 def widened(stored, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """Return stored numbers in DTYPE, exactly. fp8 numbers are returned as 1/256 of their value (see `unit_of`)."""
+    """Convert stored numbers to DTYPE without rounding. Return fp8 numbers as 1/256 of their value (see `unit_of`)."""
     if KIND == IS_FP8:  # move sign, exponent and fraction to where float16 has them
         return ((stored.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True).to(DTYPE)
     return stored.to(DTYPE)

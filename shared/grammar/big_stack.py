@@ -1,4 +1,5 @@
-"""Starts a thread to compile grammars. llguidance recurses along rules, and a stack overflow would end the process."""
+"""Starts a thread with a big stack to compile grammars. llguidance recurses along rules, and a stack overflow
+would end the process."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def check_grammar(grammar: str) -> None:
 
 
 class GrammarCompiler:
-    """A node's compiler. `version` names the rules by which grammars allow tokens; paired nodes have the same rules."""
+    """A node's compiler. `version` names the rules by which grammars allow tokens. Paired nodes have the same rules."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -39,7 +39,7 @@ class GrammarConstraint:
             self._fill(emitted, drafts, parents, out)
         except (BatonError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # llguidance's panics are not Exceptions; they end only this request
+        except BaseException as error:  # llguidance's panics are not Exceptions. They must end only this request
             raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:

@@ -1,7 +1,7 @@
 """Compiles the grammars of a node's requests while the loop runs.
 
-Requests share no compiled grammar, because llguidance's copies share a bounded lexer: one long answer could stop
-another answer.
+Requests share no compiled grammar. Copies of a grammar in llguidance share one lexer of bounded size, so one long
+answer could stop another answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Grammars:
 
     @property
     def num_words(self) -> int:
-        """Return a mask's length in words. A word has 32 ids."""
+        """Return a mask's length in words. A word has the bits of 32 ids."""
         return self._compiler.num_words
 
     @property

@@ -7,9 +7,9 @@ tokens of a row form a run. The blocks that all tokens of a run read are loaded 
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-Only a sliding window has "early" keys. A shared block's values are widened, and its keys are transposed. Each vector
-then holds one number of every key, and the lanes of a dot product need no adding up. A token of a draft tree or a
-decode row is a run by itself, with only "its own" keys.
+There are "early" keys only with a sliding window. A shared block's values are widened to float32. Its keys are widened
+and transposed, so that a vector holds one number of each key, and the lanes of a dot product need not be added up. A
+token of a draft tree or a decode row is a run by itself, with only "its own" keys.
 """
 
 from __future__ import annotations
@@ -101,12 +101,13 @@ class Run(NamedTuple):
     window: int  # 0 if there is no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads all slots before this one, then those whose bits `seen` has
+    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots whose bits `seen` has
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of one kv head's keys or values in slot 0 of page 0. `scales` is set only if pages hold bytes."""
+    """Addresses of one kv head's keys or values, in slot 0 of page 0 unless `_at` found another slot. `scales` is used
+    only if pages hold bytes."""
 
     items: int
     scales: int
@@ -129,8 +130,8 @@ class Room(NamedTuple):
 def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
-    """Compile the task, whose shares are (run, kv head) pairs. The task skips pages before the window, which may have
-    been reused."""
+    """Compile the task. Each share takes some of the (run, kv head) pairs. The task never reads pages before the
+    window, because they may have been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -330,7 +331,7 @@ def _locate(
 
 @inlined
 def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Return a tree's first slot, and the number of keys that `seen` allows."""
+    """Return a draft tree's first slot, and the number of keys that its token reads."""
     width, count = 0, 0
     while seen >> width != 0:
         count += (seen >> width) & 1

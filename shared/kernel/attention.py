@@ -4,7 +4,7 @@
 
 Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row.
 Tokens of a draft tree may share a position, in different slots. Such a token reads all slots before the tree, then its
-ancestors' and its own. With a sliding window of n positions, a token reads only the last n of these slots.
+ancestors' slots and its own slot. With a sliding window of n positions, a token reads only the last n of these slots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     eps: float  # eps of the norm that each head of q and k gets, if the model has such norms
-    # for each layer, how many positions a token reads, its own included; 0 or () if a token reads all
+    # for each layer, how many positions a token reads, its own included; 0: all; (): all, in every layer
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0 stands for head_dim ** -0.5
 
@@ -50,16 +50,16 @@ class HostLengths:
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
     seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step, if known
     seq_lens_sum: int | None  # the sum of seq_lens
-    num_running: int  # number of decode rows, which are last and equally long
+    num_running: int  # number of decode rows, which come last and have equally many tokens
 
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """Inputs of one step: T tokens, B rows. Fields and rules are those of ModelInputs (shared/model/interface.py).
+    """Inputs of one step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    slots and visible are both set (draft trees) or both None (slots are positions). visible[t] is -1 (hides nothing) or
-    a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all slots before the slot
-    of bit 0.
+    For draft trees, slots and visible are both set. Otherwise both are None, and slots equal positions. visible[t] is
+    -1 (hides nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all
+    slots before the slot of bit 0.
     """
 
     positions: torch.Tensor  # (T,) int64
@@ -97,8 +97,8 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write the layer's keys and values, then attend.
 
-        qkv: (T, q | k | v heads * D) in the model's dtype. q and k are normed (weights (D,) float32, if any), then
-        rotated. Returns (T, heads * D), valid until the next call.
+        qkv: (T, q | k | v heads * D) in the model's dtype. First q and k are normed, if the weights q_norm and
+        k_norm (D,) float32 are given. Then q and k are rotated. Returns (T, heads * D), valid until the next call.
         """
         ...
 
@@ -230,7 +230,7 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """Return how many of the first rows run alone: the chunks, or all rows if padding would dominate a batch.
+    """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate a batch.
 
     On a CPU a chunk makes all rows run alone, because launches are free and padding is not."""
     host, num_rows = inputs.host, len(inputs.page_table)
@@ -251,7 +251,7 @@ def _host_bounds(inputs: AttentionInputs) -> list[int]:
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Return (B, Q, S) bool: whether the query at a slot of `slots` (B, Q) does not read a key of `keys` (S,)."""
+    """Return (B, Q, S) bool: True where the query at slot slots[b, q] does not read the key at slot keys[s]."""
     num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
     bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
@@ -263,7 +263,7 @@ def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
     """Hide all but the last `window` keys that each query reads. `hidden` (B, Q, S) bool: the keys that are hidden so
     far; they stay hidden. A window of 0 hides no more keys.
 
-    The n-th key that a query reads has position n, even if siblings lie between the keys."""
+    The n-th key that a query reads has position n, even if a draft tree's siblings lie between the keys."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)

@@ -1,6 +1,6 @@
 """Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
 
-The first task rotates tokens and writes keys and values to pages. In the second task, tokens attend (attend_numba.py).
+The first task rotates queries and keys, and writes keys and values to pages. The second task attends (attend_numba.py).
 A token's sums have a fixed order, so its result does not depend on other rows, chunk borders, page size or threads.
 Siblings in a draft tree do not change a result either, because a token's blocks leave out siblings' keys.
 """
@@ -152,7 +152,7 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The address and strides that `fill` uses. In a page, the scales lie behind the numbers."""
+        """The pool's address and strides, on which `fill` depends. In each page, scales lie behind the numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
@@ -227,7 +227,7 @@ class NumbaAttention:
 
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Return one layer's write task and attend task, which have the same list of words."""
+    """Return one layer's write task and attend task, whose words have the same layout."""
     items = ITEMS[page_dtype or dtype]
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)

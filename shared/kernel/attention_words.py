@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Words of a task, after NUM_ROWS (tokens) and NUM_SHARES.
+# Words of a task, after NUM_ROWS (here the number of tokens) and NUM_SHARES.
 STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT, COS, SIN, WINDOW = range(2, 12)
 KEY_SCALES, VALUE_SCALES = 12, 13  # used only if pages hold bytes
 NUM_WORDS = 14

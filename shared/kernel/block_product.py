@@ -1,10 +1,11 @@
-"""Computes block_weights.py's product on a CPU, with integer sums of four bytes at a time, and weights packed once.
+"""Computes block_weights.py's product on a CPU, from weights packed once, with integer sums of four products at a time.
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
-    numbers:          [16 columns][quad of k][column][4 bytes], of 4 bits two quads in a byte: [q] and [q + quads / 2]
+    numbers:          [16 columns][quad of k][column][4 bytes]
+                      with 4 bits, the 4 bytes hold two quads: q in the low bits, q + quads / 2 in the high bits
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its own rows of x. Rounding 64 rows takes about as long as one tile; a separate task for rounding
+Each share rounds its own rows of x. Rounding 64 rows takes about as long as one tile. A separate task for rounding
 would make all threads wait.
 """
 

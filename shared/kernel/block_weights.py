@@ -116,7 +116,7 @@ def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tens
     blocks = x.float().unflatten(1, (-1, block))
     largest = blocks.abs().amax(dim=2)
     largest = torch.where(largest <= SMALLEST, 0.0, largest)
-    # 127 is a tensor, because torch multiplies by the reciprocal of a plain number
+    # 127 is a tensor: with a plain number, torch would multiply by a reciprocal instead of dividing
     top = torch.full_like(largest, LARGEST)
     inverse = torch.where(largest == 0, 0.0, top / largest)
     return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / top

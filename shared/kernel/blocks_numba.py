@@ -76,8 +76,8 @@ class NumbaBlocks:
 
 @functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
-    """Add DELTA, if any, to the residual float32. Write its RMS norm times weight, in rows of `out_width` numbers; 0
-    means H."""
+    """Add DELTA, if any, to the residual SOURCE, float32. Write the residual's RMS norm times WEIGHT to OUT, in rows of
+    `out_width` numbers; 0 means H."""
     item = 2 if is_half else 4
     out_bytes = (out_width or hidden_size) * item
 
@@ -142,7 +142,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
 
 @functools.cache
 def make_take(row_bytes: int) -> Any:
-    """OUT (NUM_ROWS, row) = rows of SOURCE, in 2-byte items, at int64 indices (WEIGHT)."""
+    """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT). A row consists of 2-byte items."""
 
     def take(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
@@ -155,7 +155,7 @@ def make_take(row_bytes: int) -> Any:
 
 @functools.cache
 def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
-    """Store SOURCE (NUM_ROWS, H) float32 in the dtype, in rows of `out_width`."""
+    """Store SOURCE (NUM_ROWS, H) float32 to OUT in the model's dtype, in rows of `out_width` numbers."""
     item = 2 if is_half else 4
 
     def store_rows(words: Any, share: int, worker: int) -> None:

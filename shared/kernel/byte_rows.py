@@ -2,7 +2,8 @@
 
     a row:  [K bytes][depth starts, int32][depth units, float32][depth unit * sum of bytes, float32]
 
-A block's integer sum begins with the block's start, which subtracts the weights' zero.
+`depth` is the number of blocks in a row. A block's integer sum begins with the block's start, which subtracts the
+weights' zero.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and the block's factor in all lanes. Both results are 0 if no
-        magnitude is above SMALLEST.
+        """Return the largest magnitude (float32), and 127 / magnitude in all lanes. Both results are 0 if no magnitude
+        is above SMALLEST.
 
         Magnitudes sort like their bits."""
         build = self._builder

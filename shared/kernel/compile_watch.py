@@ -1,5 +1,5 @@
-"""Reports when numba compiles or reads code. While a node starts, a report shows progress. Later, it shows that
-requests wait for the compiler.
+"""Reports when numba compiles code, or reads it from disk. While a node starts, a report shows progress. Later,
+it shows that requests wait for the compiler.
 
 numba holds its compiler lock while it compiles a kernel or reads one from disk. The events of its compiler passes name
 the function that is compiled.
@@ -64,7 +64,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        if event.kind != LOCK or not getattr(here, "depth", 0):  # begun before `start`
+        if event.kind != LOCK or not getattr(here, "depth", 0):  # a pass, or a lock taken before `start`
             return
         here.depth -= 1
         if here.depth == 0:

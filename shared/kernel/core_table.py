@@ -4,7 +4,7 @@
     folder/slot-07    names the owner of slot 7, and is locked while that process lives
     folder/gate       locked while a node enters, leaves, or removes dead nodes
 
-The system drops a dead process's locks. So a slot file that can be locked belongs to a dead node, in any container.
+The system drops a dead process's locks, in any container. So a slot file that can be locked belongs to a dead node.
 Each user has one folder, which the last node removes.
 """
 
@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-# longest wait at the gate when a node enters; the same when it leaves; time between two looks at the gate
+# longest wait at the gate when a node enters, and when it leaves; time between two looks at the gate
 COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 
@@ -103,7 +103,7 @@ class CoreTable:
             self._clear_dead()
 
     def uses(self) -> list[CoreUse]:
-        """Return who uses each core. The cores are all that any node of the table owns or may borrow."""
+        """Return the use of each core that a node of the table owns or may borrow."""
         owners = {slot: read_owner(self._path(slot)) for slot in [*self._others(), self.slot]}
         names = {slot: f"slot {slot}" if owner is None else owner.node for slot, owner in owners.items()}
         cores = {core for owner in owners.values() if owner is not None for core in owner.own + owner.borrows}

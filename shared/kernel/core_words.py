@@ -1,8 +1,8 @@
 """Records who computes on which core of this machine: a line of words per core, in memory that nodes share.
 
-    word 0:   bits 0 to 15: the guest (slot + 1, 0: none) | bit 16 + slot: a holder, a node that needs its own core
+    word 0:   bits 0 to 15: the guest (slot + 1; 0: none) | bit 16 + slot: a holder, a node that needs its own core
     word 1:   bit slot: a node that would like to be a guest
-    word 8+:  a bell for each slot: counted up, then its waiters are woken
+    word 8+:  a bell for each slot: a count that is increased before its waiters are woken
 
 A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread that is
 inside a step. When a node begins to hold the core, the guest finishes its share of a task, then leaves, within

@@ -24,7 +24,7 @@ class Experts:
     def __call__(
         self, x: torch.Tensor, gated: Callable[[Linear, torch.Tensor], torch.Tensor], all_columns: Columns
     ) -> torch.Tensor:
-        """Return (M, H) for x (M, H), both in the dtype, summed in float32. `gated` is BlockKernels.gated.
+        """Return (M, H) for x (M, H), both in the model's dtype. Sums are float32. `gated`: BlockKernels.gated.
 
         `all_columns` completes the gate and down products of ranks that hold only some columns."""
         weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)

@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
-Bytes equal quantized.py's, so nodes with and without compiled kernels fill pages alike. A few normed keys differ by one
-step, because the norm adds its numbers in another order.
+Equal numbers become the bytes that quantized.py makes, so nodes with and without compiled kernels fill pages alike.
+Only a few normed keys differ by one step, because the norm adds its numbers in another order.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def widened(builder: Any, data: Any, items: Items) -> Any:
 
 
 def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
-    """Round float32 numbers, divided by the scale, to the nearest bytes, ties to even. In int8 NaN becomes 0, and the
-    row's scale is NaN."""
+    """Round float32 numbers, already divided by the scale, to the nearest bytes, ties to even. In int8 NaN becomes 0,
+    and the row's scale is NaN."""
     words, data = _words(numbers.type.count), ir.VectorType(ir.IntType(8), numbers.type.count)
     if items == Items.INT8:
         shifted = builder.fadd(numbers, _all(numbers.type, ROUNDING))

@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
-# The compiler may split a sum into as many lanes as the processor has; sums.py prevents this where bits count. NaN and
-# infinity are kept.
+# The compiler may split a sum into as many lanes as the processor has. sums.py prevents this where all processors must
+# give the same bits. NaN and infinity are kept.
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
@@ -237,8 +237,8 @@ def to_half(value: np.float32) -> np.uint16:
 
 @inlined
 def exp32(value: np.float32) -> np.float32:
-    """Return exp(value), within 3 units in the last place, for value < 88. For a value below -87 return exp(-87). It
-    vectorises."""
+    """Return exp(value), within 3 units in the last place, for value < 88. For a value below -87 return exp(-87). The
+    compiler vectorises this code."""
     value = max(value, _f32(-87.0))
     power = np.floor(value * _f32(LOG2E) + _f32(0.5))
     rest = (value - power * _f32(LN2_HIGH)) - power * _f32(LN2_LOW)

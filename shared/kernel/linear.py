@@ -1,4 +1,5 @@
-"""Matrix products with fixed weights, laid out at load: the interface, and library products where ours do not run."""
+"""Matrix products with fixed weights, which are laid out at load: the interface, and library products for places
+where ours do not run."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ class PackedLinear:
     """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
     In bfloat16 this saves a reorder per call, which would be half of the time at M = 1. In float32 it avoids MKL's slow
-    path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If it differs there, a
-    single row is computed twice in one call, at little cost, so that a token's result does not depend on other tokens.
+    path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If the order differs
+    there, a single row is passed to oneDNN as two equal rows. This costs little, and makes a token's result independent
+    of other tokens.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:

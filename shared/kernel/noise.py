@@ -69,7 +69,7 @@ def torch_mix32(value: torch.Tensor) -> torch.Tensor:
 
 
 def torch_row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two (E,) int32 keys for seeds (E,), as int64 bit patterns, and positions (E,) int64."""
+    """Return two (E,) int32 keys for positions (E,) int64 and seeds (E,), which are int64 bit patterns."""
     low, high = seeds.to(torch.int32), (seeds >> 32).to(torch.int32)
     key = torch_mix32(positions.to(torch.int32) * _signed(GOLDEN) + 1)
     first = torch_mix32(torch_mix32(key ^ low) + high)

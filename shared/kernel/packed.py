@@ -1,4 +1,4 @@
-"""A product's weight in its kernel's layout, made once, in memory or in a file that processes map."""
+"""A product's weight in its kernel's layout. It is packed once, in memory or in a file that several processes map."""
 
 from __future__ import annotations
 

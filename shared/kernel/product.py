@@ -55,8 +55,8 @@ DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether the processor fuses a product and a sum (FMA, or AVX-512); for bfloat16, also whether `num_inputs`
-    is even."""
+    """Return whether these kernels can run. The processor must fuse a product and a sum (FMA, or AVX-512). For
+    bfloat16, `num_inputs` must be even."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -222,14 +222,15 @@ def multiply_tile(
 def blocks_together(rows: int, is_wide: bool) -> int:
     """Return how many column blocks to add up at a time, so that their sums stay in registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 of 8 lanes, which hold at most 6 vectors of sums beside the
-    weights."""
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes, which hold at most 6 vectors of sums
+    beside the weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over some of the blocks skips cache lines. The hardware prefetcher can't follow, so it always prefetches.
+    # A loop over some of the blocks skips cache lines, which the hardware prefetcher can't follow. Such a loop always
+    # prefetches.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -268,8 +269,8 @@ def spread(builder: Any, word: Any) -> Any:
 
 
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
-    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once. Only pair products
-    count numbers below 2^-126 as 0."""
+    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once. Only the AVX-512
+    instruction counts numbers below 2^-126 as 0."""
     if not has_pair_products():
         for half in (_upper_halves, _lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))
@@ -280,7 +281,7 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
 
 
 def _upper_halves(builder: Any, pairs: Any) -> Any:
-    """Widen the second bfloat16 of each pair: it is the upper half of a float32."""
+    """Widen the second bfloat16 of each pair. It already lies in the upper half of a 32-bit word, as in a float32."""
     return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
 
 

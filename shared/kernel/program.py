@@ -1,6 +1,6 @@
 """Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-Called from Python, each of a step's hundred tasks would need the GIL, and wait for busy host threads.
+If Python called each of a step's hundred tasks, each call would need the GIL, and wait for busy host threads.
 
     task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
 """

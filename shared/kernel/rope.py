@@ -26,8 +26,8 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """Divide the frequency of each wave longer than context / low by `factor`, as Llama 3 does. Keep waves shorter than
-    context / high.
+    """For each wave longer than context / low, divide the frequency by `factor`, as Llama 3 does. Keep waves shorter
+    than context / high.
 
     Between these two lengths, the change is linear in context / wavelength."""
     turns = context * inverse / (2 * math.pi)
@@ -40,8 +40,8 @@ def yarn_frequencies(
 ) -> torch.Tensor:
     """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
 
-    A dimension with more than `fast` turns in the context keeps its frequency. One with fewer than `slow` turns has its
-    frequency divided by `factor`. Between these dimensions, the change is linear in the dimension's number."""
+    A dimension with more than `fast` turns in the context keeps its frequency. With fewer than `slow` turns, the
+    frequency is divided by `factor`. Between these dimensions, the change is linear in the dimension's number."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:

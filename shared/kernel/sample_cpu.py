@@ -1,9 +1,10 @@
 """Sampling on a CPU, one output at a time: a few vectorised passes over the logits, without a sort.
 
-Ids are ranked by score, then id. Top-k, top-p and min-p each keep a prefix of that ranking. The code draws from all
-ids, and accepts an id that lies in every prefix. This method is correct because a set's largest score is also the
-largest score of each subset that holds it. After a rejected id, the next draw is from the ids ranked before it. On
-average, each round at least halves the number of remaining ids.
+Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of that ranking. A draw takes the id with
+the largest score, which is the scaled logit plus noise. Without top-k, the code draws from all ids that min-p keeps,
+and accepts an id that top-p keeps, too. This is correct because a set's largest score is also the largest score of each
+subset that holds it. After a rejected id, the next draw is from the ids ranked before it. On average, each round at
+least halves the number of remaining ids.
 
 Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
 """
@@ -219,10 +220,10 @@ def rank_candidates(
     ids: npt.NDArray[np.int64],
     log_probs: npt.NDArray[np.float32],
 ) -> None:
-    """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores, logit + temperature *
-    noise.
+    """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    No filter applies to scores. log_probs: the scores' log-softmax, in which the drawn id counts as the largest."""
+    A score is logit + temperature * noise, without filters. log_probs: the scores' log-softmax, in which the drawn id
+    gets the largest score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)

@@ -1,6 +1,6 @@
 """Edits of an output's logits before the draw, by a request's parameters: penalties, bias and masks.
 
-    repetition, presence, frequency -> bias -> stop ids too early -> allowed ids, grammar -> bad words
+    repetition, presence, frequency -> bias -> no early stop ids -> allowed ids, grammar -> bad words
 
 Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left. Edits depend
 only on parameters and earlier tokens, so a hand-off, a resume or a retraction changes nothing.
@@ -69,8 +69,8 @@ def _penalise(
     counts: npt.NDArray[np.int32],
     knobs: npt.NDArray[np.float32],
 ) -> None:
-    """Penalise each id of `tokens` once: by repetition and, if `counts` has the id, by presence and frequency. Change
-    `counts`."""
+    """Penalise each id of `tokens` once: by repetition and, if `counts` has the id, by presence and frequency. Mark
+    the id in `counts` as done."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]

@@ -3,7 +3,7 @@
 The compiler alone would keep sums in memory and add each product's lanes separately: twice the work. A block is `lanes`
 keys or values, each with its own address, so page size does not matter.
 
-    lanes: 16 where head_dim is a multiple of it, else 8 or 4; D / lanes vectors hold one head
+    lanes: 16 where head_dim (D) is a multiple of 16, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
 
 For a block that many queries share, keys are transposed first: each lane is then one key, and each lane of dot(q, k)
@@ -24,7 +24,7 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # how many of the 32 vector registers may hold queries, and how many sums
+QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # how many of the 32 vector registers may hold queries, or sums
 SMALLEST_SCALE = 2.0**-126  # a row is never divided by less: float32's smallest normal number
 TREE_QUERIES = 4  # how many queries are scored at a time; each has up to 5 vectors of partial sums
 
@@ -144,7 +144,7 @@ def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, sca
 def score_turned(
     typing_context: Any, group: Any, head_dim: Any, queries: Any, keys: Any, out: Any, stride: Any, tops: Any
 ) -> Any:
-    """Emit score_block for keys that turn_block wrote to the address `keys`, with the same bits."""
+    """Emit the products of score_block, with the same bits, for keys that turn_block wrote to the address `keys`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items.FLOATS)
@@ -232,7 +232,8 @@ class _Vectors:
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """Read one head of the pool as float32. A bfloat16 is a float32's upper half; a byte has a scale."""
+        """Read one head of the pool as float32. A bfloat16 becomes the upper half of a float32. Bytes are widened, then
+        multiplied by the scale at the address `scale`."""
         if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
         size, build = self._items.num_bytes, self._builder
@@ -288,9 +289,9 @@ class _Vectors:
     def turned(self, rows: list[Any]) -> list[Any]:
         """Transpose: vector n gets number n of all rows.
 
-        The upper half's rows are interleaved with the lower half's, log2(lanes) times.
+        Rows of the first half are interleaved with rows of the second half, log2(lanes) times. With 16 rows a to p:
 
-            a0 a1 | b0 b1 | c0 c1 ...   ->   a0 n0 a1 n1 ... | ... | b0 o0 b1 o1 ...
+            a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ...
         """
         half = self.lanes // 2
         dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]

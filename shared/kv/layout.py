@@ -51,7 +51,7 @@ def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Divide a page's layers into `num_parts` parts. Return the end layer of each part but the last one.
+    """Divide a page's layers into `num_parts` parts. Return the end layer of each part except the last one.
 
     The last part is a single layer, because no computation hides the last part's transfer.
     """

@@ -2,10 +2,10 @@
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
-    with windows    | left behind: 0 |  these two in any order ...
+    with windows    | left behind: 0 |  cached and private pages, in any order ...
 
 A row's pages never move: caching changes the owner, not the block table. The caller releases a row after the lease of
-its last step. Row and pages are reused at once.
+its last step ends. The row and its pages can then be reused at once.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class KVManager:
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
         """Offer the row's full pages below num_tokens to the cache. Return how many of these pages the cache owns now.
 
-        keys: int64, one per token from the request's start. The pages' KV must be there before any read: computed
-        already, or by a launched step.
+        keys: int64, one per token from the request's start. The pages' KV must be computed already, or
+        by a step that is already launched, so that it is there before any read.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
@@ -174,7 +174,7 @@ class KVManager:
         self.rows.free_row(row)
 
     def gauges(self) -> dict[PageState, int]:
-        """Return the pages by state. Tagged pages are private, or pinned in the cache."""
+        """Return the number of pages in each state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
         for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
             for row in self._rows_tagged(tag):
@@ -217,7 +217,7 @@ class KVManager:
     def _row_problems(self) -> list[str]:
         found = []
         used = set(self.rows.rows_in_use())
-        found += [f"row {row} is in use but attached to nobody" for row in sorted(used - set(self._records))]
+        found += [f"row {row} is in use but no record owns it" for row in sorted(used - set(self._records))]
         found += [f"row {row} of {self._records[row].owner!r} was freed" for row in sorted(set(self._records) - used)]
         for row, record in self._records.items():
             pages = self.rows.pages_of(row)

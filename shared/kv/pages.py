@@ -69,7 +69,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: PageIds) -> None:
-        """Take back all pages, or none if one can't be freed."""
+        """Take back all pages. If one can't be freed, take back none and raise IntegrityError."""
         pages = np.asarray(pages, dtype=np.int32)
         if pages.size == 0:
             return

@@ -48,8 +48,8 @@ class CachedPage:
 class Lock:
     """A lock pins the first num_pages pages of a path from the root.
 
-    If there was no match, `node` is None: the lock pins nothing, but must be unlocked once like any other lock. Locks
-    of a WindowCache pin `pages`, by index in the request.
+    If there was no match, `node` is None: the lock pins nothing, but must be unlocked once like any other lock. A lock
+    of a WindowCache has no node. It pins the pages in `pages`, which maps an index in the request to a page.
     """
 
     node: CachedPage | None
@@ -57,7 +57,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether the lock is for copying pages out, which does not count as use
+    is_copy: bool = False  # whether the lock is for copying pages out, which does not count as a use
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path down to a node to copy its pages.
 
-        `take_cold` does not count this lock as use; otherwise a tier smaller than the cache would copy pages forever.
+        `take_cold` does not count this lock as a use. Otherwise a tier smaller than the cache would copy pages forever.
         """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:

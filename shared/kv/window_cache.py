@@ -1,7 +1,7 @@
 """Cache prefixes for a pool with a sliding window in every layer. Each page is cached by its identity, and pinned
 independently of other pages.
 
-    position p reads [p - window + 1, p]          so behind n pages of a prompt only the last few are needed:
+    position p reads [p - window + 1, p]          so after n pages of a prompt only the last few are needed:
 
     | gone | gone | page 7 | page 3 |  p ...      a match of four pages; gone pages have number 0
 

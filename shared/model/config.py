@@ -1,4 +1,4 @@
-"""Describe the shape of a Llama-family network; read it from a GGUF header."""
+"""Describe the shape of a Llama-family network, and read it from a GGUF header."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class RopeConfig:
 
     - "default"
     - "linear": positions / factor
-    - "llama3": low frequencies stretched
-    - "yarn": each dimension stretched differently, vectors longer
+    - "llama3": low frequencies / factor
+    - "yarn": each dimension's frequency changed differently, and rotated vectors made longer
     """
 
     theta: float

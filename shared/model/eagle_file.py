@@ -30,7 +30,7 @@ class HeadConfig:
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return a low, a middle and a high layer, as public heads do."""
+    """Return a low, a middle and a high layer, as public heads use them."""
     if num_layers < NUM_AUX:
         raise ConfigError(f"an EAGLE-3 head reads {NUM_AUX} layers of its target, which has {num_layers}")
     middle = num_layers // 2

@@ -45,7 +45,7 @@ class DraftTarget(Protocol):
 class EagleWeights:
     """Norm weights are float32."""
 
-    embed: torch.Tensor  # (vocab, H): the target's
+    embed: torch.Tensor  # (vocab, H): the target's embedding
     fc: Linear  # 3H -> H
     embed_norm: torch.Tensor  # (H,)
     feature_norm: torch.Tensor  # (H,)
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: store weights with whole blocks of inputs as INT8 blocks, so that a head stays small beside a target in
-    blocks. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: store each weight whose inputs fill whole blocks as INT8 blocks, so that a head stays small beside a
+    target with block weights. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

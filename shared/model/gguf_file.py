@@ -83,7 +83,7 @@ class GgufFile:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as float32, rows first (out, in). Rotary pairs are stored as two halves, as in Hugging
+        """Return a tensor as float32, rows first (out, in). Rotary pairs are split into two halves, as in Hugging
         Face."""
         found = self._tensors.get(_gguf_name(name))
         if found is None:
@@ -111,7 +111,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are stored as two halves."""
+        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into two halves."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -147,7 +147,7 @@ def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def split_rotary_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Split rotated pairs of q and k, which the llama architecture has side by side, into halves.
+    """Split rotated pairs of q and k, which files of the llama architecture have side by side, into halves.
 
     per head:  file  x0 y0 x1 y1 ...   ->   x0 x1 ... y0 y1 ...
     """

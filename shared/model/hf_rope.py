@@ -32,7 +32,7 @@ def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Return the ropes of layers without and with a window."""
+    """Return the rope of layers without a window, and the rope of layers with a window."""
     _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:
@@ -49,7 +49,7 @@ def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:
-    """Return the context length. Files with yarn often state how long the context was before stretching."""
+    """Return the context length. In yarn files, max_position_embeddings is often the length before stretching."""
     context = int(raw["max_position_embeddings"])
     return max(context, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else context
 
@@ -85,7 +85,9 @@ def _original_context(raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> int
 
 
 def _length(scaling: Mapping[str, Any]) -> float:
-    """Return yarn's factor on vectors, which sharpens attention (arXiv 2309.00071): by default 0.1 ln(factor) + 1."""
+    """Return yarn's factor for the length of rotated vectors (arXiv 2309.00071). A factor above 1 sharpens attention.
+    The default is 0.1 ln(factor) + 1.
+    """
     given, factor = scaling.get("attention_factor"), float(scaling["factor"])
     if given is not None:
         return float(given)

@@ -34,8 +34,8 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
     has_encoder: bool = False  # the encoder reads all but a prompt's last token, which begins the decoder's text
-    kv_dtype: str = "auto"  # "int8" | "fp8": KV is kept in bytes, with a scale per token and head; "auto": in the dtype
-    weight_dtype: str = "auto"  # "file" | "int8" | "fp8": the format of the products' weights; "auto": the dtype
+    kv_dtype: str = "auto"  # "int8" | "fp8": KV is in bytes, with a scale per token and head; "auto": KV is in `dtype`
+    weight_dtype: str = "auto"  # "file" | "int8" | "fp8": format of the products' weights; "auto": they are in `dtype`
     needs_cpu_seq_lens: bool = False  # whether attention plans on the host with exact lengths; no kernel needs this yet
 
 
@@ -72,8 +72,10 @@ class ModelInputs:
 
         token          b     x     y     z      x and y follow b, z follows x
         slots          9    10    11    12
-        positions      9    10    10    11      of the token in the text: rotation, weights, noise
-        visible     0001  0011  0101  1011      bit j is the window's j-th slot; -1: all slots up to its own (chunks)
+        positions      9    10    10    11      place in the text, for rotation (HashLM: weights) and sampling noise
+        visible     0001  0011  0101  1011      bit j: the token reads slot 9 + j, as well as all slots before 9
+
+    Tokens of a chunk have `visible` -1: each reads all slots up to its own.
 
     With an encoder, a row's first encoder_lens[b] positions are encoder input, all in one step. Their KV is for the
     decoder's cross-attention; the decoder's own KV follows.

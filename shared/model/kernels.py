@@ -37,7 +37,8 @@ class Formats:
     """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also keep GGUF blocks ("file")."""
 
     kv: str = "auto"
-    # format of the layers' products. The head gets the same format, except "fp8"; the embedding keeps the dtype
+    # format of the weights in the layers' products. The head gets the same format, but never
+    # "fp8". The embedding keeps the dtype.
     weights: str = "auto"
 
 
@@ -45,17 +46,18 @@ class Formats:
 class Packing:
     """Packs a weight, then makes a product of it. The bool argument is True for the head."""
 
-    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # returns None if the library takes the weight
+    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # returns None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]
-    packs_numbers: bool  # whether this processor's kernels multiply numbers of the dtype, not only blocks
+    packs_numbers: bool  # whether this processor's kernels multiply plain numbers, and not only blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     make_weight: WeightFactory  # makes a layer's products
-    make_linear: LinearFactory  # makes other products: those of adapters and draft heads
+    make_linear: LinearFactory  # makes the products of adapters
     make_head: HeadFactory
-    # arguments: the ropes of layers without and with a window; the second is None if all layers have the first
+    # The arguments are the rope of layers without a window, and the rope of layers with a window. None as the second
+    # argument means that all layers use the first rope.
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
     blocks: BlockKernels
     team: Team | None = None  # set only for compiled kernels
@@ -114,7 +116,9 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm and gate. Products are the library's, but Triton's for weights in bytes."""
+    """Return Triton's attention, norm and gate. Products of weights in bytes are Triton's, too. All other
+    products are the library's.
+    """
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
@@ -175,8 +179,9 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight, or raise ConfigError for blocks. `pick_kernels` refuses models in blocks, but not draft
-    heads."""
+    """Return the weight, or raise ConfigError for blocks. `pick_kernels` refuses models in blocks, but it does not
+    see a draft head's weights.
+    """
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight

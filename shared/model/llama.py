@@ -2,7 +2,7 @@
 
 residual (T, H) float32
   per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
-              norm -> gate, up -> silu * -> down -> add          (or the experts that each token chooses)
+              norm -> gate, up -> silu(gate) * up -> down -> add (or the experts that each token chooses)
 rows logits_idx:  norm -> head -> logits float32
 """
 
@@ -40,8 +40,8 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 
 
 class LlamaModel:
-    """A Model, or with `span` a pipeline stage, for one forward at a time. Kernels keep scratch, so each stage needs
-    its own kernels.
+    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time. Kernels keep scratch, so each
+    stage needs its own kernels.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` gathers columns if weights, attention and adapters return only some."""
+        """`all_columns` collects all ranks' columns if weights, attention and adapters return only this rank's."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -70,7 +70,7 @@ class LlamaModel:
 
     @property
     def gathers(self) -> bool:
-        """Whether a step gets slower if the bound of its rows' lengths grows, but the lengths don't."""
+        """Whether a larger upper bound of its rows' lengths makes a step slower, even with the same lengths."""
         return self._attention.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class LlamaModel:
             layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
             delta = self._mlp(index, layer, residual, attended, rows)
-            # the ranks have exchanged columns since they wrote this layer's KV, so every rank has written it
+            # after writing this layer's KV the ranks have exchanged columns, so every rank has written its part
             if inputs.layers is not None:
                 inputs.layers.reached(index + 1)
         if not self._span.is_last:
@@ -117,7 +117,7 @@ class LlamaModel:
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
     ) -> ModelOutput:
-        """Compute only the E wanted rows, because all KV is written and nothing reads other tokens."""
+        """Compute the rest for the E wanted rows only. All KV is written, and nothing reads the other rows."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
@@ -181,6 +181,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raise ConfigError unless `layers` ascend, because a head's `fc` and its target must agree on their order."""
+    """Raise ConfigError unless `layers` ascend: a draft head's `fc` and its target must agree on their order."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
         raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

@@ -6,11 +6,11 @@ Its results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
     Gemma 3        two more tasks in each layer normalize the results of `out` and `down` in place
     captures       one more task, after a captured layer's attention, stores that layer's input
-    last layer     after attention two tasks copy the E wanted rows, the only ones that go on
+    last layer     after attention two tasks copy the E wanted rows; later tasks use only these
     end            norm -> hidden (E), head -> logits (E)
 
-A pipeline stage is a program, too. Without task 0, it starts from the carried residual. Without the end tasks, it runs
-all its layers on all tokens.
+A pipeline stage is a program, too. Only the first stage has task 0: the others start from the carried residual. Only
+the last stage has the tasks of "last layer" and "end": the others run all their layers on all tokens.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     All products must use our kernels, without padding, because one task's rows are the next task's input.
     """
     if config.experts is not None:
-        return "experts are chosen as it runs"
+        return "its experts are chosen while it computes"
     if not attention.supports(attention_shape(config)):
         return f"no kernel for heads of {config.head_dim}"
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
@@ -123,7 +123,7 @@ def as_task(linear: object) -> TaskLinear:
 
 
 class CompiledLlama:
-    """A Model, or with `span` a pipeline stage, for one forward at a time, because steps share buffers."""
+    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time, because steps share buffers."""
 
     is_program = True
 
@@ -192,7 +192,7 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """Run in one call, or in one call per group of marked layers."""
+        """Run all tasks. At each of the marks `layers`, stop after the last marked layer's KV write, and signal it."""
         if layers is None:
             self._program.run(stop)
             return
@@ -213,7 +213,7 @@ class CompiledLlama:
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
-        """Fill the numbers of rows if they changed, and the pool's addresses if they changed."""
+        """Fill in the row counts and the pool's addresses, but only where they have changed."""
         at, words = self._at, self._words
         if self._rows_filled != (num_tokens, num_last):
             self._rows_filled = num_tokens, num_last
@@ -294,8 +294,9 @@ class CompiledLlama:
             words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
-        """Grow the buffers, and set their addresses in all tasks. Layers share the buffers, because one runs at a
-        time."""
+        """Grow the buffers, and set their addresses in all tasks. Layers share the buffers, because only one layer
+        runs at a time.
+        """
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows

@@ -63,7 +63,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
 
 
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
-    """Return why this model and its drafters need a CPU, or "". Loads no weights. Raises ConfigError."""
+    """Return why this model and its drafters need a CPU, or "" if they don't. Loads no weights. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
@@ -97,7 +97,9 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 
 
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
-    """Build one model per span, with its own kernels. Weights are loaded once, because no two spans share a product."""
+    """Build one model per span, with its own kernels. All spans use the same loaded weights. They can
+    run at the same time, because no product belongs to two spans.
+    """
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
@@ -123,7 +125,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """Join weights, kernels and adapters, if possible as a compiled program. If `span` is None, take all layers."""
+    """Make a model of weights, kernels and adapters, as a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
@@ -161,8 +163,9 @@ def load_eagle_head(
     """Load a draft head's folder, in the public format.
 
     If `name` is "auto", load the head shipped for `model`, the name from which the target was loaded. Device, dtype,
-    embedding and context are the target's. Beside a target in blocks, the head's products are in INT8 blocks. `team`
-    (default: one thread) and `kernels`: as in LoadOptions. Raises ConfigError for a tensor or field that does not fit.
+    embedding and context are the target's. If the target's weights are in blocks, the head's products are in INT8
+    blocks. `team` (default: one thread) and `kernels`: as in LoadOptions. Raises ConfigError for a tensor or field that
+    does not fit.
     """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed

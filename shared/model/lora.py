@@ -1,6 +1,6 @@
 """Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-An adapter adds a product of two narrow matrices, but only for its own tokens.
+An adapter adds to a product's output the input times two narrow matrices, but only for its own tokens.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LlamaLike(Model, Protocol):
 class AdaptedModel:
     """A Model that runs a step on `plain` if no token has an adapter, else on `adapted`.
 
-    Both share weights and kernels, so a token without an adapter gets the same bits on either.
+    Both share weights and kernels, so a token without an adapter gets the same bits from either.
     """
 
     def __init__(self, plain: LlamaLike, adapted: LlamaLike) -> None:

@@ -63,8 +63,8 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 def made_up(
     config: LlamaConfig, dtype: str, device: torch.device, *, seed: int | None = None, kernels: str = "torch"
 ) -> LlamaLike:
-    """Build a model on `kernels`, as in LoadOptions. `dtype`: a name in DTYPES. With a seed the host draws weights, so
-    they are equal on any device.
+    """Build a model. `dtype`: a name in DTYPES. `kernels`: as in LoadOptions. With a seed the host draws the weights,
+    so they are equal on any device.
     """
     drawn_on = device if seed is None else torch.device("cpu")
     source = MadeUpWeights(config, drawn_on, DTYPES[dtype], seed)

@@ -35,9 +35,10 @@ from shared.model.weights import TensorSource, weights_bytes
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest values that --spec-width and --pp allow
 # how many positions past the context a step may use
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
-# Nodes with different formats don't pair, because formats change weights.
+# The weights' hash ends in these, so that nodes with different formats don't pair: formats change weights.
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-FIXED_END = " fixed tiles"  # the hash ends in this with --deterministic, which also promises equal KV for equal prompts
+# With --deterministic the hash also ends in this, because that flag promises equal KV for equal prompts.
+FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -2,7 +2,7 @@
 
     tensors     one after another, each at a multiple of 64 bytes
     directory   JSON: `about`, and each tensor's name, dtype, shape and offset
-    trailer     magic, place and length of the directory, xxh3_128 of all before it
+    trailer     magic, place and length of the directory, then xxh3_128 of all bytes before this digest
 
 The directory comes last, so tensors are written as soon as they are made, and a truncated file has no trailer. The
 digest finds damage by disks and crashes, not by attackers.
@@ -88,7 +88,7 @@ class MappedFile:
     def _read_directory(self) -> tuple[About, Mapping[str, Entry]]:
         magic, start, length, digest = TRAILER.unpack_from(self.data, self.num_bytes - TRAILER.size)
         if magic != MAGIC:
-            raise BrokenFile("its end is not that of a packed file")
+            raise BrokenFile("it does not end as a packed file must")
         with memoryview(self.data) as whole:
             found = xxhash.xxh3_128()
             for at in range(0, self.num_bytes - 16, READ_AT_ONCE):

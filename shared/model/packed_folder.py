@@ -1,12 +1,12 @@
 """Keep packed weights in a folder: one file per model and layout, made by one process and mapped by all.
 
     .lock                     held (flock) while a file is made, so two nodes that start together pack once
-    SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: of the code that packs
-    SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next one removes it
+    SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: digest of the code that packs
+    SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
-Other users can't write these files: folder (mode 0700) and files (0600) must be this user's, as checked on open
-descriptors. While a file is mapped, a shared lock keeps other processes from removing it. The kernel drops a killed
-process's locks. After any failure (such as a full disk) the caller packs into its own memory.
+Other users can't write these files: the folder (mode 0700) and the files (0600) must belong to this user. Both are
+checked on open descriptors. While a file is mapped, a shared lock keeps other processes from removing it. The kernel
+drops a killed process's locks. After any failure (such as a full disk) the caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class PackedFolder:
         self.mapped_bytes = 0  # how many bytes this process has mapped; the system counts these bytes as free memory
 
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
-        """Return the key's file, mapped and checked, or None after one log line.
+        """Return the key's file, mapped and checked. If that fails, log one line and return None.
 
-        `write` makes a missing file of about `need` bytes.
+        If the file is missing or damaged, `write` makes it. `need`: about its size, in bytes.
         """
         try:
             file = self._take(key, need, write)

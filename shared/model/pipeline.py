@@ -5,7 +5,7 @@
     last        residual -> layers [b, n), norm, head on the wanted rows  -> logits
 
 The residual is float32 between stages, just like within one model, so any cut gives the same bits. A page holds all
-layers; each stage uses only its own layers.
+layers, of which each stage uses only its own.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """Return load_model(name, options) and its stages. `heads_every_row`: see `cut`. Raises ConfigError for too many
-    stages.
+    """Load a model cut into stages. Return a Model that runs all stages, and the stages. `heads_every_row`: see `cut`.
+    Raises ConfigError for too many stages.
     """
     opened = open_named(name, options)
     if opened is None:

@@ -33,7 +33,7 @@ LAYER_NAMES = {
     "down": "mlp.down_proj.weight",
     "router": "mlp.gate.weight",
 }
-# Gemma 3 also normalizes the output of each half of a layer, and has another name for the second half's norm.
+# Gemma 3 also normalizes the output of each half of a layer, and has another name for the norm before the second half.
 GEMMA_NAMES = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
@@ -85,7 +85,7 @@ class TensorFiles:
         return self._shapes[name]
 
     def check_floats(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a tensor that does not hold floats, because scales are not read."""
+        """Raise ConfigError for a tensor of integers or bytes, because the scales that it would need are not read."""
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
                 raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")

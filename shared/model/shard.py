@@ -9,10 +9,11 @@
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
 any number of columns, so the bits are the same for any number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out`
 and `down` by inputs, and its ranks add partial sums. That halves the number of collectives, but makes the bits depend
-on the number of ranks. An adapter's A is whole on every rank; B is cut like its product.
+on the number of ranks. An adapter's A is whole on every rank. Its B is cut like the product that it changes.
 
-A page has all KV heads; each rank works on a slice. So nodes with any numbers of ranks hand over the same pages. With
-more ranks than KV heads, neighbouring ranks share a head and write the same KV to it.
+A page has all KV heads, and each rank works on its slice of them. So pages are the same for any number of ranks, and
+nodes with different numbers can hand them over. With more ranks than KV heads, neighbouring ranks share a head and
+write the same KV to it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class OwnHeads:
 class ShardSource:
     """A TensorSource of one rank's part.
 
-    `config` has the rank's heads and inner columns; residual and vocabulary are whole.
+    `config` has this rank's numbers of heads and inner columns, but the whole sizes of residual and vocabulary.
     """
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
@@ -187,7 +188,7 @@ def check_shares(config: LlamaConfig, size: int) -> None:
     for name in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
         if getattr(config, name) % size:
             raise ConfigError(
-                f"--tp {size}: {config.name} has {name} {getattr(config, name)}, which it does not divide"
+                f"--tp {size}: {config.name} has {name} {getattr(config, name)}, which {size} does not divide"
             )
     if config.num_kv_heads % size and size % config.num_kv_heads:
         raise ConfigError(f"--tp {size}: {config.name} has {config.num_kv_heads} KV heads; neither divides the other")

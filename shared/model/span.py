@@ -27,12 +27,13 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers that run on all tokens as a whole. The second half of the model's last layer runs on wanted rows
-        only."""
+        """The layers of which both halves run on all tokens. In the model's last layer, the second half runs on the
+        wanted rows only.
+        """
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those of `layers` that are in the span. Returned numbers count from the span's first layer."""
+        """Return the numbers in `layers` that are in the span, counted from the span's first layer."""
         return tuple(layer - self.first for layer in layers if self.first <= layer < self.end)
 
 
@@ -41,10 +42,10 @@ def all_layers(config: LlamaConfig) -> Span:
 
 
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
-    """Cut a model into stages of neighbouring layers, at least one each.
+    """Cut a model into stages of neighbouring layers, at least one layer each.
 
     `heads_every_row`: whether all rows of a step go through the head, as they do in decoding. The head then counts as
-    the number of layers with its size, so the last stage gets fewer layers.
+    much as layers with the same number of parameters, so the last stage gets fewer layers.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

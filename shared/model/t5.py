@@ -3,9 +3,9 @@
     page slots of a row     | cross keys and values, one slot per encoder token | the decoder's own |
     decoder layer           norm -> self attention -> add | norm -> cross attention -> add | norm -> feed-forward -> add
 
-The encoder runs once, on all its tokens in one step, and writes all cross keys and values to its positions' slots.
-Hand-off and retraction treat this KV like any other KV. Positions are relative: all layers use the first layer's
-learned bias, which depends on the distance in buckets.
+The encoder runs once, on all its tokens in one step, and writes all cross keys and values to its tokens' slots.
+Hand-off and retraction treat this KV like any other KV. Positions are relative: the distance between a query and a key
+chooses a bucket, which has a learned bias. All layers of a stack use the first layer's biases.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
-# Older files repeat the embedding, and have a meaningless cross-attention table.
+# Older files repeat the embedding, and have a bias table for cross-attention, which T5 does not use.
 NOT_READ = frozenset(
     {
         "encoder.embed_tokens.weight",
@@ -69,8 +69,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
             is_gated=is_gated,
             is_gelu=is_gelu,
-            # v1.1 does not tie embeddings, so it does not scale outputs; newer files have a field that says whether to
-            # scale
+            # v1.1 does not tie embeddings, so it does not scale outputs. In newer files, a field says whether to scale.
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             max_context=max_context,

@@ -17,7 +17,7 @@ EXPERT_PARTS = ("gate", "up", "down")
 
 
 def tensor_shapes(config: LlamaConfig) -> Shapes:
-    """Return shapes by TensorSource name; rows first (out, in)."""
+    """Return shapes by TensorSource name. The shape of a matrix is (out, in)."""
     shapes: Shapes = {"embed": (config.vocab_size, config.hidden_size), "norm": (config.hidden_size,)}
     if not config.tie_embeddings:
         shapes["head"] = shapes["embed"]
@@ -59,7 +59,7 @@ def check_tensors(path: Path, family: str, wanted: Mapping[str, tuple[int, ...]]
     if missing := wanted.keys() - found.keys():
         raise ConfigError(f"{path} has no tensor {first_of(missing)}")
     if strange := found.keys() - wanted.keys():
-        raise ConfigError(f"{path}: {family} has no tensor {first_of(strange)}; the answers would differ without it")
+        raise ConfigError(f"{path}: {family} has no tensor {first_of(strange)}; answers would differ without it")
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ConfigError(f"{path}: tensor {name} is {found[name]}, and the configuration says {shape}")

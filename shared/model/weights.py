@@ -57,7 +57,7 @@ ATTENTION = ("qkv", "out")  # the products that may have a bias
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer's weights, with norms in float32. qkv and gate_up are fused for fewer, larger calls. A layer has
-    gate_up and down, or experts.
+    either gate_up and down, or experts.
     """
 
     attn_norm: torch.Tensor  # (H,)
@@ -95,8 +95,8 @@ def load_weights(
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
 
-    A layer's source tensors are dropped at once, so peak memory is the result plus the source of one layer and the
-    head.
+    Source tensors are dropped as soon as they are converted. So peak memory is at most the result plus the source
+    tensors of one layer and of the head.
     """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
@@ -270,7 +270,7 @@ def weights_bytes(
 ) -> int:
     """Return how many bytes load_weights keeps at most: parameters, a float32 head (tied or not), rotary tables.
 
-    `layer_item` (default: the dtype's) and `head_item`: bytes per weight.
+    `layer_item` and `head_item`: bytes per weight in the layers and in the head. `layer_item` None: the dtype's size.
     """
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)

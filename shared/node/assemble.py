@@ -141,7 +141,7 @@ def assemble_core(
 
     - widths, mixed_chunk: choose how many tokens each decode row has, and how many prompt tokens run beside decode
       rows. By default, both choose the largest number that the settings allow.
-    - ranks: the model's other ranks. The caller gives the pool to these ranks, and seals it.
+    - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals it.
     - stages: the stages of a pipeline model.
     - grammars: the grammars of the model's vocabulary. With None, requests with a grammar are refused.
     - boundary: between host and device; the default is the boundary of `settings.device`.

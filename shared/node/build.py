@@ -78,7 +78,8 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-MOST_TO_PREFILL_BYTES = 1 << 20  # limit on a part from a caller; callers send little: they only ask for pages (Pull)
+# Limit on a message part that a prefill node takes from a caller. Callers send little: they only ask for pages (Pull).
+MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
 
@@ -131,7 +132,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        with ExitStack() as ends:  # the ends run in reverse order, even if others raise
+        with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
             ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)

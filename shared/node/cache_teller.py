@@ -1,7 +1,7 @@
 """Tells routers which pages are cached here, in numbered CacheEvents. Sans-IO.
 
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
-    it asks again after a gap     -> the same messages again; if they are gone, from the beginning
+    it asks again after a gap     -> the same messages again; if they have left the ring, all from the beginning
 
 Memory is bounded: unsent changes are kept by page, sent messages in a ring buffer.
 """

@@ -1,4 +1,4 @@
-"""Manages a node's CPU cores: those of its plan, and idle cores borrowed from other nodes on the machine."""
+"""Manages a node's CPU cores: the cores of its plan, and idle cores borrowed from other nodes on the machine."""
 
 from __future__ import annotations
 

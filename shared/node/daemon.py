@@ -1,6 +1,6 @@
 """Runs a node: polls sockets and step completions together, and handles signals and the clock.
 
-poll (sleeps while nothing happens)  ->  each half of a tick, and its actions
+poll (sleeps while nothing happens)  ->  take_in, then its actions  ->  go_on, then its actions
 """
 
 from __future__ import annotations

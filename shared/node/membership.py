@@ -77,7 +77,7 @@ class Membership:
         self._hang_up_at[peer] = now + after_s
 
     def lacking(self) -> list[str]:
-        """Return the listed routers that don't serve this node."""
+        """Return the listed routers with which this node is not registered."""
         missing = [peer[:MAX_NAME] for peer in self._ctx.routers.listed if self._ctx.routers.life(peer) is None]
         return sorted(missing)[:MAX_NAMES]
 
@@ -134,7 +134,7 @@ class Membership:
             ),
         )
 
-    # ---- lives
+    # ---- epochs of routers
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
         """Handle a Welcome. Return whether the router now serves this node, and so needs the node's load."""

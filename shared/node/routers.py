@@ -23,7 +23,7 @@ class RoutersWord:
     """The ticket key and the clock that a router's Welcome told, for one epoch of the router."""
 
     key: bytes  # Empty: the router sent no key, so no ticket is genuine.
-    ahead_s: float  # Upper bound of our clock's lead over the router's; it contains the Welcome's transit time.
+    ahead_s: float  # Upper bound of our clock's lead over the router's clock. It includes the Welcome's transit time.
     since: float
 
 
@@ -52,9 +52,9 @@ class Routers:
         self.listed = frozenset(peers)
         self.peers = dict.fromkeys(peers)  # The dialled routers: listed ones, and ones that the node is leaving.
         self.leaving: set[str] = set()  # Served routers that are no longer on the list.
-        self._lives: dict[str, RouterLife] = {}  # Peer -> the life of the served router.
+        self._lives: dict[str, RouterLife] = {}  # Peer -> the served router's id and epoch.
         self._refused: dict[str, Refusal] = {}
-        self._words: dict[str, RoutersWord] = {}  # Peer -> the word of the served router.
+        self._words: dict[str, RoutersWord] = {}  # Peer -> the served router's ticket key and clock.
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
         """Return the endpoint of another served router with this name, if any."""
@@ -97,8 +97,8 @@ class Routers:
         return self._lives.get(peer)
 
     def serves(self, life: RouterLife) -> bool:
-        """Return whether a router with this life is served at any endpoint. A router may be listed twice, by name and
-        by address."""
+        """Return whether this router is served at any endpoint, in this epoch. A router may be listed twice, by name
+        and by address."""
         return life in self._lives.values()
 
     def lives(self) -> dict[str, RouterLife]:

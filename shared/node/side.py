@@ -55,7 +55,7 @@ class Side(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the pages that other nodes read here, because this node ends."""
+        """Release the pages that other nodes read from this node, because this node ends."""
         ...
 
     def hands_over(self) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Passes on Spendings (a router's charges to its tenants) to the other routers, without reading them. Sans-IO.
 
     router A --Spending 7--> latest of A: 7 --next heartbeat--> routers B and C
-    A's life ends: forgotten
+    A's epoch ends: the message is forgotten
 
 Memory is bounded: the node keeps the latest message of each served router, for at most MOST_ROUTERS routers.
 """

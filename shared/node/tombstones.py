@@ -1,5 +1,5 @@
-"""Remembers aborts, because an abort may arrive before the message that it aborts. Limits how many aborts it remembers,
-and for how long."""
+"""Remembers aborted and ended requests, because an abort may arrive before the message that it aborts. Limits how many
+requests it remembers, and for how long."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class Tombstones:
         return key in self._deadlines or key.sibling(ALL) in self._deadlines
 
     def expire(self, now: float) -> None:
-        """Drop expired keys. All keys live equally long, so the oldest come first."""
+        """Drop expired keys. All keys are kept equally long, so the oldest come first."""
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

@@ -68,7 +68,7 @@ class RequestMetrics:
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
 
     def ignored_field(self, field: str) -> None:
-        """Count a field by its name if our fixed set has it, else as "other"; never by a client's text."""
+        """Count an ignored field. `field`: a name of our fixed set, or "other", but never a client's text."""
         self._ignored.labels(field).inc()
 
     def continued(self, num_recomputed: int) -> None:
@@ -162,11 +162,11 @@ class ClusterMetrics:
             "baton_spec_width", "Tokens per step of a running row now: drafts + 1", place, registry=registry
         )
         self._missing = Gauge(
-            "baton_missing_routers", "Routers on the node's list that don't serve it", place, registry=registry
+            "baton_missing_routers", "Routers on the node's list where it is not registered", place, registry=registry
         )
         self._slowness = Gauge(
             "baton_node_slowness",
-            "Time of the node's steps over that of its peers for as much work; 1 if not known",
+            "Time of the node's steps divided by its peers' time for the same work; 1 if not known",
             place,
             registry=registry,
         )
@@ -189,7 +189,7 @@ class ClusterMetrics:
         )
         self._sought = Counter(
             "baton_prefix_sources_total",
-            "Prompts with more tokens cached at another prefill node, by the reason to name it as a source or not",
+            "Prompts with more tokens cached at another prefill node, by why that node was named as a source or not",
             ["outcome"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Define rank 0's messages to the other ranks: msgpack after a length, over one socket pair per rank.
+"""Define the messages between rank 0 and the other ranks: a length, then msgpack, over one socket pair per rank.
 
     rank 0   Start                 Pages, and their descriptor    Forward, Forward, ...   (closes)
     rank 1       Done (loading)                          Done
@@ -22,12 +22,12 @@ Order = TypeVar("Order", bound=msgspec.Struct)
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model to load, and where the ranks meet."""
+    """The model to load, and the file through which the ranks find each other."""
 
     rank: int
     size: int
     is_dp: bool  # True: each rank has the whole model and some rows; False: each rank has a part of the model.
-    store: str  # A file where the ranks meet, readable only by this user.
+    store: str  # The file through which the ranks find each other, readable only by this user.
     model: str
     dtype: str
     kv_dtype: str
@@ -52,7 +52,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensors of a `model.interface.ModelInputs`, as bytes in the dtypes that it defines."""
+    """The tensors of a `model.interface.ModelInputs`, as bytes in the dtypes that ModelInputs defines."""
 
     input_ids: bytes
     positions: bytes

@@ -4,7 +4,7 @@
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
 Rank 0 sends only a forward's inputs (ModelInputs), as values. A follower that planned, relayed tokens or sampled by
-itself might decide differently. All ranks share the pages' memory; after the barrier every rank has written its part.
+itself might decide differently. All ranks share the pages' memory. After the barrier every rank has written its part.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-    """Run the same forward on every rank. In a step without outputs, the ranks meet only at the barrier."""
+    """Run the same forward on every rank. The barrier waits until all have written KV of the last layer, too: a step
+    without outputs has no collective after that.
+    """
     output = model.forward(inputs, kv)
     group.barrier()
     return output

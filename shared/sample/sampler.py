@@ -35,7 +35,7 @@ def sample(
     - logits (E, vocab) float32
     - row_of (E,) each output's batch row: on the host for CPU kernels, else OutputRows
     - positions (E,) int64 of the input tokens, on the logits' device
-    - history, on host or device like `row_of`: may be None without penalties and bad words of several tokens
+    - history, on host or device like `row_of`: may be None if no row has penalties or bad words of several tokens
     - masks, on host or device like `row_of`: None without grammars
     """
     if logits.dtype != torch.float32:
@@ -77,8 +77,8 @@ def takes_largest(batch: SamplingBatch) -> bool:
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
     """Return the log-probabilities of E given tokens, and for each of them the `num_top` likeliest tokens.
 
-    logits (E, vocab) float32, ids (E,) int64 on their device. As in `sample`, log-probabilities are those of the raw
-    logits, before penalties, bias, temperature and filters.
+    logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, log-probabilities come from the
+    raw logits, before penalties, bias, temperature and filters.
     """
     if libraries.runs_triton(logits.device):
         from shared.sample.sampler_triton import score_triton

@@ -18,7 +18,7 @@ from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
-PARALLEL_FROM = 1 << 18  # a team's threads are woken from this number of logits on; for fewer, this does not pay
+PARALLEL_FROM = 1 << 18  # number of logits from which on it pays to wake a team's threads
 NO_TOKEN = -1  # fills the rest of top_ids in rows that requested fewer tokens than others
 
 
@@ -141,7 +141,9 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.N
 def with_logprobs(
     values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
 ) -> SampleOutput:
-    """`num_best` (E,): how many likeliest tokens to return beside each output; below 0: no logprobs."""
+    """Return the ids with their logprobs. `num_best` (E,): how many likeliest tokens to return for each output;
+    below 0: no logprobs.
+    """
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)

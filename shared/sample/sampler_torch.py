@@ -1,8 +1,8 @@
-"""Sample on torch tensors of any device, with sorts, cumulative sums and masks. The ids are those of the numba kernels.
+"""Sample on torch tensors of any device, with sorts, cumulative sums and masks. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor, parameters (Knobs) included, is on the device of
-`logits`, and the host knows how many outputs are drawn in each way. Integer sums and elementwise floats have the
-same bits on every device.
+`logits`, and the host knows how many outputs are drawn in each way, or all are drawn in every way (`is_blind`). Integer
+sums and elementwise floats have the same bits on every device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OutputRows:
 
     @property
     def is_blind(self) -> bool:
-        """Whether only the device knows in which way each output is drawn. If so, every output is drawn in all ways."""
+        """Whether only the device knows in which way each output is drawn. If so, all are drawn in every way."""
         return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
@@ -64,13 +64,13 @@ class OutputRows:
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
-        before = counts.cumsum(0) - counts  # of earlier outputs
+        before = counts.cumsum(0) - counts  # the number of earlier outputs' entries
         places = torch.arange(total, device=ends.device) - before[outputs]
         return outputs, ends[self.rows[outputs]] + places
 
 
 def true_first(flags: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the indices, (num,) int64, where `flags` (E,) are true. The caller knows `num`, so nothing waits."""
+    """Return the indices, (num,) int64, where `flags` (E,) are true. The host knows `num`, so it doesn't wait."""
     return flags.logical_not().to(torch.int8).argsort(stable=True)[:num]
 
 
@@ -100,7 +100,7 @@ def _edit(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> torch.Tensor:
-    """Edit a copy, if any output is edited. Logprobs need the raw logits."""
+    """Return an edited copy, because logprobs need the raw logits. If no output is edited, return `logits`."""
     host, own = rows.host, logits.clone
     penalised = host.is_penalised[rows.host_rows] != 0
     limited = host.is_limited[rows.host_rows] != 0
@@ -170,7 +170,7 @@ def _past(history: History, some: OutputRows, positions: torch.Tensor, where: to
 
 
 def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """(E, vocab) int32"""
+    """Count the wanted tokens by id, for each output. Returns (E, vocab) int32."""
     wanted = wanted & (tokens >= 0) & (tokens < vocab_size)
     counts = torch.zeros((len(tokens), vocab_size), dtype=torch.int32, device=tokens.device)
     return counts.scatter_add_(1, tokens.clamp(0, vocab_size - 1).to(torch.int64), wanted.to(torch.int32))
@@ -233,7 +233,7 @@ def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, histor
         answers = _last_tokens(history, rows, positions, length)
         is_next = ((wanted == answers[outputs]) | (wanted < 0)).all(dim=1)
     barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    # two words may have the same last id
+    # accumulated, because two words may have the same last id
     barred.index_put_((outputs, knobs.bad_ids[entries]), is_next.to(torch.int32), accumulate=True)
     logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))
 

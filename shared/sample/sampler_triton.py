@@ -1,4 +1,4 @@
-"""Sample with Triton kernels, without sorts, copies or waits. The ids are those of sampler_torch.
+"""Sample with Triton kernels, without sorts, copies or waits. The ids equal sampler_torch's.
 
 The host's copy of the parameters decides which kernels run. The device's copy decides how a kernel treats each output.
 A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last. Every tensor is on

@@ -61,7 +61,7 @@ class ScheduleBatch:
         self._pending_advance = np.zeros(len(self), dtype=np.int64)
 
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
-        """Record that each of these rows advances by `width` tokens in `step`.
+        """Record that each of these rows advances by at most `width` tokens in `step`.
 
         The lengths of plain rows advance at the next `prepare_for_decode`. With speculation the upper bound advances
         now.

@@ -23,7 +23,7 @@ class Capacity:
 
     def reserve_running(self, width: int) -> set[Request]:
         """Return the rows that run next. Each of these rows may need another step, and has pages for all tokens that
-        this step may commit (rule a).
+        the next step may commit (rule a).
         """
         stepping: set[Request] = set()
         batch = self._queues.running

@@ -97,8 +97,8 @@ class Acceptance:
         self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
-        """Return a list of how many tokens a verify with 0, 1, ... chained drafts is expected to yield. A depth with
-        few trials uses the rate of the previous depth.
+        """Return a list of how many tokens a verify with 0, 1, ... chained drafts is expected to yield. The fewer
+        trials a depth has, the closer its rate is to the previous depth's rate.
         """
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):
@@ -115,7 +115,7 @@ class StepCosts:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
         self._measured: dict[tuple[int, int], int] = {}  # the number of the step that gave the newest time
         self._typical: dict[tuple[int, int], float] = {}  # the typical time, where enough times were measured
-        self._slopes: dict[int, float] = {}  # time of one more draft as a share of a plain step's, by decode rows
+        self._slopes: dict[int, float] = {}  # time of one more draft as a share of a plain step's time, by decode rows
         self._steps = 0
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:

@@ -46,7 +46,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
-    """A launched step will complete the KV of a hand-off's first num_tokens tokens; is_last: these are all its tokens.
+    """A launched step will complete the KV of a hand-off's first num_tokens tokens. is_last: these are all its tokens.
     The event comes in the round in which the step is launched. `layers` shows the step's progress.
     """
 
@@ -142,7 +142,7 @@ class SchedCounters:
     spec_accepted_tokens: int = 0  # accepted drafts, without the bonus token
     spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth, from 1
     spec_draft_seconds: float = 0.0  # time spent on drafting, also in plain steps, which keep the drafter current
-    spec_verify_seconds: float = 0.0  # the other time of steps with drafts, prompt chunks included
+    spec_verify_seconds: float = 0.0  # the rest of the time of steps with drafts, prompt chunks included
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
         """Count one row's run, which a stop may have cut to `num_kept` tokens."""

@@ -92,8 +92,9 @@ class PlanFreezer:
         return self._sampling
 
     def _history_seeds(self, shares: Sequence[ChunkShare]) -> list[HistorySeed]:
-        """Return the tokens whose KV is reused, for rows that keep a history, because no forward writes these tokens
-        there."""
+        """Return the tokens whose KV is reused, for rows that keep a history. No forward writes these tokens to the
+        history.
+        """
         seeds = []
         for share in shares:
             chunk = share.chunk

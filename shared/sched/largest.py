@@ -4,7 +4,8 @@ KV pool.
     mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-All pages are page 0, the sink. Memory for prompt log-probabilities is not counted; if it is too little, one step fails.
+All pages are page 0, the sink. Memory for prompt log-probabilities is not counted. If too little is left for them,
+one step fails.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ EVERY_FEATURE = SamplingParams(
 
 
 class LargestSteps:
-    """`num_rows`: the largest number of running requests. `num_tokens`: the KV pool's largest size."""
+    """`num_rows`: the largest number of running requests. `num_tokens`: the KV pool's largest size, in tokens."""
 
     def __init__(
         self,

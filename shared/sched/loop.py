@@ -3,8 +3,8 @@
     process results -> bring back from the cold tier -> resolve lengths -> plan N (pure) -> launch N
 
 With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. All waits
-and errors come before the plan, because the plan is the first change of the scheduler's state. When a step ends, it
-wakes the node's poll.
+and errors of a launch come before its plan, because the plan changes the scheduler's state. When a step ends, it wakes
+the node's poll.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EngineLoop:
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # the rows to run next need the tokens that late sampling gives
+            return self.engine.stages.flush()  # the rows to run next need the tokens that late sampling draws
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
@@ -140,7 +140,7 @@ class EngineLoop:
         return True
 
     def _drain(self) -> None:
-        """Close leases up to and including that of the failed step; its result starts the recovery."""
+        """Close leases up to and including the failed step's lease. The failed step's result starts the recovery."""
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()

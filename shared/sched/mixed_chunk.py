@@ -4,9 +4,9 @@
         next chunk    more, in proportion, but no jump     less, in proportion, but at least half
 
 No cost formula fits, because tokens may cost nothing until the device is busy. After a chunk that was too large, each
-later chunk halves the distance to that chunk's size, and that size is slowly forgotten. So a delayed step causes only a
-few small chunks. The choice is deterministic: equal results lead to equal chunks. A result comes at least one step
-after its plan.
+later chunk grows at most halfway to that chunk's size, and that size is slowly forgotten. So a delayed step causes
+only a few small chunks. The choice is deterministic: equal results lead to equal chunks. A result comes at least one
+step after its plan.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FixedChunk:
 
 
 def make_mixed_chunk(itl_budget_ms: float, most: int) -> MixedChunk:
-    """Return what chooses chunks under this budget. `itl_budget_ms` is 0 if there is no budget. `most`: tokens of the
+    """Return the MixedChunk for this budget. `itl_budget_ms` is 0 if there is no budget. `most`: tokens of the
     largest chunk."""
     return BudgetedChunk(itl_budget_ms / 1000, most) if itl_budget_ms > 0 else FixedChunk(most)
 

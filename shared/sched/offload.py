@@ -1,15 +1,15 @@
 """Copies KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      cached pages without users, long before eviction         pinned, read, unpinned
-    park      a running request that is retracted                       its row is held until its pages are out
-    restore   at admission, behind the prefix cache's tokens            into the row's own pages, digests checked
+    save      copies out cached pages that no request uses, long before eviction     pinned during the copy
+    park      copies out the pages of a retracted running request                    its row is held during the copy
+    restore   copies in the pages after the cached prefix, at admission              digests are checked
 
 Copies run on the cold stream, in launch order. A copy's row stays held, and its lock is kept, until a later round sees
 that the copy has ended. So no page is ever in a copy and in a hand-off at once.
 
-    forward    | step | step |    the newest step ...
-    cold       | wait . . .  | park | restore |    ... is waited for: its rows' old owners may still write the pages
-    transfer   | pull | describe | pull |          waits for steps alone
+    forward    | step | step |
+    cold       | wait . . .  | park | restore |    waits for the newest step, which may still write the pages
+    transfer   | pull | describe | pull |          waits only for steps
 
 If all its KV is restored, a request resumes by stash, like a PREBUILT record. If pages are missing or damaged, their
 tokens are computed.
@@ -35,7 +35,7 @@ from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
-MOST_SAVED_AT_ONCE = 32  # number of pages in one copy; a limit, so that the next copy does not wait long
+MOST_SAVED_AT_ONCE = 32  # the largest number of pages in one copy, so that the next copy does not wait long
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Restore:
     """A copy of pages into a request's row. After the copy, the row has the KV of `num_tokens` tokens, or of only
     `num_cached` tokens if pages are damaged.
 
-    `revoked`: whether the request has left; its row is then held until the copy ends.
+    `revoked`: whether the request has ended or was retracted. Its row is then held until the copy ends.
     """
 
     request: Request
@@ -86,7 +86,7 @@ class ColdTier:
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
         """Begin a copy from the tier. Each of `loads` is a tier page, the page's current place in the tier, and the
-        pool page to fill. A launched step may still write the pool pages.
+        pool page to fill. The copy waits for the newest launched step, which may still write the pool pages.
         """
 
         def run() -> None:
@@ -199,7 +199,7 @@ class Offload:
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
         """Copy the pages that follow the first `num_cached` tokens back from the tier. Return False if the tier has no
         such pages. The request's row and pages must be reserved. If the request has output, only the last token needs a
-        forward, so partial pages count too, except with relayed drafts.
+        forward, so a partly full last page is restored, too, except with relayed drafts.
         """
         if req.first_unscored is not None:
             return False  # the prompt must be computed, because its scores need the logits

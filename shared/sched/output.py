@@ -17,7 +17,7 @@ def append_tokens(
 ) -> tuple[Emitted, FinishReason | None]:
     """Append an accepted run. Return the emitted tokens, and why the request ends, if it does. The device published the
     length of the whole run. The host cuts the run at a stop, so no later token reaches the client, the prefix cache or
-    `usage`. `usage` counts the stop token, but the router does not show it.
+    `usage`. `usage` counts the stop token, but the router does not show this token.
     """
     first_pos = len(req.output_ids)
     reason: FinishReason | None = None

@@ -1,12 +1,13 @@
-"""Decides which requests get pages and which return them, so that a full pool never stops all of them. Each rule ended
-a livelock.
+"""Decides which requests get pages and which return pages, so that a full pool never stops all requests. Each rule
+ended a livelock.
 
-a  running rows reserve before any request is admitted; admission leaves one reservation free per decoding row
+a  running rows reserve before any request is admitted; admission leaves enough pages free for one step of each
+   decoding row
 b  a prompt reserves all its pages at once; requests that hold pages go before the head of the queue
 c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
    arrival
-d  while pages are coming back (held), a row that lacks pages skips a step instead of retracting one more request
-e  pages are held only for an end that surely comes: that of the pull or copy of a `held` row
+d  while held pages are coming back, a row that lacks pages skips a step, and no further request is retracted
+e  a held row keeps its pages only until its pull or copy ends, and each pull and copy is sure to end
 f  loans of cached pages end first, then pulls of prefixes, newest first; only after them may a row skip, a prompt
    wait, or a request be retracted
 """
@@ -60,10 +61,10 @@ class PageBudget:
         self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
     ) -> int | None:
         """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens. Return the number of cached
-        tokens; or reserve nothing and return None.
+        tokens. If a row or pages are lacking, reserve nothing and return None.
 
-        At least one token is left to compute; for prompt scores, all tokens that the scores need are left. No step
-        reads pages before `first_needed`.
+        At least one token is left to compute. For prompt scores, all tokens that the scores need are left. No step
+        reads pages before page number `first_needed`.
         """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
@@ -84,7 +85,7 @@ class PageBudget:
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
         """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing. `keys`:
-        the keys of all pages from 0.
+        the keys of all pages from page 0 on.
 
         Return None if rows or pages are short, or if the pages before `first_page` are not cached any more. A pull's
         row is given up before any request must wait (rule f).
@@ -148,7 +149,7 @@ class PageBudget:
         return row
 
     def hold_pulled(self, row: int) -> None:
-        """Keep the row of an ended pull until its copies in flight end. Idempotent."""
+        """Keep the row of a pull that was given up or has ended, until its copies in flight end. Idempotent."""
         if row in self._pulled:
             self._held[row] = self._pulled.pop(row)
 

@@ -16,18 +16,18 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A granted request, with the KV of `committed` tokens, which has arrived. `token` is its next input token."""
+    """A request whose KV of `committed` tokens has arrived. `token` is the request's next input token."""
 
     request: Request
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    draft_state: dict[str, torch.Tensor]  # (*shape) on the host, for each extra that the drafter relays
+    draft_state: dict[str, torch.Tensor]  # by name, each extra that the drafter relays: (*shape), on the host
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:
     """Make the admission of arrived rows. The rows' history seeds lack the next input token, because the forward that
-    reads this token writes it."""
+    reads this token also writes it to the history."""
     reqs = [arrival.request for arrival in arrivals]
     return Admission(
         step=step,

@@ -101,8 +101,8 @@ class Queues:
         """Free the request's row and pages. The request keeps its arrival, and waits to be prefilled on this node
         again.
 
-        A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once because of
-        stream order, or after the cold tier's copy.
+        A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once, because
+        later steps run after the steps in flight. Pages that the cold tier copies can be reused after the copy.
         """
         self.counters.retractions += 1
         if req.state is S.GRANTED:

@@ -1,6 +1,6 @@
 """Applies a processed step to its requests: tokens, ends, finished chunks, and failures.
 
-Results of zombies are dropped: rows whose request ended or was retracted after the step was planned.
+If a row's request ended or was retracted after the step was planned, the row is a zombie, and its results are dropped.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """Restart a request once. A hand-off keeps its pages, because some of them were promised to a peer."""
+        """Restart a running or prefilling request. A hand-off keeps its pages, because some were promised to a peer."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

@@ -6,7 +6,7 @@
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
     queues requests by state, and their changes of state      capacity   which requests reserve or are retracted
-    freeze   a step's plan of values                            results    a step's effects on its requests
+    freeze   a step's plan, which holds only values             results    a step's effects on its requests
 
 `plan` touches no device. The loop has done everything that may wait or raise, such as reading exact lengths, before it
 calls `plan`.
@@ -212,8 +212,8 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Readmit requests whose copies have ended, and begin the next copies. Return an Admission of the requests with
-        all KV, if any."""
+        """Readmit requests whose copies have ended, and begin the next copies. Return an Admission of the requests
+        whose KV is complete, if any."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
@@ -301,7 +301,7 @@ class Scheduler:
     # ---- results
 
     def launched(self, plan: StepPlan, layers: LayerMarks | None) -> None:
-        """Announce a launched step's chunks, if KV pages are sent layer by layer."""
+        """Announce a launched step's chunks, if KV pages are sent layer by layer. The plan lists chunks first."""
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first

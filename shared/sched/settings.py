@@ -18,12 +18,12 @@ class SchedSettings:
     width: int = 1  # largest number of tokens that a decode row commits per step; above 1 there is a drafter
     # whether chunks and decode rows share steps; otherwise steps with chunks and steps with decode rows alternate
     mix: bool = True
-    key_lookahead: int = 0  # 1 if a page's KV depends on the next token (see Drafter)
+    key_lookahead: int = 0  # 1 if a token's draft KV depends on the next token (see Drafter)
     reads_history: bool = False  # whether the drafter reads every row's history (see Drafter)
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
     needs_cpu_seq_lens: bool = False  # whether planning waits for publish, because attention needs exact lengths
     max_ungranted_pages: int = 1 << 30  # limit on pages pinned on a prefill node for requests without a grant
-    # layer numbers; a hand-off sends its KV in parts, which end at these layers, then the rest
+    # a hand-off sends its KV in parts: the layers up to each of these counts, and then the rest
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
     depth: int = 1  # how many steps may be open when another is launched

@@ -2,8 +2,8 @@
 
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns
-    a comes through              prompt and one decode step: a rejoins the others
-    c fails again                alone: c is to blame, or the device
+    a runs alone and succeeds    after its prompt and one decode step, a rejoins the others
+    c runs alone and fails       c is to blame, or the device
 
 After each shared failure, a request runs again at most once. This run emits a token or ends the request.
 """

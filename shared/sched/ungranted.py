@@ -1,7 +1,7 @@
 """Decides which prompts wait. Siblings wait for their leader; hand-offs without a grant wait for all other requests.
 
     ungranted   are computed ahead while they pin little memory, which they hold until a decode node answers
-    others      are granted (a decode node holds memory for them) or local; they take memory of ungranted hand-offs
+    others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
 
 Without this rule, two nodes could wait forever for each other's memory.
 """
@@ -18,7 +18,7 @@ from shared.sched.settings import SchedSettings
 
 def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> bool:
     """Return whether the request is a sibling (n > 1) and the first sequence's prompt is still being computed. A
-    sibling waits for it, because sharing this prompt's pages saves memory.
+    sibling waits for this prompt, because sharing its pages saves memory.
     """
     if not req.key.seq_index:
         return False
@@ -27,8 +27,8 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
 
 
 class UngrantedPins:
-    """The ungranted hand-offs that have memory, in one admission round. `is_full`: whether one of these hand-offs has
-    found no room."""
+    """The ungranted hand-offs that have memory, in one admission round. `is_full`: whether this round found no room for
+    an ungranted hand-off."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:
         self.is_full = False

@@ -20,7 +20,7 @@ from shared.speculation.ngram import copies_of
 
 class CopyingDrafter:
     """A Drafter that wraps a head's Drafter. Relay, hand-off and cache hold only the head's state, so a peer may use
-    the same head without copies."""
+    the same head without this class."""
 
     reads_history = True
 

@@ -1,13 +1,14 @@
 """Grow a tree of drafts with one head (EAGLE-2, arXiv 2406.16858). The tree's likeliest nodes are verified.
 
-At each level the `topk` likeliest nodes get `topk` children each. A node's likelihood counts all drafts on its path, so
+At each level the k = `topk` likeliest nodes get k children each. A node's likelihood counts all drafts on its path, so
 a kept node's ancestors are kept, too.
 
-        slot         L-1          L .. L+k-1         L+k .. L+2k-1
-    head reads   (bonus, f)        level 1              level 2         at positions L, L+1: siblings share one
+        slot         L-1          L .. L+k-1         L+k .. L+2k-1       L = committed, f: the target's feature
+    head reads   (bonus, f)        level 1              level 2
     head draws    level 1       k x k of level 2     k x k of level 3
 
-If the head is right, the first draw at each node is the target's.
+All nodes of level 1 are at position L, all nodes of level 2 at position L+1. If the head is right, the first draw at
+each node equals the target's draw.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shared.speculation.views import alternatives_of
 
 @dataclass(slots=True)
 class Level:
-    """n candidates of one depth for each of D rows, with summed log-likelihoods.
+    """n candidates of one depth for each of D rows. A score is the sum of the log-likelihoods on a candidate's path.
 
     parents: each candidate's parent, as an index over all levels' candidates; -1 stands for the bonus token.
     """
@@ -57,7 +58,7 @@ def grow(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, first: Level, hidden: torch.Tensor, steps: int
 ) -> Drafts:
     """Grow the tree. `first`: the topk likeliest drafts after the bonus token. hidden (D, *hidden_shape): the head's
-    state from which they were drawn."""
+    state from which these drafts were drawn."""
     topk = first.ids.shape[1]
     levels = [first]
     frontier = Frontier(

@@ -1,4 +1,4 @@
-"""Make the configured drafter: n-gram copies, or a head, with or without copies.
+"""Make the configured drafter: n-gram copying, or a head, with or without n-gram copying.
 
 The head is HashDraft for HashLM, else an EAGLE-3 head from disk.
 """

@@ -99,6 +99,6 @@ def _target_ids(places: torch.Tensor, words: torch.Tensor | None) -> torch.Tenso
 
 
 def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Spread logits (N, Vd) to (N, vocab_size). Ids that the head lacks are never drafted."""
+    """Spread logits (N, Vd), one per draft id, to (N, vocab_size). Ids that the head lacks are never drafted."""
     full = logits.new_full((len(logits), vocab_size), -torch.inf)
     return full.index_copy_(1, d2t, logits)

@@ -30,11 +30,11 @@ from shared.speculation.views import features_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
-    """A Drafter. With topk 1 it drafts a chain as long as the window, else a tree of at most `steps` levels.
+    """A Drafter. With topk 1 it drafts a chain of width - 1 drafts, else a tree of at most `steps` levels.
 
     Relayed per row:
-    - topk_index (topk,) int64: the first drafts
-    - topk_p (topk,) float32, for a tree: their likelihood
+    - topk_index (topk,) int64: the likeliest first drafts
+    - topk_p (topk,) float32, for a tree: the probabilities of these drafts
     - hidden_states: the head's state at slot L - 1
     """
 

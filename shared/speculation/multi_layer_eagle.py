@@ -6,9 +6,9 @@
     layer 2   (bonus, 1 at L-2)   (draft 1, 1 at L-1)   (draft 2, 1 at L)             draws draft 3
                                   `- propose: layer i runs over i slots, which the next extend writes again
 
-A layer reads the token after its slot, and the previous layer's state one slot back. Layer 0 reads the target's feature
-of the slot instead. So every layer looks one token ahead. Hidden states are a plane of the pages, so they survive
-chunks, prefix-cache hits and hand-offs.
+A layer reads the token after its slot, and the previous layer's state one slot back ("0 at L-2": layer 0's state at
+slot L-2). Layer 0 reads the target's feature of the slot instead. So every layer looks one token ahead. Hidden states
+are a plane of the pages, so they survive chunks, prefix-cache hits and hand-offs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class KeptHidden:
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
-        """(num_rows, 0, H)"""
+        """Return states of no slots, (num_rows, 0, H)."""
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:

@@ -3,7 +3,7 @@
 The method is prompt lookup decoding by Apoorv Saxena, 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
 
     ... the quick brown fox jumps over ... said the quick | brown fox jumps
-                  `- after the latest place where the last 3 tokens (or else 2, or 1) stood before -'
+                  `- the drafts: tokens that followed the latest earlier copy of the last 3 (else 2, else 1) tokens
 
 Like an LZ77 copy, a draft may continue into its own tokens, and so predict a repetition of any period. Without a match,
 the last token is repeated (period 1). Tensor operations run over all rows, on any device, without a sync.

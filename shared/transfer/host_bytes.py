@@ -1,8 +1,8 @@
 """Moves page bytes out of and into pools through host memory, for transports that need it.
 
     pool on a CPU    the pages themselves, without a copy
-    pool on a GPU    sender    page --copy--> | block | --> frames          frames keep the block until the last is gone
-                     receiver  frames --> | slot | slot | ... --copy--> page       a slot waits for its copy's event
+    pool on a GPU    sender    page --copy--> | block | --> frames        the block is lent until its last frame is gone
+                     receiver  frames --> | slot | slot | ... --copy--> page     a slot waits for its copy's event
 
 Blocks and slots are pinned, for asynchronous copies. Everything runs on the transfer stream's thread, which may block.
 The GPU half has run only on a virtual GPU.
@@ -37,8 +37,8 @@ class PageReader(Protocol):
     num_blocks: int
 
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
-        """Return the bytes `where` of each page, (n,) uint8 each, and the block that holds them. Without a block (None)
-        the pool holds the bytes.
+        """Return the byte range `where` of each page, (n,) uint8 each, and the block that holds these bytes. The
+        block is None if the pool itself holds them.
 
         The block is not reused while anything refers to one of the arrays. Raises HandoffFailed if no block becomes
         free.
@@ -111,10 +111,10 @@ class PinnedReader:
 
 
 class Blocks:
-    """Owns a sender's pinned blocks. It makes each block when it is first needed, makes at most `most`, and keeps them.
+    """Owns a sender's pinned blocks. It makes at most `most` blocks, each when it is first needed, and keeps them.
 
-    A block returns when nothing refers to the array from `take` or its parts any more. For example, libzmq's frames
-    refer to such parts.
+    A block can be taken again once nothing refers to the array from `take` or to parts of this array. For example,
+    libzmq's frames refer to such parts.
     """
 
     def __init__(self, make: Callable[[], torch.Tensor], block_bytes: int, most: int, patience_s: float) -> None:
@@ -152,8 +152,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`memory`: (page_bytes,) uint8, pinned; `host`: the same for numpy. `copied`: the event after the slot's last
-    copy."""
+    """`memory`: (page_bytes,) uint8, pinned. `host`: a numpy array of the same memory. `copied`: the event after the
+    slot's last copy."""
 
     memory: torch.Tensor
     host: ByteArray

@@ -1,9 +1,9 @@
 """Defines how KV pages get from one node's pool into another's. The receiver pulls and checks the pages, and trusts no
 peer.
 
-    sender      describe(pages, part): generation and digest of each page's part     on its transfer stream, pinned
-    message     Ready (part, generations, digests; where the bytes are, or they follow as frames)
-    receiver    pull(ready): copy -> digest (shm: generation, too)                   on its transfer stream
+    sender      describe(pages, part): generation and digest of each page's part   on its transfer stream, pages pinned
+    message     Ready (part, generations, digests, and the place of the bytes, unless they follow as frames)
+    receiver    pull(ready): copy -> digest (shm: generation, too)                 on its transfer stream
 
 A part is some layers of a page: layer i can travel while layer i + 1 is computed.
 
@@ -55,7 +55,7 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """A part of some of a sender's pages, and one way to get its bytes. The part no longer changes.
+    """The same part of each of a sender's `pages`, and one way to get the part's bytes. These bytes no longer change.
 
     - pool: the receiver reads the pool.
     - frames: views of the pool, whose pages stay pinned until Installed, or of separate host memory.
@@ -169,8 +169,8 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
 
 
 def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
-    """Copy `source` into the part, and zero the part's rest. So the page keeps no draft KV of a previous owner. Return
-    the copied bytes in `page`.
+    """Copy `source` into the part, and zero the rest of the part. So the page keeps no draft KV of a previous owner.
+    Return the copied bytes in `page`.
     """
     target = page[part.bytes_in(planes)]
     copied = target[: len(source)]

@@ -105,7 +105,7 @@ class OpenNixl:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether a read failed. A peer that returns is opened again."""
+        """Return whether a read failed. If the peer comes back, its pool is opened again."""
         return self._failed
 
     def close(self) -> None:

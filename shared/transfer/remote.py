@@ -1,6 +1,6 @@
 """Implements the common half of `cuda_ipc` and `nixl`, which read a peer's pool in place with a library.
 
-sender     describe: pages, digests, handle of the pool   (bytes of the library, the same in every message)
+sender     describe: pages, digests, handle of the pool   (bytes that the library makes, the same in every message)
 receiver   open the handle once, read parts of pages into our own pages, compare the copies' digests
 """
 

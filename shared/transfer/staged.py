@@ -31,10 +31,10 @@ from shared.wire.messages import Ready, Take
 
 STAGED = ("gloo", "nccl")
 MAX_STAGING_BYTES = 64 << 20
-# the size of one buffer, for a Ready's pages; the number of free buffers to keep
+# the size of one buffer, which holds a Ready's pages, and the number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# so gloo's pages are checked while they are in the core's cache; nccl's pages are checked all at once
+# gloo's pages are checked one at a time, while they are in the core's cache; nccl's pages are checked all at once
 PAGES_AT_ONCE = {"gloo": 1}
 
 
@@ -116,7 +116,8 @@ class StagedReceiver:
         staging_bytes(len(ready.pages), ready.staged_bytes)
 
     def make_staging(self, ready: Ready) -> torch.Tensor:
-        """Return a (pages, bytes of each) uint8 tensor on the pool's device. The group fills it before `pull`."""
+        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group fills it before
+        `pull`."""
         count = len(ready.pages)
         return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 

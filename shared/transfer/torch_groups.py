@@ -1,4 +1,4 @@
-"""Implements process groups of two over torch.distributed, point to point: gloo on CPUs, nccl on GPUs.
+"""Implements process groups of two nodes over torch.distributed, point to point: gloo on CPUs, nccl on GPUs.
 
 Only the addresses travel over the nodes' authenticated connection. Neither backend authenticates its peer or encrypts,
 so both need a trusted network.
@@ -24,8 +24,8 @@ from shared.transfer.link_store import LinkStore
 
 RECEIVER, SENDER = 0, 1  # Ranks. In nccl, rank 0 begins, so the receiver has rank 0.
 CONNECT_S = 15.0  # The longest time to connect; needed because gloo can't be aborted while it dials.
-NEVER_S = 7 * 86400.0  # A transfer ends with its completion or the peer's death, before this time has passed.
-Transfer = torch.Tensor | list[torch.Tensor]  # Rows of (n,) uint8, contiguous, on the backend's device, sent in turn.
+NEVER_S = 7 * 86400.0  # A time that never passes: before it, the transfer completes or the peer's death ends it.
+Transfer = torch.Tensor | list[torch.Tensor]  # Contiguous (n,) uint8 rows on the backend's device, sent in turn.
 
 
 class TorchGroup(Protocol):
@@ -183,4 +183,4 @@ def connections(own_port: int, peer_port: int) -> Iterator[socket.socket]:
             continue
         with contextlib.suppress(OSError):
             if found.getsockname()[1] == own_port or found.getpeername()[1] == peer_port:
-                yield socket.socket(fileno=os.dup(found.fileno()))  # `found.dup()` would make both blocking
+                yield socket.socket(fileno=os.dup(found.fileno()))  # `found.dup()` would make both handles blocking

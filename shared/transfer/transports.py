@@ -36,7 +36,7 @@ NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces 
 def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
     """Return the transports that the system and torch offer for pages on this kind of device, best first.
 
-    `receives`: the node sends no pages.
+    `receives`: whether the node only receives pages, and sends none.
     """
     can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     has = {

@@ -48,7 +48,7 @@ MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """`max_control_bytes` limits the message itself, `max_frame_bytes` a page frame."""
+    """`max_control_bytes` limits the message itself, `max_frame_bytes` limits each page frame."""
 
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
@@ -95,7 +95,7 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
-    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag; a message must have all fields
+    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag, which is not a struct field
         raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message

@@ -67,7 +67,7 @@ class NodeLinks:
 
         `endpoint` comes from the configuration or a node's Hello. `brings_pages`: the peer's answers may have page
         frames. Raises ConfigError for a peer that must not be dialled, and PeerUnreachable for a node if no descriptor
-        is left. In that case, and also while no router's key is allowed, a router is dialled later.
+        is left. If no descriptor is left for a router, or no router's key is allowed, the router is dialled later.
         """
         if peer in self._dealers:
             return

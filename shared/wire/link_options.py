@@ -25,7 +25,7 @@ class LinkOptions:
     - unread_bytes: a connection with more unread bytes than this is shut down.
     - caller_bytes: the size of the largest part that a caller may send. Each caller may have 4 such parts unread, all
       callers together may have 32. With 0 the general limits hold.
-    - brings_pages: a dialled peer answers with page frames.
+    - brings_pages: whether a dialled peer answers with page frames.
     - ring: its keys encrypt connections, and both ends prove who they are. Without a ring only this machine may
       connect.
     """

@@ -6,11 +6,12 @@
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
     P -> P           Pull, FramesTaken, Returned
-    P -> P, back     Lent, Ready
-    D -> P           Join, Take                              transports with a process group per pair
-    both             StoreEntry, Broken                      the same
+    P -> P, answers  Lent, Ready
+    D -> P           Join, Take                              only for transports with a process group per pair
+    P and D          StoreEntry, Broken                      only for these transports
 
-Pages never travel inside a message. With `zmq` they follow their Ready as length-checked frames.
+P is a prefill node, D is a decode node. Pages never travel inside a message. With `zmq` they follow their Ready as
+length-checked frames.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Heartbeat(Message, frozen=True):
     cache_seq: Count = 0  # number of the last CacheEvents to this router
     others: OthersLoad = NO_OTHERS
     leaves: bool = False  # The node's list of routers lacks this router; the node stays until Release.
-    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Listed routers that don't serve the node.
+    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Routers where the node is not registered.
 
 
 class CacheEvents(Message, frozen=True):
@@ -192,7 +193,7 @@ class Abort(Message, frozen=True):
     """The request is over. A prefill node sends Abort to a decode node, too."""
 
     key: Key
-    all_sequences: bool  # of the request, not only the key's sequence
+    all_sequences: bool  # whether it is over for all sequences of the request, not only for the key's sequence
 
 
 class Tokens(Message, frozen=True):

@@ -54,7 +54,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     """Return a socket that is neither bound nor connected.
 
     libzmq 4.3.5 aborts the process (its issue 4364) if a connection breaks while its inbox is full and a ping is due or
-    has come in. So inboxes have no limit except that of watch.py, and only a DEALER sends pings."""
+    has come in. So only watch.py limits inboxes, and only a DEALER sends pings."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
@@ -253,7 +253,7 @@ class RouterSocket:
             self.watch.forget_accepted()
             self._is_bound = False
             self._listen_again()
-            out = list(self._routes)  # the nodes come back under the new key
+            out = list(self._routes)  # the nodes dial again, and expect the new key
         else:
             out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
         for peer in out:

@@ -1,4 +1,4 @@
-"""Limits how much memory for unread bytes, and how many descriptors, the connections of this process take.
+"""Limits the number of descriptors, and the memory for unread bytes, that this process's connections take.
 
 libzmq limits the size of parts and the number of whole messages, but an unfinished message grows with each part. So a
 thread compares the bytes that TCP has received on each descriptor with the bytes delivered from it:
@@ -50,8 +50,9 @@ MOST_SWELLING = 64  # The largest growth counted per received byte: an empty par
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them; with 0
-    the general limits hold. `silent_s` is infinite if peers need not send anything, `mute_s` if they don't ping."""
+    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them. For
+    both, 0 means that the general limit holds. `silent_s` is infinite if peers need not send anything, `mute_s` if they
+    don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20

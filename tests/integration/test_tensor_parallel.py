@@ -144,7 +144,7 @@ def test_all_ranks_refuse_a_model_that_can_not_be_shared_out() -> None:
     command = (sys.executable, "-m", "deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
     done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which it does not divide")
+    assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which 3 does not divide")
     assert "Traceback" not in done.stderr
     assert not [one for one in psutil.process_iter(["cmdline"]) if "--of=refused-0" in (one.info["cmdline"] or ())]
 

@@ -198,7 +198,7 @@ COUNTED = """
 ## A decode step, counted
 
 The table shows the launches of one layer with the sizes of Llama 3.1 8B, and the bytes that a step of all 32 layers
-reads and writes. They are counted on the "meta" device. "Least" is the size of weights and KV, each read once. A step
+reads and writes. They are counted on the "meta" device. "Least" counts each weight and each KV value once. A step
 has one upload, two graph replays and one download (tests/unit/test_cuda_graphs.py counts them). Sampling is not in the
 table.
 """

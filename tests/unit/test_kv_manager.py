@@ -222,7 +222,7 @@ class TestLeaksAreNamed:
     def test_row_that_nobody_attached(self) -> None:
         kv = build()
         kv.rows.alloc_row()
-        with pytest.raises(IntegrityError, match="row 1 is in use but attached to nobody"):
+        with pytest.raises(IntegrityError, match="row 1 is in use but no record owns it"):
             kv.check_integrity()
 
     def test_row_freed_behind_our_back(self) -> None:

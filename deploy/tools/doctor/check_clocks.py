@@ -48,7 +48,8 @@ def check_node(node: SeenNode, status: Status) -> list[Finding]:
     was_there_first = heard_s - router_began_s < LONG_START_S
     if -ahead > LONG_START_S and not was_there_first:
         what = (
-            f"by its own clock it started {-ahead:.0f} s before the router heard of it: behind, or very slow to start"
+            f"by its own clock it started {-ahead:.0f} s before the router heard of it: "
+            "its clock is behind, or its start was very slow"
         )
         return [Finding("clocks", node.name, LOOK, what, f"compare `date` there; {ADVICE}")]
     return []

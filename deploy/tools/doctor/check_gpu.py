@@ -15,7 +15,7 @@ SLOW_COPY_BYTES_PER_S = 2e9
 # Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than the
 # host.
 MOST_DIFFERENCE = 1e-3
-INSTALL = "install a torch for your driver's CUDA, by its index: https://pytorch.org/get-started/locally"
+INSTALL = "install a torch built for your driver's CUDA version: https://pytorch.org/get-started/locally"
 OPEN = (
     "not tried: order of work under load, hand-offs between processes, speed. Baton was never run on a GPU: "
     "`make test-gpu` in a checkout tries the rest"
@@ -34,7 +34,7 @@ def check_absence(facts: GpuFacts) -> Finding:
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(
-            "gpu", HERE, LOOK, what, "nothing, if none was expected; else a driver: `nvidia-smi` must answer"
+            "gpu", HERE, LOOK, what, "nothing, if you expect none; else install a driver: `nvidia-smi` must answer"
         )
     driver = f"driver {facts.driver}" if facts.driver else "a driver"
     if not facts.built_for:
@@ -60,7 +60,7 @@ def check_device(device: GpuDevice, facts: GpuFacts) -> list[Finding]:
         )
     if device.sharing_problem:
         what = f"another process can't open its memory: {device.sharing_problem}"
-        found.append(Finding("gpu", where, LOOK, what, "leave --transport cuda_ipc alone; zmq works"))
+        found.append(Finding("gpu", where, LOOK, what, "do not use --transport cuda_ipc; zmq works"))
     return found or [Finding("gpu", where, OK, all_well(device, facts))]
 
 

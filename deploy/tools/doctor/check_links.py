@@ -23,7 +23,7 @@ NOTICEABLE_S = 0.05
 ENOUGH_BYTES = 1 << 20  # hand-offs of fewer bytes measure latency, not rate
 ENOUGH_HANDOFFS = 5
 HANDOFF = "baton_handoff_seconds"
-BUSY = "a busy decode node does this, too: compare with --transport shm on one machine, or at rest"
+BUSY = "a busy decode node also causes this: compare with --transport shm on one machine, or at rest"
 
 
 def check_links(cluster: Cluster) -> list[Finding]:
@@ -38,7 +38,7 @@ def check_routers(status: Status | None) -> list[Finding]:
         return []
     advice = (
         "is it running? can the node's machine dial it (firewall, routes)? is its key allowed there (`baton keys "
-        "show`), and its --router-id its own? One that is gone for good belongs off the list (--router, "
+        "show`), and its --router-id its own? Take a router that is gone for good off the list (--router, "
         "--routers-file, DNS)"
     )
     lacking = [(node.name, endpoint) for node in status.nodes for endpoint in node.lacks_routers]

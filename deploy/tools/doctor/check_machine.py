@@ -58,7 +58,7 @@ def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     return [
         Finding("config", say(daemon), LOOK, f"its settings are not fully known: {daemon.problem}",
-                f"run this as root or uid {daemon.uid}; if they can't read it, it can't start again")
+                f"run this as root or uid {daemon.uid}; if that user can't read it, the daemon can't start again")
         for daemon in daemons if daemon.problem
     ]  # fmt: skip
 
@@ -113,7 +113,9 @@ def check_memory(machine: MachineFacts) -> list[Finding]:
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
     if level is None:
         return []
-    what = f"{machine.available_bytes // MIB} of {machine.memory_bytes // MIB} MiB available, shared memory counted"
+    what = (
+        f"{machine.available_bytes // MIB} of {machine.memory_bytes // MIB} MiB available; shared memory counts as used"
+    )
     return [Finding("memory", HERE, level, what, "give nodes less: --kv-bytes, --mem-fraction")]
 
 

@@ -28,7 +28,9 @@ ADVICE = {
     "page_layout": "start both with the same --model, --dtype and --spec",
     "spec": "start both with the same --spec flags and head; or the prefill node with --spec none",
     "build": "a rolling upgrade does this; finish it",
-    "grammar": "requests with a grammar or tools fail there: same model folder, llguidance and kind of device on both",
+    "grammar": (
+        "requests with a grammar or tools fail there: use the same model folder, llguidance and kind of device on both"
+    ),
 }
 
 

@@ -123,9 +123,10 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """The two shares are shares of the time between two looks. `governors`: the cores' (driver, governor) pairs.
+    """`steal_share` and `throttled_share` are shares of the time between two looks.
 
-    `cores`: the usable cores, out of `num_cpus` cores. `load`: the load average of all cores.
+    `governors`: the cores' (driver, governor) pairs. `cores`: the usable cores, out of `num_cpus` cores. `load`: the
+    load average of all cores.
     """
 
     cores: tuple[int, ...]

@@ -76,7 +76,7 @@ def within_limit(total: int, available: int) -> tuple[int, int]:
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # the process is in no container, or its limit is "max", i.e. there is none
+    except (OSError, ValueError):  # the process is in no container, or its limit is "max", which means no limit
         return total, available
     dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
     return min(total, limit), max(0, min(available, limit - used + dropable))
@@ -94,7 +94,7 @@ def read_word(path: Path) -> str:
 
 
 def open_files() -> int:
-    """Return how many descriptors a process may open that is started from this shell."""
+    """Return the number of descriptors that a process started from this shell may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 

@@ -15,15 +15,16 @@ baton doctor: what is wrong with a cluster, and with the machine that this runs 
   baton doctor URL --admin-key-file FILE        another router; without its admin key nodes can't be compared
   baton doctor --dial tcp://10.0.0.1:7001       on a node's machine: does the router's port answer from here?
   baton doctor --keys DIR                       would nodes accept this keys folder? Judged for the user whose
-                                                daemons use it; without daemons for you, or its owner if you are root
+                                                daemons use it; if no daemon uses it, for you, or for the folder's
+                                                owner if you are root
   baton doctor --gpu                            this machine's GPUs too: versions, memory, copies, a tiny
-                                                network's logits beside the CPU's
+                                                network's logits compared with the CPU's
   baton doctor --json                           for programs
 
 Each line says how bad it is (ok, look, BROKEN), where, what, and what to do. Compares nodes field by field; looks for
 leaked pages (ask while no request runs), clocks, ports, slow hand-offs and refused connections. On this machine it
-looks for contended cores, low memory, full disks and keys that others could read. With no router running it
-looks at this machine only. Run it on each machine of a cluster: cores and ports are seen from where it runs.
+looks for contended cores, low memory, full disks and keys that others could read. If no router answers,
+it looks at this machine only. Run it on each machine of a cluster: cores and ports are seen from where it runs.
 
 Exit status: 0, or 1 when something is broken, 2 when a flag makes no sense.
 """

@@ -46,7 +46,7 @@ class BadLine:
 
 
 class InputLine(msgspec.Struct, frozen=True):
-    """A line with any JSON object. The function `what_is_wrong` checks the fields."""
+    """A line that is a JSON object with any fields. The function `what_is_wrong` checks the fields."""
 
     custom_id: Any = None
     method: Any = None

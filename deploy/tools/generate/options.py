@@ -37,8 +37,9 @@ what it writes
   The id is a digest of the line, so a changed line is noticed. Its old answer stays, but the later one counts.
 
 what is tried again
-  429, 503 and broken connections, --retries times, after the server's Retry-After or growing waits. Every other
-  refusal is the line's error. When the server no longer answers, the run ends; the same command goes on.
+  A line with status 429 or 503 or a broken connection is tried again --retries times, after the server's Retry-After or
+  growing waits. Every other refusal is the line's error. When the server no longer answers, the run ends; the same
+  command goes on.
 
 exit status
   0 every line has an answer, 1 some have none, 2 a flag or a file is invalid, 130 after Ctrl-C

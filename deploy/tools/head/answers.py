@@ -1,7 +1,7 @@
 """Make training data: the model's answers to prompts, which are read from a file or invented.
 
-The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Both files
-grow line by line, and a restarted run makes only the missing lines.
+The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). The file
+of prompts and the file of answers grow line by line, and a restarted run makes only the missing lines.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ baton head: a small network that drafts tokens, so that the model checks several
   baton head evaluate --head my-head                      tokens per verify step, on prompts of five kinds
   baton head import --source FOLDER --out my-head         a head made elsewhere for a Llama or Qwen model
 
-A CPU in bfloat16 takes some hours for a head of a 135M model. --device takes GPUs, but none was tried.
+A CPU in bfloat16 takes some hours for a head of a 135M model. --device accepts GPUs, but none was tried.
 """
 
 

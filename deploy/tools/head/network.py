@@ -174,7 +174,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values, (kv_heads, 1, count, D) each: the entries of this step, for each chain that reaches
-        the step."""
+        """Return this step's keys and values, (kv_heads, 1, count, D) each, for each chain that reaches the query's
+        step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 class Features:
     """Features of N tokens of consecutive sequences, in the target's dtype."""
 
-    # (N, 3H): the three states that a head reads, side by side: the residual stream before each of three layers.
+    # (N, 3H): the three states that a head reads, side by side. Each is the residual stream before a layer.
     aux: Tensor
     final: Tensor  # (N, H): the hidden states after the last norm, which the target's head reads.
 
@@ -53,7 +53,7 @@ class TargetNet:
 
     @property
     def identity(self) -> str:
-        """A text that differs if any input that determines features differs, except the token ids."""
+        """A text that depends on all inputs of the features except the token ids."""
         return f"{self._content} {self.dtype} {self.aux_layers}"
 
     @torch.inference_mode()

@@ -106,7 +106,7 @@ class Run:
         return acceptance(self.learner.net, weights, self.learner.words.ids, self.store.get(greedy), CHAIN)
 
     def _batches(self, skip: int) -> Iterator[list[FeatureTrace]]:
-        """Yield all batches but the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
+        """Yield all batches except the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
         seen, number, epoch = 0, 0, 0
         while True:
             order = list(range(len(self._shards)))

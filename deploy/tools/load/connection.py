@@ -32,7 +32,7 @@ class Address:
 
 
 class ClientConnection:
-    """Serve one request at a time. Between requests, `is_open` tells whether the server closed the connection.
+    """Serve one request at a time. Between requests, `is_open` becomes false if the server closes the connection.
 
     The callback on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. The
     callback on_end() reports a closed or broken connection.

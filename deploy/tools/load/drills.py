@@ -73,8 +73,8 @@ def find_process(node: str, router_port: int) -> psutil.Process:
     if len(found) != 1:
         pids = ", ".join(str(process.pid) for process in named) or "none"
         raise ConfigError(
-            f"--drill kill: it must be clear which process of this machine is the router's {node}; "
-            f"of that name: {pids}, connected to it: {len(found)}"
+            f"--drill kill: exactly one process of this machine must be the router's {node}; "
+            f"processes of that name: {pids}, connected to it: {len(found)}"
         )
     return found[0]
 

@@ -106,8 +106,10 @@ class Pooled:
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """Return, for each level, the smallest value up to which that share of the weight lies. `times`: how often each
-        request counts."""
+        """For each level, return the smallest value at or below which that share of the weight lies.
+
+        `times`: how often each request counts.
+        """
         weights = self._weights if times is None else self._weights * times[self._owners]
         below = np.cumsum(weights)
         if not len(below) or below[-1] == 0:

@@ -1,6 +1,6 @@
 """Measure how late the client's event loop is, by a timer that is due every 10 ms.
 
-A read of several chunks shows only the newest byte's lateness.
+The timer is needed because a read of several chunks shows only the newest byte's lateness.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # number of polls in a row that must find memory free; nodes report at least once a second
+RESTED_POLLS = 3  # This number of polls in a row must find memory free. Nodes report at least once a second.
 
 
 @dataclass(frozen=True, slots=True)

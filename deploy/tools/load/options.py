@@ -11,7 +11,7 @@ from deploy.tools.load.arrivals import SHAPES
 from deploy.tools.load.lengths import FORMS
 
 DESCRIPTION = """\
-baton load: put load on a server with OpenAI's API, measure what its users would see, and check that it is true.
+baton load: put load on a server with OpenAI's API, measure what its users would see, and check the answers and figures.
 
   baton load                                  60 s of 2 requests a second at http://127.0.0.1:8000
   baton load URL URL                          routers over the same nodes, in turn
@@ -31,11 +31,12 @@ EPILOG = """\
 what the figures mean
   ttft    from sending a request (a new connection included) to its first token
   itl     the wait for one token after the first; tokens of one chunk share the wait
-  tpot    the mean of these over one answer
+  tpot    the mean of these waits over one answer
   e2e     from sending a request to the end of its answer
-  goodput requests within the SLO per second; "smooth goodput" (arXiv:2410.14257) counts tokens less the time readers
-          sat idle, so that neither dropping late requests nor holding tokens back improves it
-  [a, b]  95 % interval, by a bootstrap over blocks of neighbouring requests
+  goodput requests within the SLO per second; "smooth goodput" (arXiv:2410.14257) counts tokens minus the
+          tokens that readers could have read while idle, so that neither dropping late requests nor holding tokens
+          back improves it
+  [a, b]  95 % interval, by a bootstrap over blocks of neighbouring requests (for rates: of neighbouring seconds)
 
 truth checks, at the end of every run
   tokens     some prompts are sent before the load, one by one, and again during it: greedy answers must be equal

@@ -1,4 +1,4 @@
-"""Send a driver's requests to a server in real time, in the only loop of a load."""
+"""Send a driver's requests to a server in real time. A load has no other loop that sends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Runner:
         self.records: list[RequestRecord] = []
         self.open: dict[int, RequestRecord] = {}
         self.interrupted_at: float | None = None
-        self._defect: BaseException | None = None  # an error by a bug of ours; a server's faults are in the records
+        self._defect: BaseException | None = None  # an error in our own code; a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()

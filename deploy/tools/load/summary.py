@@ -1,6 +1,6 @@
 """Summarize a run's records as figures. Pure.
 
-README.md defines smooth goodput: the worth of all requests per second (arXiv:2410.14257).
+README.md defines smooth goodput: the value of all requests in tokens, per second (arXiv:2410.14257).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The assumed user of smooth goodput. Without a bound on TTFT, the first token is never late."""
+    """The reader that smooth goodput assumes. Without a bound on TTFT, the first token is never late."""
 
     reading_tps: float = 10.0
     idle_weight: float = 1.0
@@ -44,8 +44,8 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in each shorter slice of a short window.
 
-        Times outside the window do not count. The window's end belongs to the window, since a closed loop's last answer
-        ends then.
+        Times outside the window do not count. A time equal to the window's end counts here, since a closed loop's last
+        answer ends then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -85,7 +85,7 @@ class Summary:
     slo: str
     slo_share: Estimate
     goodput: Estimate  # Number of requests within the SLO, per second.
-    smooth_goodput: Estimate  # The requests' worth in tokens, per second.
+    smooth_goodput: Estimate  # The requests' value in tokens, per second.
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -196,10 +196,10 @@ def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
 
 
 def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
-    """Return one request's worth in tokens for smooth goodput.
+    """Return one request's value in tokens for smooth goodput.
 
-    A request that we left is worth its tokens so far. A failed request is worth 0, otherwise a server would
-    gain by breaking off late streams.
+    If we left a request, its tokens so far count. A failed request has the value 0. Otherwise a server would gain by
+    breaking off late streams.
     """
     if record.error:
         return 0.0

@@ -1,7 +1,7 @@
 """Search for the highest rate within an SLO. Pure.
 
-The rate doubles until a run misses the SLO. After that, each run takes the geometric mean of the best passed rate and
-the lowest missed rate, until these two rates are close.
+The rate doubles until a run misses the SLO, or halves until a run meets it. After that, each run takes the geometric
+mean of the best passed rate and the lowest missed rate, until these two rates are close.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Check whether a run's answers and figures are right, whatever its speed. README.md lists the checks; golden.py has
-`tokens`. Pure."""
+"""Check whether a run's answers and figures are right, whatever its speed. README.md lists the checks. The
+check `tokens` is in golden.py. Pure."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests. If so, its count is at least our answered requests, and at most
-    our sent ones."""
+    """Return whether the server saw only our requests. If so, the server's count is at least the number of our
+    answered requests, and at most the number of our sent requests."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -107,7 +107,7 @@ def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page,
     left = sum(record.hung_up for record in records)  # the server may never have read these requests
     if not len(answered) <= ended <= len(answered) + left:
         own = f"{len(answered)} and {left} that it left"
-        text = f"the server counts {ended:.0f} requests, the client {own}: others use it too, or it restarted"
+        text = f"the server counts {ended:.0f} requests, the client {own}: others use the server too, or it restarted"
         return Check("agreement", "skipped", f"skipped: {text}")
     parts: list[str] = []
     is_near = True
@@ -160,7 +160,7 @@ class Drill:
 
 
 def check_drill(drill: Drill, records: Sequence[RequestRecord]) -> Check:
-    """Check that all streams that were open when the node went away ended well, and report pauses."""
+    """Check the streams that were open when the node went away: report failures and pauses."""
     beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
     failed = [one for one in beside if one.error]
     pauses = [gap for one in beside for at, gap in zip(one.at[1:], one.gaps(), strict=True) if at > drill.at_s]

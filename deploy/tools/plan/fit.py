@@ -1,6 +1,6 @@
 """Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-Errors are relative to the measurement, so a step that the system delayed adds at most 1 to the sum.
+Errors are relative to the measurement, so a step that the operating system delayed adds at most 1 to the sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Measure one node's steps on the cores of this process, or be such a node's neighbour. `measure.py` starts both.
+"""Measure one node's steps on this process's cores, or keep these cores busy as a measured node's neighbour.
+
+`measure.py` starts a process for each of the two.
 
 `python -m deploy.tools.plan.measure_steps --out FILE [node flags]` measures and ends.
-`python -m deploy.tools.plan.measure_steps --busy [node flags]` prints "busy" and runs the same load until killed.
+`python -m deploy.tools.plan.measure_steps --busy [node flags]` prints "busy" and runs steps until killed.
 """
 
 from __future__ import annotations

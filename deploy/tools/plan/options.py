@@ -31,7 +31,7 @@ Exit status: 0 an answer ("does not meet" is one), 2 a flag or the profile is in
 FIND_EPILOG = """\
 how long it takes
   3 to 4 ms of one core per simulated request of 64 tokens, in about 30 simulations. For more than eight machines,
-  most of them cover only a few, under their share of the load. --requests and --duration bound the time.
+  most simulations cover only a few machines, under their share of the load. --requests and --duration bound the time.
 
 what it covers
   It simulates steps (as measured, by their shape), queues, chunks, mixed steps, memory, prefix caches, placement and
@@ -46,7 +46,7 @@ how it decides
   `baton admin role`. No stream breaks. A role never has fewer than --least nodes.
 
   With --ray it also decides the number of nodes, within [scaling] of that file: one more when no split of the present
-  nodes is enough, one less when the others have room. The cluster's own rules rest meanwhile.
+  nodes is enough, one less when the others have room. Meanwhile the cluster's own rules do not apply.
 
   It stores nothing, so you can restart it at any time. Without it the nodes keep their roles.
 """

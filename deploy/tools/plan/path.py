@@ -1,6 +1,6 @@
 """Measure a request's time outside of the engine, with a whole cluster and its simulation.
 
-`alone`     Requests go one after another: their times minus the steps' times.
+`alone`     Send requests one after another. The path's time is the requests' times minus the steps' times.
 `together`  Under a small load, other processes slow steps down. Stretch the simulated steps until the simulation shows
             the measured figures.
 """

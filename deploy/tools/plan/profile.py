@@ -1,11 +1,11 @@
-"""A node's step times by shape, and the times around steps, as measured. Values only.
+"""A node's measured step times by shape, and a request's measured times outside of the engine. Values only.
 
   step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
          + per_key x keys that decode rows read.
 
 `rise` is linear between its knots. While reading the weights is the bottleneck, another token costs almost nothing.
 With more tokens, each further token costs the same time. The split into token, sampling and attention costs follows
-Vidur (Agrawal et al., arXiv:2405.05465), but is fitted to steps instead of kernels.
+Vidur (Agrawal et al., arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Costs in seconds. `knots` ascend. The outermost lines continue beyond the first and last knot."""
+    """Costs in seconds. `knots` ascend. The first and the last line of `rise` continue beyond the outermost knots."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]
@@ -74,7 +74,7 @@ class PathProfile:
     to_node: float  # Time from the client to the scheduler, plus time from the first token to the client.
     prompt_stretch: float = 1.0  # Factor by which other work stretches steps with prompts.
     decode_stretch: float = 1.0  # Factor by which other work stretches the other steps.
-    handoff: float = 0.0  # Time from the last chunk's end to the decode node's batch, without the time for pages.
+    handoff: float = 0.0  # Time from the last chunk's end to the decode node's batch, without the time to copy pages.
     bytes_per_s: float = AT_ONCE  # Rate at which the decode node copies and checks pages.
 
 
@@ -112,8 +112,8 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. If one node fills the machine, the times of hand-offs are those of the next smaller
-        nodes."""
+        """Return the path. If a node of this size fills the machine, no hand-off was measured for this size. The
+        hand-off times then come from the largest nodes with a measured hand-off."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:

@@ -1,5 +1,5 @@
-"""Put a load on a running router, described by flags of `baton load`. Programs that need the records use this, not the
-report."""
+"""Put a load on a running router, described by flags of `baton load`. Programs use this if they need the records
+instead of the report."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Check this before minutes of work. No file is left behind."""
+    """Raise ConfigError if the file can't be written. The check precedes minutes of work, and leaves no file behind."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag} {path}: can't write a file there")
 

@@ -1,8 +1,9 @@
 """Search for a layout: first the split of the machines, then the settings of the best layout of each kind.
 
-Each candidate costs a simulated run, so the search is narrow. Many machines are searched "in small", as a few machines
-under their share of the load. Only the layouts found in this way, and layouts near them, are simulated in full. Small
-and full simulations agree because placement ignores prefixes: chance decides which requests a node gets.
+Each candidate costs a simulated run, so the search is narrow. Instead of many machines, the search first simulates a
+few machines under their share of the load (a small simulation). Only the layouts found in this way, and layouts near
+them, are then simulated with all machines (a full simulation). Small and full simulations agree because placement
+ignores prefixes: chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
 DEFAULTS = {
     "chunk_size": CPU.chunk_size,
     "mixed_chunk_size": CPU.mixed_chunk_size,
-    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # this is a constant, since a simulated run does not show a prompt's cost
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # a fixed limit, since simulated nodes do not report their prompts' costs
 }
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
@@ -37,7 +38,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # The tried numbers of prefill nodes, as multiples of the expected number.
-STEPS_UP = 16  # If a number of machines found in small is too low in full, it rises by a 16th of itself.
+STEPS_UP = 16  # If a full simulation shows that the machines are too few, their number rises by a 16th.
 SAME = 0.03  # Two layouts count as equal if their goodput differs by less than this share.
 
 
@@ -98,7 +99,7 @@ def expected_requests(load: LoadShape) -> float:
 
 
 def share_of(load: LoadShape, share: float) -> LoadShape:
-    """Reduce the load to this share, over the same time. A trace loses rows evenly."""
+    """Reduce the load to this share, over the same time. Rows of a trace are left out at even distances."""
     source, arrivals = load.source, load.arrivals
     if isinstance(source, Trace):
         rows = (row for i, row in enumerate(source.rows) if int((i + 1) * share) > int(i * share))
@@ -147,7 +148,7 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
 
 
 def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
-    """Yield promising splits of all nodes that fit, for each measured node size."""
+    """Yield promising layouts that fill the machines: for each measured node size, one aggregated and several split."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host
@@ -170,7 +171,7 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
-    """Return the mean words per prompt and tokens per answer of the first sessions."""
+    """Return the mean number of words per prompt and of tokens per answer, over the first `most` sessions."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
@@ -195,9 +196,9 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Foreca
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
 ) -> tuple[int | None, SearchResult]:
-    """Return the smallest number of machines with which a full search reaches `share`, and its result.
+    """Return about the smallest number of machines with which a full search reaches `share`, and the search's result.
 
-    If `most` machines are not enough, the number is None and the result is that of `most`.
+    If `most` machines are not enough, return None and the result of a search with `most` machines.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)
@@ -210,10 +211,9 @@ def find_fewest(
 
 
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
-    """Return the smallest number of machines that is enough in small with default settings; None if `most` are not
-    enough.
+    """Return the smallest number of machines that is enough in small simulations with default settings.
 
-    More machines are assumed to be no worse.
+    Return None if `most` machines are not enough. The search assumes that more machines are never worse.
     """
 
     def is_enough(machines: int) -> bool:

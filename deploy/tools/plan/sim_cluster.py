@@ -34,7 +34,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
-EQUAL = Fingerprint(  # all simulated nodes have this fingerprint, so they fit together
+EQUAL = Fingerprint(  # all simulated nodes have this fingerprint, so any two can pair
     0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
@@ -75,8 +75,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off does not count. If it did, and its memory were too little for the waiting request, the hand-off
-    would be admitted and unpinned again and again.
+    An unpinned hand-off does not count. If it counted, and the pages that it lost were too few for the waiting
+    request, the hand-off would be admitted and unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -268,7 +268,7 @@ class SimCluster:
             node.offers.remove(handoff)
             handoff.is_granted = True
             handoff.giver.timed.scheduler.set_granted(handoff.source.key)
-            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # the giver may pin more again
+            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # the giver may now pin more
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
             if handoff.done is not None:

@@ -50,7 +50,7 @@ class StepLog:
         self.shapes: list[StepShape] = []
         self.seconds: list[float] = []
         self._planned_at = 0.0
-        self._launched_at: deque[float] = deque()  # launch times of the steps that are still running
+        self._launched_at: deque[float] = deque()  # for each running step, the time when it was planned
         self._committed: dict[RowId, int] = {}
         self._last_end = 0.0
 
@@ -62,7 +62,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step. The step began at its launch, or at the end of the step before if that was later."""
+        """Record a step. Its time begins when it is planned, or when the step before ends if that is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))

@@ -42,7 +42,7 @@ class Launched:
 
 
 class TimedNode:
-    """`seconds` is called at a step's launch, with the time when the step will begin."""
+    """Simulate one node. `seconds` is called at a step's launch, with the time when the step will begin."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
-        """Add the time of other work that happens during the running step to the next step's time."""
+        """If a step is running, add `seconds` of other work to the next step's time."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 

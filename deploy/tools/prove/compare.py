@@ -62,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A cell's result: the equal answers of each pass, and proof that the cell ran as described."""
+    """A cell's result: how many answers were equal in each pass, and counters that show how the cell ran."""
 
     cell: str
     about: str

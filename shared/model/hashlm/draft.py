@@ -1,7 +1,8 @@
-"""Draft for HashLM with HashDraft. A hash of the position says where this layer's drafts are right.
+"""Draft for HashLM with HashDraft. A hash of the position decides which of this layer's drafts are right.
 
     slot s of its plane:  forward's arguments there: (token at s + 1, HashLM's two sums after 0..s, depth)
-    hidden:               the sums after 0..s+1, which the target will have there if that token comes; their logits
+    hidden:               the sums after 0..s+1, which the target will have there if that token comes
+    logits:               the target's logits for these sums; reversed where the draft is wrong
 
 Each forward reads all earlier slots and checks that each slot's sums and token lead to the next slot's sums. A wrong
 page, a stale slot, or another row's token or hidden state breaks the chain and all later drafts. `depth` counts the
@@ -40,7 +41,7 @@ def is_hit(position: int, hit_rate: int) -> np.bool_:
 
 @exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """Return a verify step's acceptance length: the number of leading hits, and 1 for the bonus token."""
+    """Return a verify step's acceptance length: the number of leading hits, plus 1 for the bonus token."""
     accepted = 1
     while accepted < width and is_hit(committed + accepted, hit_rate):
         accepted += 1
@@ -85,7 +86,7 @@ def _read(
 def _leave(
     feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
 ) -> bool:
-    """Write a slot's hidden (4,). Return whether the chain held and the slot's feature was right."""
+    """Write a slot's hidden state (4,). Return whether the chain held and the slot's feature was right."""
     ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
     hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
     hidden[DEPTH] = depth + 1 if ok else BAD
@@ -189,7 +190,7 @@ class HashDraft:
         return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn (T, 3), lower sum, upper sum and position, into features (T, 4) at depth 0."""
+        """Turn aux (T, 3), with columns lower sum, upper sum and position, into features (T, 4) at depth 0."""
         lower, upper, position = aux.unbind(dim=1)
         return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
 

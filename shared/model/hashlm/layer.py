@@ -154,7 +154,7 @@ def _layer(
 
 
 class StepArrays(NamedTuple):
-    """What a layer reads of a step's inputs."""
+    """The part of a step's inputs that a layer reads."""
 
     positions: Longs
     slots: Longs

@@ -1,4 +1,4 @@
-"""Run HashLM, a language model over integers: the exact oracle of code that moves tokens, rows and pages.
+"""Run HashLM, a language model over integers: the exact oracle for code that moves tokens, rows and pages.
 
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
@@ -23,7 +23,7 @@ from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_laye
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
-DEFAULT_CONTEXT = 4096  # a choice: HashLM's positions have no limit
+DEFAULT_CONTEXT = 4096  # freely chosen, because HashLM's positions have no limit
 LOGIT_BITS = 23
 EOS_DRAWS = 4  # EOS gets the best of 4 draws, so 3 to 4 % of the tokens are EOS
 COMMON_DRAWS = 2

@@ -1,9 +1,9 @@
-"""Run HashLM on several ranks, which share the four 16-bit lanes of stored values like a Llama's KV heads:
+"""Run HashLM on several ranks, which divide the four 16-bit lanes of stored values as other models divide KV heads:
 
-    page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]      rank 0 of 2 has lanes 0 and 1, rank 1 the others
+    page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]    rank 0 of 2 has lanes 0 and 1, rank 1 has 2 and 3
 
-Each rank sums over its lanes, read through the page table. Sums wrap at 64 bits, so partial sums add up exactly to a
-single rank's sums. After each of the two layers, every rank collects and adds the sums of all ranks.
+Each rank reads its lanes through the page table, and sums over them. Sums wrap at 64 bits, so partial sums add up
+exactly to a single rank's sums. After each of the two layers, every rank collects and adds the sums of all ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HashLMShard(HashLM):
     def __init__(self, group: RankGroup, max_context: int = 0, adapters: tuple[AdapterSpec, ...] = ()) -> None:
         super().__init__(max_context=max_context, adapters=adapters)
         if NUM_LANES % group.size:
-            raise ConfigError(f"--tp {group.size}: hashlm has {NUM_LANES} lanes, which it does not divide")
+            raise ConfigError(f"--tp {group.size}: hashlm has {NUM_LANES} lanes, which {group.size} does not divide")
         self._group = group
         self._num_lanes = NUM_LANES // group.size
         self._first = group.rank * self._num_lanes
@@ -35,7 +35,7 @@ class HashLMShard(HashLM):
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))
 
     def _meet(self, sums: Words) -> Words:
-        """Turn sums (T,) over own lanes into sums over all lanes."""
+        """Turn sums (T,) over this rank's lanes into sums over all lanes."""
         partial = self._group.stack(torch.from_numpy(sums.view(np.int64)))
         total: Words = words_of(partial).sum(axis=0, dtype=np.uint64)
         return total

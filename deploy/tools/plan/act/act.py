@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 class Actor:
-    """Act on one cluster. `is_dry`: only report moves. `sizing`: also decide the number of nodes."""
+    """Act on one cluster. With `is_dry`, only report moves. With `sizing`, also decide the number of nodes."""
 
     def __init__(
         self, client: AdminClient, balancer: Balancer, say: Say, *, is_dry: bool = False, sizing: Sizing | None = None
@@ -128,8 +128,10 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
 
 
 def fleet_config(path: Path, period_s: float) -> RayClusterConfig:
-    """Return the settings of the file, before Ray is imported. Raises ConfigError if this command can't
-    lead such a fleet."""
+    """Return the settings of the file. Call this before Ray is imported, because it sets variables that Ray reads.
+
+    Raises ConfigError if this command can't lead such a fleet.
+    """
     config = load(RayClusterConfig, {}, path)
     if not config.ray.prefill or not config.ray.decode:
         raise ConfigError(

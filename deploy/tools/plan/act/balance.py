@@ -4,11 +4,11 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
 
   `prefill`  (arriving prompt tokens per second + waiting tokens / CLEAR_S) x seconds per token / (FULL_SHARE x nodes).
   `decode`   (arriving requests per second + requests that do not decode yet / CLEAR_S) x tokens per answer x TPOT
-            / (FULL_SHARE x rows), by Little's law; or TPOT / its objective, if that is more.
+            / (FULL_SHARE x rows), by Little's law; or TPOT / TPOT objective, if this value is larger.
 
 Arriving requests count, not served ones, since full prefill nodes may be the reason why decode nodes are idle. When a
-role is full, the balancer chooses the split whose fuller role has the lowest pressure. This split must gain at least
-GAIN over a whole window, so a constant load causes only one move.
+role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole
+window, this split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 FULL_SHARE = 0.8  # Share of the time, or of the rows, above which queues grow long.
 CLEAR_S = 60.0  # Waiting work should be done within this time.
-# Late tokens raise the demand for nodes at most by this factor, because they hardly show how many are missing.
+# Late tokens raise the demand for nodes at most by this factor, because they hardly show how many nodes are missing.
 MOST_TIMES = 1.5
 GAIN = 0.15
 LONGEST_WINDOW = 4.0  # The longest window, as a multiple of the first window.
-WHOLE = 0.9  # This share of a window counts as whole, since looks are not exactly periodic.
+WHOLE = 0.9  # This share of a window counts as a whole window, since looks are not exactly periodic.
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceSettings:
     """`tpot_s`: the objective for the TPOT, or infinity. `window_s`: the time of observation before a move.
 
-    `away_s`: the longest wait for a node that changes its role. `calm_s`: nodes that return to a role within this time
-    show that the load swings. `least`: the smallest allowed number of nodes in each role.
+    `away_s`: the longest wait for a node that changes its role. `calm_s`: if nodes move in the other direction within
+    this time after a move, the load swings, and the window becomes longer. `least`: the smallest allowed number of
+    nodes in each role.
     """
 
     tpot_s: float = float("inf")
@@ -112,7 +113,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Order `node` to return in `role`."""
+    """Order `node` to change its role to `role`."""
 
     node: str
     role: str
@@ -121,7 +122,7 @@ class Move:
 
 
 def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Demand:
-    """Return the demand between two looks. `tpot_s`: the objective."""
+    """Return the demand between two looks. `tpot_s`: the objective for the TPOT."""
     seconds, old, new = last.at - first.at, first.totals, last.totals
     prompt_rate = (new.prompt_tokens - old.prompt_tokens) / seconds + last.waiting_tokens / CLEAR_S
     prefill = prompt_rate * last.token_s / FULL_SHARE
@@ -135,7 +136,7 @@ def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Dema
 
 @dataclass(slots=True)
 class Balancer:
-    """Decide moves from recent looks. After a restart it observes one whole window before it moves a node."""
+    """Decide moves from recent looks. A new balancer observes one whole window before it moves a node."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
     demand: Demand | None = None  # The demand over the last whole window; None after a change.

@@ -1,8 +1,8 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
-README.md has the rules. Nodes that were there at the start stay. The waits up_after_s and down_after_s begin after a
-whole window with the same nodes, so that the demand is measured on these nodes. A constant load can't meet both
-conditions in turn: after growth, one node less would be full again.
+The planner's README.md has the rules. Nodes that the cluster had at its start stay. The waits up_after_s and
+down_after_s begin after a whole window with the same nodes, so that the demand is measured on these nodes. Under a
+constant load, the cluster can't grow and shrink in turn: after growth, it would be full again with one node less.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.config.ray_settings import ScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One wish: add a node in the role `grow`, give back the node `give`, or first make `move`, so that a node can
+    """One wish: add a node in the role `grow`, or give back the node `give`, or first make `move`, so that a node can
     leave later."""
 
     why: str
@@ -97,8 +97,8 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
-    """Return the role in which a node should start. It is the short role, or the other role if the short role is at its
-    maximum.
+    """Return the role in which a node should start. It is the role that lacks nodes, or the other role if that role is
+    at its maximum.
 
     The balancer then changes the role of another node.
     """
