@@ -38,7 +38,7 @@ class Measured:
 class TransportChoice:
     """Owned by the node's loop. `about`: a text for the end of each reason.
 
-    `transports`: the one that is likely the fastest is first."""
+    `transports`: in order of likely speed, the fastest first."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from shared.wire.messages import Key
 
 MAX_REMEMBERED = 4096
-REPEAT_S = 1.0  # after this time an Abort is sent again: the last one may be lost, or may overtake its request
+REPEAT_S = 1.0  # after this time an Abort is sent again: it may be lost in a full queue, or overtake its request
 
 
 class AbortLog:

@@ -40,7 +40,7 @@ leaving node does not finish a request in time, another node continues it with t
   baton admin status URL                another router, or several; or --url URL, before or after the action
   baton admin drain decode-1            it takes nothing new, finishes, and stays down
   baton admin restart decode-1          the same, and it comes back: new settings, new code
-  baton admin restart --all             restart all nodes, one at a time; the next starts when the last is back
+  baton admin restart --all             restart all nodes, one at a time, each when the one before is back
   baton admin role decode-1 prefill     the same, and it comes back in the other role
   baton admin abort cmpl-123            end one answer, with an error for its client
 """

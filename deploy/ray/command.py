@@ -26,8 +26,8 @@ cluster.toml has the tables of `baton up` and three more, [ray], [share] and [sc
   prefill = 2
   decode = 2
   [share]
-  decode_cpus = 4                 # cores and threads of each decode node; also: prefill_cpus, router_cpus,
-                                  # decode_gpus, prefill_gpus
+  decode_cpus = 4                 # reserved cores, and threads, of each decode node; also: prefill_cpus,
+                                  # router_cpus, decode_gpus, prefill_gpus
   [scaling]
   max_decode = 6                  # grows while full, shrinks (after draining) while one node less is enough
   [security]

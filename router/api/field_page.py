@@ -22,8 +22,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
 - The router returns the request's `X-Request-Id`, cut to 128 printable characters. If the request has none, the router
   makes one. The router's log names it with every failure. The field `request_id` wins over the header.
-- With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment `:
-  waiting` have none. The first id is `TOKEN/POSITION`; later ones are the position alone. TOKEN is signed, and holds
+- With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment
+  `: waiting` have none. The first id is `TOKEN/POSITION`; later ones are the position alone. TOKEN is signed, and holds
   the seed, the longest answer and a digest of the request. POSITION holds the number of events. For each choice it also
   holds the number of tokens and a digest of their ids. To resume a stream, send the same body to any router with the
   same `--api-key-file`, with the header `Last-Event-ID: TOKEN/POSITION`: the token, and the position of the last event

@@ -16,8 +16,8 @@ from router.text.interface import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """The part of a choice that shows its prompt. `echoed`: the tokens of `echo`. The first token has no
-    logprob."""
+    """The part of a choice that shows its prompt. `echoed`: the tokens of `echo`, with logprobs for all
+    but the first."""
 
     echo: str = ""
     echoed: Delta | None = None

@@ -1,4 +1,4 @@
-"""Define the configuration of each kind of process: one settings class per concern. `app.run` takes the whole."""
+"""Define each kind of process's configuration: one settings class per concern. `app.run(config)` takes it."""
 
 from __future__ import annotations
 

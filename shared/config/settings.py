@@ -169,7 +169,7 @@ class SchedConfig:
 class SpecConfig:
     """Speculative decoding: drafts make a step longer, and never change the answer.
 
-    ngram copies from the request's tokens, eagle runs a draft head, and mtp runs one draft layer per draft.
+    `ngram` copies from the request's tokens, `eagle` runs a draft head, and `mtp` runs one draft layer per draft.
     """
 
     spec: str = option(
@@ -291,7 +291,7 @@ class NodeConfig:
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
-    silence_s: float = option(5.0, "a silent peer is lost after this time, a dead host at a third", low=0.5, high=600.0)
+    silence_s: float = option(5.0, "a silent peer is lost after this time, a dead link at a third", low=0.5, high=600.0)
     lease_s: float = option(60.0, "a stalled hand-off ends after this time; equal on all nodes", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
@@ -351,7 +351,7 @@ class TimeoutsConfig:
 
     request_timeout_s: float = option(600.0, "longest time that one request may take", low=1.0, high=86400.0)
     node_silence_s: float = option(
-        5.0, "a silent node is lost after this time, a dead host after a third", low=0.5, high=600.0
+        5.0, "a silent node is lost after this time, a dead link after a third", low=0.5, high=600.0
     )
     slow_reader_s: float = option(30.0, "a client that reads nothing for this time is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "seconds in the header Retry-After of a 503 or 429", low=1, high=3600)

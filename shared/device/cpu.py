@@ -1,7 +1,7 @@
 """CPU stream: a worker thread that runs closures in launch order, in inference_mode.
 
 The worker calls `notify` after each closure. The node's `notify` wakes the node's loop. This backend reveals a
-missing wait only by chance; test order on the simulated backend.
+missing wait only by chance. Tests of the order of work use the simulated backend.
 """
 
 from __future__ import annotations

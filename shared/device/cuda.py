@@ -119,7 +119,7 @@ def mark_of(event: Event) -> GpuEvent | None:
 class CudaStream:
     """A stream of the GPU. `launch` returns when fn has enqueued its work.
 
-    `taken`: handles that this stream must not reuse. Leases keep tensors that cross streams alive.
+    `taken`: handles that this stream must not reuse. A tensor that crosses streams is kept alive by a lease.
 
     A device can't wait for work that is not yet enqueued. An event may stand for such work: a host event, or an event
     of a stream that holds launches. A stream that waits for such an event holds its later launches until the event

@@ -1,7 +1,7 @@
 """Move a verified tree's accepted path together, so that later code sees a chain.
 
         slots    b  x  y  z  w         accepted b, y, w
-        after    b  y  w  x  z         committed + 3; the next step overwrites the rest
+        after    b  y  w  x  z         `committed` grows by 3; the next step overwrites the rest
 
 This runs on the forward stream before the new lengths are published, because code that reads a length also reads the KV
 up to this length.

@@ -4,7 +4,8 @@
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
 Every write happens on the forward stream, even a write by a PREBUILT admission. So when a row gets a new owner, no
-fence is needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers; indices never wrap.
+fence is needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers, and
+indices never wrap around.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ScoreShare:
     """Names n prompt tokens to score. Each is scored with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # index in the chunk of the token before the first target
+    offset: int  # place, in the chunk, of the token before the first target
     first: int  # prompt position of the first target
     targets: Int64s  # (n,)
     num_top: int  # number of likeliest tokens to return with each target
@@ -147,7 +147,9 @@ class StepResult:
         return width
 
     def stepped(self, index: int) -> int:
-        """Return the number of relayed and drafted tokens that row `index` may have committed; 0 for a chunk."""
+        """Return the largest number of relayed and drafted tokens that the step may have committed in row `index`.
+
+        Return 0 for a chunk row."""
         return 0 if index < self.num_prefill else self.width
 
     @property

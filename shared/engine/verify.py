@@ -61,8 +61,8 @@ class Verified:
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept each row's drafts before the first one that differs from the target's draw. accept_lens counts the bonus
-    token, too.
+    """Accept each row's drafts before the first one that differs from the target's draw. accept_lens counts the next
+    bonus token, too.
 
     A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
     """

@@ -1,9 +1,10 @@
 """Compute attention over paged KV on a GPU, with the interface of shared/kernel/attention.py.
 
     begin   one launch: each token's places
-    attend  rotate and write -> short windows (split keys, merge) and chunks
+    attend  rotate q and k, write k and v -> short windows (split the keys, merge the results) and prompt chunks
 
-Nothing waits for the device: grids follow from the host's bounds, and lengths stay on the device.
+Nothing waits for the device: the host sizes the grids by upper bounds of the lengths, and the kernels read the exact
+lengths on the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The inner loop of both attention kernels: a tile of one row's queries reads a range of the row's keys.
+"""The inner loop of both attention kernels: compute attention of a tile of queries over a range of their row's keys.
 
 A tile has BLOCK_M lines: (query, head) pairs of heads that share keys and values. Line i is query i // GROUP, head
 i % GROUP. The running softmax keeps three results per line: the largest score, the sum of the weights, and the weighted
-values.
+sum of the values.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def attend_keys(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
     SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Let lines q (M, D) read keys [first, stop) of the row with page table `table`.
+    """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
-    Return the largest scores and the sums of weights (M,), and the weighted values (M, D), all float32. Slots from
-    `stop` on are never loaded, because they may hold NaN, which a weight of 0 does not remove."""
+    Return three results per line, all float32: the largest score (M,), the sum of the weights (M,), and the weighted
+    sum of the values (M, D). Slots from `stop` on are never loaded, because they may hold NaN, which a weight of 0 does
+    not remove."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -78,7 +78,7 @@ def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
 
 @triton.jit
 def _last_token(tokens, drafts, nth, common, prompt_len):
-    """Return the nth token from the answer's end, drafts included; -1 before the answer's first token."""
+    """Return the nth token from the end of the answer, which includes drafts. Return -1 if the answer is shorter."""
     is_draft = drafts >= 0
     num_drafts = tl.sum(is_draft.to(tl.int32), 0)
     from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1
@@ -94,7 +94,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p) enters its share of output e's lists into marks[e, :] int32, which begins as zeros."""
+    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, which begins as zeros."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size

@@ -1,4 +1,4 @@
-"""Gate the product of gate and up in a layer's MLP: silu or gelu of the gate columns, times the up columns."""
+"""Compute the gated activation of an MLP: silu or gelu of the `gate` columns, times the `up` columns."""
 
 from __future__ import annotations
 

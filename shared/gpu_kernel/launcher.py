@@ -56,7 +56,7 @@ def register_option(max_registers: int | None) -> dict[str, int]:
 
 
 def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
-    """Compile the kernel if it is not compiled yet, and launch it. Tests put a virtual GPU in its place."""
+    """Compile the kernel if it is not compiled yet, and launch it. Tests replace this function by a virtual GPU."""
     try:
         kernel[grid](*args, **OPTIONS, **options)
     except OutOfResources as error:

@@ -1,7 +1,7 @@
 """Compute log-probabilities of the drawn ids and of the likeliest ids, from the raw logits of E outputs.
 
-    measure    a split's weight, and its best few ids, one after another         E x splits
-    tell       the sum of weights, the logprobs and the best ids of all splits   E
+    measure    a split's weight, and its best few ids, one after another         E x splits programs
+    tell       the sum of weights, the logprobs and the best ids of all splits   E programs
 
 An output that asks for no logprobs costs only the launch.
 """
@@ -53,9 +53,10 @@ def tell_kernel(
     logits, heads, num_best, masses, best, chosen, logprobs, best_ids, best_logprobs, stride, vocab_size, width,
     SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Program e writes logprobs[e] float32 of chosen[e], and best_ids[e, :] int64 with best_logprobs[e, :].
+    """Program e writes the logprob of chosen[e] to logprobs[e] float32.
 
-    Unused entries are -1 in best_ids and 0 in best_logprobs."""
+    It writes the likeliest ids to best_ids[e, :] int64, and their logprobs to best_logprobs[e, :] float32. Unused
+    entries are -1 in best_ids and 0 in best_logprobs."""
     output = tl.program_id(0).to(tl.int64)
     wanted = tl.load(num_best + output)
     splits, places = tl.arange(0, SPLITS), tl.arange(0, CANDIDATES)

@@ -36,9 +36,9 @@ def attend_split_kernel(
     """Program (b, i, s) handles one split of the keys of one tile of queries.
 
     The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads, and the split s. q, out (T, heads, D).
-    With IS_SPLIT the results go to `sums` and `parts`, which begin with the token first_token. sums (2, splits, tokens,
+    With IS_SPLIT the results go to `sums` and `parts`, whose first token is `first_token`. sums (2, splits, tokens,
     heads) float32: the largest scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted
-    values."""
+    sums of the values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)
@@ -125,7 +125,9 @@ def merge_kernel(
 
 
 def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Fill `out` for the rows' tokens from q, both (T, heads, D). q is rotated; keys and values are already written."""
+    """Compute attention for the rows' tokens: read q and fill `out`, both (T, heads, D).
+
+    q is already rotated, and the tokens' keys and values are already in their pages."""
     num_tokens, (num_heads, head_dim) = rows.num_tokens, q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads
@@ -150,7 +152,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
         # Without this option, ptxas would limit variants without splits to 128 or 168 registers, to fit one more block.
-        # They would then spill. Variants with splits don't.
+        # They would then spill. Variants with splits do not spill.
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:

@@ -46,8 +46,9 @@ def padded_dim(head_dim: int) -> int:
 def num_stages(head_dim: int) -> int:
     """Return the number of pipeline stages of both kernels' loop over keys.
 
-    With 2, some variants of narrow heads get 128 registers a thread and spill (groups of 7 on sm_100, sliding chunks on
-    sm_86, 89 and 100). With 3, heads of 256 spill on sm_80, 86 and 89."""
+    With 2 stages, some variants with narrow heads get 128 registers per thread and spill (groups of 7 heads on sm_100,
+    chunks with a sliding window on sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80,
+    86 and 89."""
     return 2 if padded_dim(head_dim) > 128 else 3
 
 

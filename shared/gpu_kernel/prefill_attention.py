@@ -63,9 +63,10 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Fill `out` for the rows' tokens from q, both (T, heads, D). q is rotated; keys and values are already written.
+    """Compute attention for the rows' tokens: read q and fill `out`, both (T, heads, D).
 
-    The rows are the step's first rows. They have no trees."""
+    q is already rotated, and the tokens' keys and values are already in their pages. The rows are the step's
+    first rows. They have no trees."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

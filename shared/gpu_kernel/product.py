@@ -1,10 +1,10 @@
-"""Multiply rows by a weight in tiles of one size: a row's bits are the same in a batch of any size.
+"""Multiply rows by a weight in tiles of one size. So a row's result has the same bits in a batch of any size.
 
 The library chooses its tiles, and so its order of sums, by the number of rows. For weights in the model's dtype the
 library is faster, so these tiles are used for such weights only with `--deterministic`. The library can't multiply
 16-bit rows by a weight in bytes. These tiles can, and they don't convert the weight first. This saves time with few
-rows, because reading the weight then takes most of the time. The product with the weight of gate and up can be gated in
-the same kernel. Then only the gated results are written, which are half as many numbers.
+rows, because reading the weight then takes most of the time. The kernel that multiplies by the weight of `gate` and
+`up` can also gate the product. It then writes only the gated results, which are half as many numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from shared.kernel.quantized import quantize
 BLOCK_M = BLOCK_N = 64
 INPUT_BYTES = 128  # number of bytes of each row that a program reads at a time
 GATES = (None, False, True)  # values of is_gelu: no gate, silu, gelu
-FEW_ROWS = 256  # if the weight is in bytes and there are more rows, the library's product of a converted copy is faster
+# With a weight in bytes and more rows than this, it is faster to convert the weight and to use the library.
+FEW_ROWS = 256
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -2,7 +2,8 @@
 
         | float32, ordered as an int32 | 2^32 - 1 - id |      NaN ranks last; -0 is 0
 
-`SPLITS` programs share a row's ids. Each takes a run of whole blocks; the last runs may be empty. Maxima and sums of
+`SPLITS` programs share a row's ids. Each program takes consecutive whole blocks of ids; the last
+programs may get none. Maxima and sums of
 integers do not depend on the order, so the number of splits changes no result.
 """
 

@@ -1,18 +1,19 @@
 """Draw one id for each of E outputs without sorting: the largest logit, a plain draw, or top-k, top-p and min-p.
 
+    kernel     result                                                               programs
     largest    the head of the ranking                                              E x splits
-    search     top-k's threshold: count ids by four bits of their keys per pass     8 x (E x splits)
-    weigh      the weight of the ids that top-k leaves                              E x splits
-    search     top-p's threshold: the same, with weights instead of counts          8 x (E x splits)
-    draw       the largest scaled logit + noise of the remaining ids                E x splits
+    search     top-k's threshold: each pass counts ids by four bits of their keys   8 passes of E x splits
+    weigh      the weight of the ids above top-k's threshold                        E x splits
+    search     top-p's threshold: the same, with weights instead of counts          8 passes of E x splits
+    draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
 Every output takes part in every launch, and values on the device decide its work there, so a CUDA graph can hold
 all launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
 splits gives the same id.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key stay; of the ids with an equal key, only the first few
-stay.
+A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the
+first few are kept.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # number of ids that a pass reads at once; each id has an entry for each digit
+LANES = tl.constexpr(256)  # number of ids that a program of `search` reads at once; it holds LANES x DIGITS sums
 ALL = tl.constexpr(-1)  # a threshold below every key
 
 
@@ -90,7 +91,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold, the part of `left` that keys equal to it must fill, and these keys' sums (SPLITS,)."""
+    """Return the threshold, the sum that keys equal to it must still reach, and these keys' sums in each split."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -100,7 +101,9 @@ def _found(state, sums, output, num, SPLITS: tl.constexpr):
 
 @triton.jit
 def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """Return top-k's threshold and how many ids with an equal key stay; (ALL, 0) if top-k cuts nothing."""
+    """Return top-k's threshold, and the number of ids to keep whose key equals it.
+
+    Return (ALL, 0) if top-k removes no id."""
     key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
     if is_cut:
         key, left, _ = _found(k_state, k_sums, output, num, SPLITS)
@@ -144,7 +147,7 @@ def weigh_kernel(
 @triton.jit
 def _first_goal(output, row, top_k, top_p, masses, k_state, k_sums, best, factor, vocab_size, num,
                 BY_MASS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Return the sum that ids must reach, counted from the head: `top_k` ids, or the share `top_p` of the weight."""
+    """Return the sum that the ids from the head on must reach: `top_k` ids, or the share `top_p` of the weight."""
     if BY_MASS:
         key, equals = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
         mass = tl.sum(tl.load(masses + output * SPLITS + tl.arange(0, SPLITS)), 0)
@@ -164,8 +167,8 @@ def search_kernel(
 ):  # fmt: skip
     """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
 
-    Only keys that begin with the bits found so far count. Results go to sums[step, e, s, :] int64; state[step, e, :]
-    int64 holds the bits found so far and the sum still to reach."""
+    An id is skipped unless its key begins with the bits found so far. Results go to sums[step, e, s, :] int64.
+    state[step, e, :] int64 holds the bits found so far and the sum still to reach."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size
@@ -203,7 +206,9 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, how many ids with an equal key stay, and how many such ids earlier splits contain."""
+    """Return the threshold, and two numbers of ids whose key equals it.
+
+    The first is the number of such ids to keep, the second the number of such ids in earlier splits."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:
@@ -268,7 +273,9 @@ def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
 
 
 def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
-    """Return (E, splits) int64 ranks for logits (E, vocab) float32. A row's largest rank belongs to its first id."""
+    """Return the largest rank in each split, (E, splits) int64, for logits (E, vocab) float32.
+
+    The largest of an output's ranks belongs to the head of its ranking."""
     num, vocab_size = logits.shape
     splits = splits_of(num) if splits is None else splits
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)

@@ -21,8 +21,9 @@ SILENT = 0  # log level of llguidance
 def limits() -> LLParserLimits:
     """Return a grammar's limits. Only these limits can stop a compilation, because a thread can't be killed.
 
-    By llguidance's figures, the limits allow 20 ms to build the lexer, 7 ms in the lexer and 1 ms in the parser for
-    each mask, and 200 MB of lexer states in all. Only a grammar that bounds the length of a text can need 200 MB.
+    By llguidance's figures, the limits allow 20 ms to build the lexer. For each mask they allow 7 ms in the lexer and
+    1 ms in the parser. All lexer states together may take 200 MB. Only a grammar that bounds the
+    length of a text can need 200 MB.
     """
     return LLParserLimits(
         max_items_in_row=2000,

@@ -123,8 +123,9 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 
 @emitted
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
-    """Make a timespec, below a second, on the caller's stack, and return its address. The timespec is valid until the
-    caller calls this function again or returns."""
+    """Store `nanoseconds` (less than a second) as a timespec on the caller's stack, and return its address.
+
+    The timespec is valid until the caller calls this function again or returns."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)

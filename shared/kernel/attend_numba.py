@@ -1,7 +1,7 @@
 """Computes softmax(scale q k) v over paged KV, after attention_numba.py's first task wrote q, k and v.
 
 A token scores its keys block by block, takes the softmax, then adds weighted values in the same order. Neighbouring
-tokens of a row form a run. The blocks that all tokens of a run read are loaded once:
+tokens of a row form a run. If all tokens of a run need a block, the block is loaded once:
 
     token 0 of the run    | early | shared, in whole blocks | its own |
     token 1                 |early| shared                  | its own   |
@@ -101,13 +101,14 @@ class Run(NamedTuple):
     window: int  # 0 if there is no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots whose bits `seen` has
+    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s set bits
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of one kv head's keys or values, in slot 0 of page 0 unless `_at` found another slot. `scales` is used
-    only if pages hold bytes."""
+    """Addresses of one kv head's keys or values: in slot 0 of page 0, or in the slot that `_at` found.
+
+    `scales` is used only if pages hold bytes."""
 
     items: int
     scales: int
@@ -341,8 +342,8 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """Correct a block's addresses from a tree's first slot on. From there, keep only the slots that the token sees, and
-    repeat the last seen slot's address."""
+    """Correct a block's addresses from a tree's first slot on. From there, store only the addresses of slots that the
+    token sees, then repeat the last of these addresses."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:

@@ -21,7 +21,7 @@ from shared.kernel.quantized import dequantize, quantize
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens than this runs alone; the other rows are padded into one batch
 MOST_PADDING = 4  # all rows run alone if a padded batch would read more than this multiple of the real keys
-MOST_NUMBERS = 1 << 27  # scores or widened keys held at a time, to bound memory
+MOST_NUMBERS = 1 << 27  # limit of the scores, and of the widened keys' numbers, in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     eps: float  # eps of the norm that each head of q and k gets, if the model has such norms
-    # for each layer, how many positions a token reads, its own included; 0: all; (): all, in every layer
+    # for each layer, how many positions a token reads, its own included. 0 means all. () means all in every layer.
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0 stands for head_dim ** -0.5
 
@@ -50,7 +50,7 @@ class HostLengths:
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
     seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step, if known
     seq_lens_sum: int | None  # the sum of seq_lens
-    num_running: int  # number of decode rows, which come last and have equally many tokens
+    num_running: int  # number of decode rows, which come last and have equally many tokens in the step
 
 
 @dataclass(slots=True)
@@ -97,8 +97,9 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write the layer's keys and values, then attend.
 
-        qkv: (T, q | k | v heads * D) in the model's dtype. First q and k are normed, if the weights q_norm and
-        k_norm (D,) float32 are given. Then q and k are rotated. Returns (T, heads * D), valid until the next call.
+        qkv: q, k and v, as (T, (heads + 2 * kv_heads) * D) in the model's dtype. First q and k are normed, if the
+        weights q_norm and k_norm (D,) float32 are given. Then q and k are rotated. Returns (T, heads * D), valid until
+        the next call.
         """
         ...
 

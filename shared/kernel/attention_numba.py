@@ -152,7 +152,8 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends. In each page, scales lie behind the numbers."""
+        """The pool's address and strides, on which `fill` depends. They also fix the scales' addresses, because each
+        page holds its scales behind its numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
@@ -241,7 +242,7 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
     """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
 
-    Each share takes some tokens. items.py says how pages of bytes may differ from the reference's."""
+    Each share takes some tokens. items.py says how pages of bytes may differ from TorchAttention's pages."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes

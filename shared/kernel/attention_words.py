@@ -9,8 +9,8 @@ NUM_WORDS = 14
 # Words that a step's layers share, at the address in STEP.
 ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
 QUERIES, SCORE_BYTES, SLOTS, VISIBLE = range(6, 10)
-RUNS, NUM_RUNS = 10, 11  # RUNS: each run's first token, then the number of tokens
-RUN_TOKENS = 12  # tokens of the largest run
+RUNS, NUM_RUNS = 10, 11  # RUNS: address of the first tokens of all runs, followed by the number of all tokens
+RUN_TOKENS = 12  # limit of a run's tokens
 SCRATCH, SCRATCH_BYTES = 13, 14  # thread 0's address, and bytes per thread
 SCALE_PAGE_BYTES = 15  # bytes from a page's scales to the next page's scales
 NUM_STEP_WORDS = 16

@@ -2,11 +2,11 @@
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
-                      with 4 bits, the 4 bytes hold two quads: q in the low bits, q + quads / 2 in the high bits
+                      with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its own rows of x. Rounding 64 rows takes about as long as one tile. A separate task for rounding
-would make all threads wait.
+Each share rounds its own rows of x. Rounding 64 rows takes about as long as multiplying them by one tile. A separate
+task for rounding would make all threads wait.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BlockTileLinear:
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """Fill all words except X, OUT, the scratch and the cut."""
+        """Fill all words except X, OUT, DEALT, SCRATCH and SCRATCH_BYTES."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
@@ -210,7 +210,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # passes get equally many rows, to avoid a single row after a pass of four
+                # divide the rows evenly among the passes, to avoid a single row after a pass of four
                 rows = (left + passes - 1) // passes
                 if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -233,9 +233,9 @@ def multiply_blocks(
     typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
     out_stride: Any, fetch: Any,
 ) -> Any:  # fmt: skip
-    """Emit bias + products of `rows` rows and BLOCKS column blocks over all k. Constants: rows, kind.
+    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks of the weight.
 
-    `depth` counts blocks of k. See product.multiply_tile for the other arguments."""
+    Constants: rows, kind. `depth` counts blocks of k. See product.multiply_tile for the other arguments."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 

@@ -100,8 +100,8 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
-    """Return the same weights in another format: bytes whose zero is 0. Scales are float32, and lows include the old
-    format's zero."""
+    """Return the same weights in a format of bytes whose `zero` is 0. Its scales are float32, and its lows include the
+    old format's `zero`."""
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales

@@ -26,7 +26,7 @@ class BlockKernels(Protocol):
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu (or gelu) of the first half times the second half: (M, 2 * I) -> (M, I), for any I."""
+        """Multiply silu (or gelu) of each row's first half by its second half: (M, 2 * I) -> (M, I), for any I."""
         ...
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:

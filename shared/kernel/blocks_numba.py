@@ -36,7 +36,7 @@ class NumbaBlocks:
     def __init__(
         self, hidden_size: int, inner_sizes: tuple[int, ...], eps: float, dtype: torch.dtype, team: Team, is_gelu: bool
     ) -> None:
-        """`inner_sizes`: every size I that `gate` gets."""
+        """`inner_sizes`: the values of I (see BlockKernels.gate) for which `gate` is called."""
         self._dtype = dtype
         is_half = dtype == torch.bfloat16
         self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
@@ -76,8 +76,9 @@ class NumbaBlocks:
 
 @functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
-    """Add DELTA, if any, to the residual SOURCE, float32. Write the residual's RMS norm times WEIGHT to OUT, in rows of
-    `out_width` numbers; 0 means H."""
+    """Add DELTA, if any, to the float32 residual SOURCE. Write the residual's RMS norm times WEIGHT to OUT.
+
+    A row of OUT has room for `out_width` numbers; 0 means `hidden_size`."""
     item = 2 if is_half else 4
     out_bytes = (out_width or hidden_size) * item
 

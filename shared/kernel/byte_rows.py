@@ -1,9 +1,9 @@
 """Rounds rows of x to bytes, as block_weights.py defines them, for block_product.py.
 
-    a row:  [K bytes][depth starts, int32][depth units, float32][depth unit * sum of bytes, float32]
+    a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks in a row. A block's integer sum begins with the block's start, which subtracts the
-weights' zero.
+`depth` is the number of blocks in a row. A block's integer sum begins with the block's start, which is
+-zero * (sum of the block's bytes). `zero` is a field of the weights' format.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def row_bytes_of(num_inputs: int, block: int) -> int:
 def round_block(
     typing_context: Any, block: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any, total: Any
 ) -> Any:
-    """Emit the rounding of a row's block. Constants: block, zero, is_half. The other arguments are addresses. The code
-    reads x (bfloat16 or float32), and writes to the other addresses."""
+    """Emit code that rounds one block of a row.
+
+    Constants: block, zero, is_half. The other arguments are addresses. The code reads x (bfloat16 or float32), and
+    writes to the other addresses."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -75,8 +77,8 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and 127 / magnitude in all lanes. Both results are 0 if no magnitude
-        is above SMALLEST.
+        """Return the largest magnitude (float32), and 127 divided by it in all lanes. Both results are 0 if no
+        magnitude is above SMALLEST.
 
         Magnitudes sort like their bits."""
         build = self._builder

@@ -1,8 +1,8 @@
 """Reports when numba compiles code, or reads it from disk. While a node starts, a report shows progress. Later,
 it shows that requests wait for the compiler.
 
-numba holds its compiler lock while it compiles a kernel or reads one from disk. The events of its compiler passes name
-the function that is compiled.
+numba holds its compiler lock while it compiles a kernel or reads one from disk. Each event of a compiler pass
+contains the name of the function that is being compiled.
 """
 
 from __future__ import annotations

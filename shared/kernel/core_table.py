@@ -4,8 +4,8 @@
     folder/slot-07    names the owner of slot 7, and is locked while that process lives
     folder/gate       locked while a node enters, leaves, or removes dead nodes
 
-The system drops a dead process's locks, in any container. So a slot file that can be locked belongs to a dead node.
-Each user has one folder, which the last node removes.
+The system drops a dead process's locks, whichever container it ran in. So a slot file that can be locked belongs to a
+dead node. Each user has one folder, which the last node removes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on own and borrowable cores. The team's leader runs on the first own core. Close the team
-        before the table."""
+        """Return a team on the node's own cores and the cores that it may borrow.
+
+        The team's leader runs on the first own core. Close the team before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
         own = [Place(self._line(core), True, core) for core in self.owner.own]
         places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
@@ -98,7 +99,8 @@ class CoreTable:
         return [int(core) for core in np.flatnonzero(guests == self.slot + 1)]
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, without waiting. This takes a few file operations, so call it once a second."""
+        """Clean up after killed nodes, without waiting. This takes a few file operations, so call it at most once a
+        second."""
         with contextlib.suppress(OSError), through_gate(self._folder, 0.0):
             self._clear_dead()
 

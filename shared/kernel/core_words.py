@@ -1,6 +1,6 @@
 """Records who computes on which core of this machine: a line of words per core, in memory that nodes share.
 
-    word 0:   bits 0 to 15: the guest (slot + 1; 0: none) | bit 16 + slot: a holder, a node that needs its own core
+    word 0:   bits 0 to 15: the guest (slot + 1; 0: none) | bit 16 + slot: a holder (a node that needs its own core)
     word 1:   bit slot: a node that would like to be a guest
     word 8+:  a bell for each slot: a count that is increased before its waiters are woken
 

@@ -1,4 +1,4 @@
-"""Emits code that sums products of bytes in 32-bit words, exactly on every kind of processor.
+"""Emits code that adds products of bytes to 32-bit sums. The sums are exact on every kind of processor.
 
 sums[n] += the sum of numbers[n, i] * bytes[n, i] over i < 4      n < 16; numbers unsigned, bytes signed
 """
@@ -37,7 +37,9 @@ def best_dot(features: Mapping[str, bool]) -> Dot:
 
 
 def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: int) -> Any:
-    """Return the new sums. `sums`, `numbers` and `byte` are 16 words. No number exceeds `most`."""
+    """Return the new sums.
+
+    `sums`, `numbers` and `byte` are vectors of 16 words. No byte of `numbers` exceeds `most`."""
     if dot is Dot.WHOLE:
         operands = [sums, builder.bitcast(numbers, BYTES), builder.bitcast(byte, BYTES)]
         return emit_call(builder, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)

@@ -38,8 +38,8 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL. The code is kept on disk, as by
-    compile_c."""
+    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL. Like compile_c, keep the code on
+    disk."""
 
     def decorate(function: F) -> F:
         stamp_name(function)

@@ -1,5 +1,4 @@
-"""Matrix products with fixed weights, which are laid out at load: the interface, and library products for places
-where ours do not run."""
+"""Matrix products with fixed weights, laid out at load: the interface, and library products where ours do not run."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ as oneDNN at 512 rows, and twice as fast at one row. A product of bfloat16 weigh
 rounded to bfloat16 would tie. Float32 weights would not tie either, but take twice the memory.
 
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step are one 64-byte vector
-    tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, 1 or 2 vectors at a time)
+    tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
 
 Up to six rows share one read of the weights. Weights are prefetched by hand, because the hardware prefetcher is too
 slow for several rows.
@@ -85,7 +85,7 @@ class TileLinear:
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """Fill all words except X, OUT and the cut."""
+        """Fill all words except X, OUT and DEALT."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
@@ -142,7 +142,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
             x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # passes get equally many rows, to avoid a single row after a pass of six
+                # divide the rows evenly among the passes, to avoid a single row after a pass of six
                 rows = (left + passes - 1) // passes
                 if rows == 6:
                     multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -166,7 +166,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """Return a share's first and end tile, first row and number of rows."""
+    """Return a share's first tile, the tile after its last one, its first row and its number of rows."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
@@ -222,15 +222,15 @@ def multiply_tile(
 def blocks_together(rows: int, is_wide: bool) -> int:
     """Return how many column blocks to add up at a time, so that their sums stay in registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes, which hold at most 6 vectors of sums
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes, which hold at most 6 vectors of 16 sums
     beside the weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over some of the blocks skips cache lines, which the hardware prefetcher can't follow. Such a loop always
-    # prefetches.
+    # If a loop reads only some of the blocks, it skips cache lines, and the hardware prefetcher can't follow. Such a
+    # loop always prefetches.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]

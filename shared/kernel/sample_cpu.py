@@ -2,9 +2,9 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of that ranking. A draw takes the id with
 the largest score, which is the scaled logit plus noise. Without top-k, the code draws from all ids that min-p keeps,
-and accepts an id that top-p keeps, too. This is correct because a set's largest score is also the largest score of each
-subset that holds it. After a rejected id, the next draw is from the ids ranked before it. On average, each round at
-least halves the number of remaining ids.
+and accepts the drawn id if top-p keeps it, too. This is correct because a set's largest score is also the largest score
+of each subset that holds it. If the id is rejected, the next draw is from the ids ranked before it. On average, each
+round at least halves the number of remaining ids.
 
 Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
 """
@@ -195,7 +195,8 @@ def _narrow(
     chosen: np.int64,
     top_p: np.float32,
 ) -> np.int64:
-    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p still applies."""
+    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p keeps all
+    these ids, because it keeps the chosen one."""
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:

@@ -69,7 +69,7 @@ def _penalise(
     counts: npt.NDArray[np.int32],
     knobs: npt.NDArray[np.float32],
 ) -> None:
-    """Penalise each id of `tokens` once: by repetition and, if `counts` has the id, by presence and frequency. Mark
+    """Penalise each id of `tokens` once: by repetition and, if its count is above 0, by presence and frequency. Mark
     the id in `counts` as done."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
@@ -112,7 +112,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Return whether the answer (tokens[begin:], then drafts) ends with all of a word except its last token."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with all tokens of `word` except the last one."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:

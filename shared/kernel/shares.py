@@ -23,7 +23,7 @@ class Work(NamedTuple):
     num_inputs: int
     row_bytes: int
     pass_rows: int
-    is_rounded: bool  # whether each share first rounds its rows, which takes about as long as one tile
+    is_rounded: bool  # whether each share first rounds its rows, which takes about as long as one tile's product
 
     @property
     def most_rows(self) -> int:
@@ -46,7 +46,7 @@ def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """Return the cut whose work ends first; of equal cuts, the one with the fewest shares."""
+    """Return the cut whose work ends first. Of cuts that end together, return the one with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows

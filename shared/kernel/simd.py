@@ -24,13 +24,14 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # how many of the 32 vector registers may hold queries, or sums
+# Of the 32 vector registers, how many may hold queries (in score_block), and how many may hold sums (in weigh_block).
+QUERY_REGISTERS, SUM_REGISTERS = 16, 20
 SMALLEST_SCALE = 2.0**-126  # a row is never divided by less: float32's smallest normal number
 TREE_QUERIES = 4  # how many queries are scored at a time; each has up to 5 vectors of partial sums
 
 
 def block_lanes(head_dim: int) -> int:
-    """Return the vector width for a head, or 0 if none fits."""
+    """Return the width, in float32 lanes, of the vectors that hold a head, or 0 if no width divides head_dim."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -49,8 +50,8 @@ def score_block(
 ) -> Any:
     """Emit the products of a group's queries, (group, D) float32, with one block of keys.
 
-    Row g of scores, `lanes` float32, goes to out + g * stride bytes. `tops` (group, lanes) float32 gets the largest
-    scores."""
+    Row g of scores, `lanes` float32, goes to out + g * stride bytes. Each number of `tops` (group, lanes) float32
+    is raised to the score of its query and lane, if that score is larger."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))

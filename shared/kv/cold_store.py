@@ -36,8 +36,8 @@ class ColdPage:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """A new page's place. `demoted`: if another page must leave this place first, that page's place in memory and its
-    new place in the file."""
+    """A new page's place. If another page must first move from this place to the file, `demoted` is that page's place
+    in memory and its place in the file."""
 
     cold: ColdPage
     place: int

@@ -2,7 +2,7 @@
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
-    with windows    | left behind: 0 |  cached and private pages, in any order ...
+    with windows    | 0 for each dropped page | cached and private pages, in any order ...
 
 A row's pages never move: caching changes the owner, not the block table. The caller releases a row after the lease of
 its last step ends. The row and its pages can then be reused at once.

@@ -34,7 +34,7 @@ class DraftHead(Protocol):
     def d2t(self) -> torch.Tensor | None: ...
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """Return the planes that the head needs in a page. Their names are the head's own."""
+        """Return the planes that the head needs in a page. The head chooses their names."""
         ...
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class DraftHead(Protocol):
     ) -> torch.Tensor:
         """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the token after each slot.
 
-        Writes draft KV of all T slots; reads earlier slots of their rows.
+        Writes draft KV of all T slots, and reads earlier slots of the same rows.
         """
         ...
 

@@ -2,7 +2,7 @@ r"""The EAGLE-3 draft head (arXiv 2503.01840): one decoder layer over the target
 
     slot j:   token j + 1 -> embed -> norm \\
               f_j                  -> norm  > x (2H) -> q, k, v -> rotate at j, attend to slots 0..j -> out
-              g_j = f_j + attention + mlp             logits = lm_head(norm(g_j)) foresee token j + 2
+              g_j = f_j + attention + mlp             logits = lm_head(norm(g_j)) predict token j + 2
 
 f_j is fc(three of the target's hidden states at j). At slots that the target has not reached, f_j is the head's own
 g_(j-1). Slot j's KV depends on token j + 1, too.

@@ -43,7 +43,7 @@ def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, Ro
 
 
 def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse both fields together, because programs differ in which one they use."""
+    """Refuse a file with rope_parameters and rope_scaling, because programs differ in which of the two they use."""
     if raw.get("rope_parameters") and raw.get("rope_scaling"):
         raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; remove the wrong one")
 

@@ -42,8 +42,8 @@ class ModelSpec:
 class LayerMarks:
     """Signal that a step's first layers have written KV.
 
-    events[i] fires on the forward stream after ends[i] layers. The launch makes and arms the events. Layers after the
-    last mark are ready when the step ends.
+    events[i] fires on the forward stream after ends[i] layers. Engine.launch makes and arms the events. Layers after
+    the last mark are ready when the step ends.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:
@@ -77,8 +77,8 @@ class ModelInputs:
 
     Tokens of a chunk have `visible` -1: each reads all slots up to its own.
 
-    With an encoder, a row's first encoder_lens[b] positions are encoder input, all in one step. Their KV is for the
-    decoder's cross-attention; the decoder's own KV follows.
+    With an encoder, a row's first encoder_lens[b] positions are encoder input, and one step has all of them. Their KV
+    is for the decoder's cross-attention; the decoder's own KV follows.
 
     The forward stream makes and reads all tensors, on the model's device. Host ints are upper bounds and need no sync.
     """

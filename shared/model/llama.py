@@ -70,7 +70,7 @@ class LlamaModel:
 
     @property
     def gathers(self) -> bool:
-        """Whether a larger upper bound of its rows' lengths makes a step slower, even with the same lengths."""
+        """Whether a step gets slower if the upper bound of its rows' lengths grows, but not the lengths."""
         return self._attention.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class LlamaModel:
             layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
             delta = self._mlp(index, layer, residual, attended, rows)
-            # after writing this layer's KV the ranks have exchanged columns, so every rank has written its part
+            # the ranks exchanged columns after they wrote this layer's KV, so every rank has written its part
             if inputs.layers is not None:
                 inputs.layers.reached(index + 1)
         if not self._span.is_last:

@@ -192,7 +192,10 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """Run all tasks. At each of the marks `layers`, stop after the last marked layer's KV write, and signal it."""
+        """Run the tasks before `stop`, or all tasks if it is None.
+
+        With `layers`, pause after the KV write of each mark's last layer, and signal the mark.
+        """
         if layers is None:
             self._program.run(stop)
             return

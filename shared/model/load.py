@@ -97,8 +97,8 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 
 
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
-    """Build one model per span, with its own kernels. All spans use the same loaded weights. They can
-    run at the same time, because no product belongs to two spans.
+    """Build one model per span, with its own kernels. All models use the same loaded weights. They can run at the same
+    time, because no product belongs to two spans.
     """
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]

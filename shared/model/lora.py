@@ -1,6 +1,6 @@
 """Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-An adapter adds to a product's output the input times two narrow matrices, but only for its own tokens.
+For its own tokens, an adapter multiplies a product's input by two narrow matrices and adds the result to the output.
 """
 
 from __future__ import annotations

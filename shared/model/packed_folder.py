@@ -80,7 +80,7 @@ class PackedFolder:
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
         """Return the key's file, mapped and checked. If that fails, log one line and return None.
 
-        If the file is missing or damaged, `write` makes it. `need`: about its size, in bytes.
+        If the file is missing or damaged, `write` makes it. `need`: the file's approximate size in bytes.
         """
         try:
             file = self._take(key, need, write)

@@ -105,7 +105,7 @@ class TensorFiles:
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, without which the answers would be
+    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, because ignoring it would make answers
     wrong."""
 
     def __init__(self, folder: Path) -> None:

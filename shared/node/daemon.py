@@ -137,7 +137,7 @@ class Daemon:
     def _dial(self, action: Dial) -> None:
         try:
             self._links.dial(action.peer, action.endpoint, brings_pages=action.brings_pages)
-        except (ConfigError, PeerUnreachable) as error:  # the address may not be dialled, or no descriptor is left
+        except (ConfigError, PeerUnreachable) as error:  # the address must not be dialled, or no descriptor is left
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:

@@ -4,7 +4,7 @@ side.
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
 A step's completion comes before the messages, so network work never delays the next launch. Answers to messages
-and transfers leave before the step that these allow, because a prefill node waits for Installed.
+and transfers leave before the step that these make possible, because a prefill node waits for Installed.
 """
 
 from __future__ import annotations

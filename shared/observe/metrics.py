@@ -116,7 +116,7 @@ class NodeReport:
 
 
 def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
-    """Return each short name's counter, and the values of its labels after `node`."""
+    """Return each short name's counter, and the values of all its labels except `node`, which is the first."""
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }

@@ -3,8 +3,9 @@
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends only a forward's inputs (ModelInputs), as values. A follower that planned, relayed tokens or sampled by
-itself might decide differently. All ranks share the pages' memory. After the barrier every rank has written its part.
+Rank 0 sends only a forward's inputs (ModelInputs), as values. If a follower planned, relayed tokens or sampled by
+itself, it might decide differently. All ranks share the pages' memory. After the barrier every rank has written its
+part.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-    """Run the same forward on every rank. The barrier waits until all have written KV of the last layer, too: a step
-    without outputs has no collective after that.
+    """Run the same forward on every rank. The barrier waits until all ranks have written the last layer's KV, because
+    in a step without outputs no collective follows that write.
     """
     output = model.forward(inputs, kv)
     group.barrier()

@@ -30,7 +30,7 @@ class Knobs(Generic[A]):
     way: A  # (B,) int64: GREEDY, FILTERED or PLAIN
     temperature: A  # (B,) float32
     scale: A  # (B,) float32, 1 / temperature; 0 for greedy rows
-    top_k: A  # (B,) int64, the vocabulary size if all ids stay
+    top_k: A  # (B,) int64, the vocabulary size if top-k keeps all ids
     top_p: A  # (B,) float32
     log_min_p: A  # (B,) float32
     is_penalised: A  # (B,) int64 0 or 1

@@ -37,7 +37,7 @@ def sample_cpu(
 
 
 def team_for(num_logits: int) -> Team:
-    """Return a team of torch's threads if waking them pays, else of one thread."""
+    """Return a team with as many threads as torch has, if waking them pays, else with one thread."""
     return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 

@@ -64,7 +64,7 @@ class OutputRows:
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
-        before = counts.cumsum(0) - counts  # the number of earlier outputs' entries
+        before = counts.cumsum(0) - counts  # how many entries belong to earlier outputs
         places = torch.arange(total, device=ends.device) - before[outputs]
         return outputs, ends[self.rows[outputs]] + places
 

@@ -1,6 +1,6 @@
 """Runs the overlap loop: each round processes a step's result and launches the next step.
 
-    process results -> bring back from the cold tier -> resolve lengths -> plan N (pure) -> launch N
+    process results -> bring back from the cold tier -> resolve lengths -> plan N (no waits) -> launch N
 
 With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. All waits
 and errors of a launch come before its plan, because the plan changes the scheduler's state. When a step ends, it wakes

@@ -63,8 +63,8 @@ class PageBudget:
         """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens. Return the number of cached
         tokens. If a row or pages are lacking, reserve nothing and return None.
 
-        At least one token is left to compute. For prompt scores, all tokens that the scores need are left. No step
-        reads pages before page number `first_needed`.
+        The prefix ends before the last token, which must be computed. If prompt scores are wanted, the prefix ends
+        before the first token that they need. No step reads pages before page number `first_needed`.
         """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:

@@ -1,4 +1,5 @@
-"""Decides which prompts wait. Siblings wait for their leader; hand-offs without a grant wait for all other requests.
+"""Decides which prompts wait. Siblings wait for the first sequence's prompt. Hand-offs without a grant wait for all
+other requests.
 
     ungranted   are computed ahead while they pin little memory, which they hold until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs

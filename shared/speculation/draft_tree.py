@@ -78,7 +78,7 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feed the frontier, nodes of `depth`, to the head. Return their children and the next frontier.
+    """Feed the frontier, whose nodes have this `depth`, to the head. Return its children and the next frontier.
 
     `num_before`: number of candidates of earlier levels.
     """

@@ -33,7 +33,7 @@ class EagleWorkerV2:
     """A Drafter. With topk 1 it drafts a chain of width - 1 drafts, else a tree of at most `steps` levels.
 
     Relayed per row:
-    - topk_index (topk,) int64: the likeliest first drafts
+    - topk_index (topk,) int64: the first drafts, the drawn one first
     - topk_p (topk,) float32, for a tree: the probabilities of these drafts
     - hidden_states: the head's state at slot L - 1
     """

@@ -55,7 +55,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return drafts (D, num_drafts) int64, and how many tokens before them matched: (D,) int64, at most LONGEST_MATCH.
+    """Return drafts (D, num_drafts) int64, and the number of tokens that matched, (D,) int64, at most LONGEST_MATCH.
 
     tokens (D, n) int32: row d's tokens are known up to position last[d]. last (D,) int64, 0 < last < n.
     """

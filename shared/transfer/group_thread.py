@@ -106,8 +106,8 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all posted transfers. If no started transfer is left, wait for a posted one. Return False after
-        `abort`."""
+        """Start all posted transfers. If no started transfer is unfinished, wait for a posted one. Return False
+        after `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

@@ -111,7 +111,7 @@ class PinnedReader:
 
 
 class Blocks:
-    """Owns a sender's pinned blocks. It makes at most `most` blocks, each when it is first needed, and keeps them.
+    """Owns a sender's pinned blocks. `most`: the largest number of blocks. A block is made when needed, and kept.
 
     A block can be taken again once nothing refers to the array from `take` or to parts of this array. For example,
     libzmq's frames refer to such parts.
@@ -127,9 +127,10 @@ class Blocks:
         self._num_made = 0
 
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
-        """Return a block, which only one stream may fill, and an array of the block's memory, to lend to others.
+        """Return a block, and an array of the same memory.
 
-        Wait while all blocks are lent. Raises HandoffFailed if no block returns, or if a block is too small.
+        Only one stream may fill the block. The array may be lent to others. Wait while all blocks are lent. Raises
+        HandoffFailed if no block comes back in time, or if the bytes do not fit in a block.
         """
         if num_bytes > self._block_bytes:
             raise HandoffFailed(f"{num_bytes} bytes in one message, but at most {self._block_bytes} fit")

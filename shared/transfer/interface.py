@@ -158,8 +158,9 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 
 
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
-    """Raise HandoffFailed unless `num_bytes` is the size of all our planes, or of our first planes. A sender without a
-    draft head has only our first planes."""
+    """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
+
+    A part that includes all later planes may end before our last planes, which a sender without a draft head lacks."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]

@@ -98,7 +98,7 @@ class Heartbeat(Message, frozen=True):
     cache_seq: Count = 0  # number of the last CacheEvents to this router
     others: OthersLoad = NO_OTHERS
     leaves: bool = False  # The node's list of routers lacks this router; the node stays until Release.
-    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Routers where the node is not registered.
+    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Listed routers where the node is not registered.
 
 
 class CacheEvents(Message, frozen=True):

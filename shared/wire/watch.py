@@ -11,9 +11,9 @@ came and no message was delivered.
 
 The watch shuts down:
 
-- a connection with too many unread bytes; the largest ones, if all together have too many
+- a connection with too many unread bytes; if all connections together have too many, those with the most
 - a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
-- a connection silent for `silent_s`; the oldest, if too many are silent or if one peer has too many connections
+- a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest of these
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
   read
 
@@ -45,7 +45,7 @@ CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and 
 PART_BYTES = 128  # The memory that an unread part takes in addition to its bytes.
 MANY_PARTS = 256  # a flood has more parts between two looks, control messages have fewer
 SWOLLEN = 4.0  # The largest allowed growth of memory, in bytes per unread byte. Pages need 1.
-MOST_SWELLING = 64  # The largest growth counted per received byte: an empty part of 2 bytes takes PART_BYTES.
+MOST_SWELLING = 64  # The largest growth counted, in bytes per received byte: an empty part of 2 takes PART_BYTES.
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +268,8 @@ class Watch:
             self._shut(largest, REFUSED_FLOOD, "connections sent more than was read from them")
 
     def _bound_swelling(self, connections: Sequence[Connection]) -> None:
-        """Limit the memory of unfinished messages with many tiny parts. Shut down the worst connection if its `swollen`
-        is above the limit of all unread bytes, and above SWOLLEN times all unread bytes."""
+        """Limit the memory of unfinished messages with many tiny parts. Shut down the connection with the largest
+        `swollen`, if that exceeds both the limit on all unread bytes and SWOLLEN times all unread bytes."""
         left = [one for one in connections if not one.is_shut]
         most = max(self._limits.unread_bytes_in_all, SWOLLEN * sum(one.unread for one in left))
         worst = max(left, key=lambda one: one.swollen, default=None)

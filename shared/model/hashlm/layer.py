@@ -114,7 +114,7 @@ def layer_row(
     window: int,
     out: Words,
 ) -> None:
-    """Process one row. `words` (num_pages, page_size) and `lanes`, with one more axis, both view the pool.
+    """Process one row. `words` (num_pages, page_size) and `lanes` (num_pages, page_size, lanes) are views of the pool.
 
     `first` is the first lane's number.
     """

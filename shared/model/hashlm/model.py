@@ -4,9 +4,9 @@
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
 Sums wrap at 64 bits. A foreign page changes the logits, because kv1 depends on all earlier positions. Swapped pages
-also change the logits, because sums weight values by the position at which they are READ. With a window w both sums are
-over i > j - w only. Every step reads its whole context through the page table. In a draft tree, values are read from
-the nodes' slots and weighted by text position.
+also change the logits, because each value is weighted by the position at which it is READ. With a window w both sums
+are over i > j - w only. Every step reads its whole context through the page table. In a draft tree, values are read
+from the nodes' slots and weighted by text position.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ speculation.
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-This oracle shares only HashLM's integer functions and the noise with the engine.
+This oracle and the engine have only HashLM's integer functions and the noise in common.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Bar the last token of each bad word that the answer has begun, unless nothing else is allowed. `words` are padded
-    in front with -1."""
+    """Bar a bad word's last token if its other tokens are the answer's last tokens, unless nothing else is allowed.
+    `words` are padded in front with -1."""
     for w in range(words.shape[0]):
         word = words[w][words[w] >= 0]
         head, last = word[:-1], word[-1]
@@ -243,7 +243,7 @@ def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, po
 
 @exact
 def _nucleus(scaled: FloatArray, order: IntArray, top_p: np.float32) -> int:
-    """Return the smallest number of leading ids whose weight reaches top_p of the whole."""
+    """Return the smallest number of leading ids whose weight reaches top_p of the total."""
     total = np.int64(0)
     for rank in range(order.shape[0]):
         total += nb_weight(scaled[order[rank]])
