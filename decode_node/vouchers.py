@@ -28,7 +28,8 @@ class Vouchers:
         self._spent: OrderedDict[RequestKey, float] = OrderedDict()
 
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
-        """Return why an Offer is refused. Return None if the router vouches for the Offer or is not known here yet.
+        """Return why an Offer is refused. Return None if the router vouches for it, or if this node does not know the
+        router yet.
 
         If the ticket ends before the request's deadline, the ticket's end becomes the request's deadline.
         """

@@ -60,7 +60,7 @@ class Inflight:
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._waiting: deque[Waiting] = deque()  # page sets in order, which wait until their peers have room
+        self._waiting: deque[Waiting] = deque()  # page sets that wait in this order until their peers have room
         self._unread = unread
         self.granted: dict[RequestKey, HandoffOut] = {}
 

@@ -45,8 +45,8 @@ KEPT_LONGER_S = 60.0  # how long a used ticket is kept after its end, because a 
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """Pages that one peer may copy. The scheduler's budget has the lock that pins these pages, because the scheduler's
-    own requests come first (rule f)."""
+    """Pages that one peer may copy. The scheduler's budget has the lock that pins these pages. So the scheduler can
+    unpin them if its own requests need the memory (rule f)."""
 
     key: Key
     peer: str

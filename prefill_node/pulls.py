@@ -34,7 +34,7 @@ LONGEST_S = 10.0
 SHUNNED_S = 5.0  # how long this node does not ask a source that was late
 MAX_SHUNNED = 256
 TRANSPORTS = ("shm", "zmq")  # These transports need neither a process group nor a library's handle.
-NO_COST = ("ended", "lost")  # Outcomes of pulls that do not show how long a pull takes.
+NO_COST = ("ended", "lost")  # Pulls with these outcomes do not show a pull's cost, so their time is not counted.
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,8 @@ next transport in turn is tried again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use, so it can't use the transports named before that one.
+A decode node takes the first offered transport that it can use. So it can't use the transports that the Offer names
+before the granted one.
 """
 
 from __future__ import annotations

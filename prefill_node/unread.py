@@ -29,7 +29,7 @@ class Sent(Protocol):
 
 
 def take(sent: Sent) -> bool:
-    """Record that the peer has taken the oldest Ready. Return False if none was on its way."""
+    """Record that the peer has taken the oldest Ready. Return False if no Ready was on its way."""
     if not sent.untaken:
         return False
     sent.untaken.popleft()
@@ -37,7 +37,7 @@ def take(sent: Sent) -> bool:
 
 
 class Unread:
-    """Owned by the node's loop. Any thread calls `wake` when a peer has read a block."""
+    """Owned by the node's loop. `wake` is called on any thread when a peer has read a block."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -63,7 +63,7 @@ class Unread:
             sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """Release the peer's share. If the page set is in a block, release it only when the peer has read the block."""
+        """Mark a page set as read. If it is in a block, mark it only when the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:
@@ -74,7 +74,7 @@ class Unread:
         self._wake()
 
     def take_read(self) -> None:
-        """Release the shares of page sets that were read since the last call."""
+        """Stop counting the page sets that were marked as read since the last call."""
         while not self._read.empty():
             peer = self._read.get()
             self._num[peer] -= 1

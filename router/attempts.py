@@ -226,7 +226,7 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
-        """Restart the open sequences. If only the SequenceEnd of a sequence was lost, the sequence is finished."""
+        """Restart the open sequences. Close a sequence that lacks only its SequenceEnd."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue

@@ -57,7 +57,7 @@ class Effects:
     news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     num_resumed: int = 0  # number of requests that get another attempt
-    num_by_cost: int = 0  # number of requests left to their decode node, because a hand-off costs more
+    num_by_cost: int = 0  # number of requests that their decode node runs alone, because a hand-off costs more
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
     sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes on other nodes
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited

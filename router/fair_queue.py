@@ -119,7 +119,7 @@ class FairQueue:
         line.elsewhere += num_tokens
         line.deficit -= num_tokens
         best = max(other.deficit for other in ring)
-        for other in ring if best < 0 else ():  # otherwise a newcomer, whose deficit is 0, would get a lead
+        for other in ring if best < 0 else ():  # the best deficit becomes 0, so a newcomer with 0 gets no lead
             other.deficit -= best
 
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:

@@ -25,7 +25,7 @@ from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
 MAX_MOVES = 2
-SPARE = 2  # the new node must have room for this number of times the request's tokens
+SPARE = 2  # the new node must have room for SPARE times the request's tokens
 
 
 @dataclass(frozen=True, slots=True)

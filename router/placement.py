@@ -82,10 +82,15 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        A prompt is short if the decode node lacks at most `_local_tokens` of it. The decode node runs the request alone
-        if no prefill node fits it, or if the prompt is short and either no prefill node reaches it or the measured cost
-        does not decide. If no prefill node reaches it and the prompt is longer, the next decode node is tried. If no
-        decode node can be reached, the first one runs the request alone."""
+        A prompt is short if the decode node would compute at most `_local_tokens` of its tokens. The decode node runs
+        the request alone in three cases:
+
+        - No prefill node fits the decode node.
+        - The prompt is short, and no prefill node reaches the decode node.
+        - The prompt is short, and the measured cost does not decide.
+
+        If the prompt is longer and no prefill node reaches the decode node, the next decode node is tried. If no decode
+        node can be reached, the first one runs the request alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)

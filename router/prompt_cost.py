@@ -3,9 +3,11 @@
 The unit is the stream-second: one second during which one stream waits. A stream is a running sequence. Two sums are
 compared:
 
-    on the decode node    the wait for the prompts there, the prompt's own time, and its tokens' time again for each
-                          stream that waits meanwhile
-    handed over           the same on the prefill node, and the time after the prompt until the KV is installed
+    on the decode node    the wait for the prompts there
+                          + the prompt's own time
+                          + the time of the prompt's tokens, once for each stream that waits meanwhile
+    handed over           the same on the prefill node
+                          + the time after the prompt until the KV is installed
 
 Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue. After a hand-off,
 this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. A step's fixed

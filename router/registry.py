@@ -57,8 +57,8 @@ class RegisteredNode:
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list lacks this router; the node stays while our requests need it
-    lacks: tuple[str, ...] = ()  # routers on the node's list that do not serve it
+    is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
+    lacks: tuple[str, ...] = ()  # routers on the node's list that do not serve the node
     drain: Drain | None = None  # the message is sent again until the node's heartbeats report draining
     move_at: float = float("inf")  # time when a draining node's remaining requests move
     is_silent: bool = False

@@ -31,12 +31,12 @@ from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
 STEP_SECONDS = "step_seconds"  # the metric's name in nodes' reports: the time from a step's launch to its result
-FEWEST_STEPS = 4  # a report with fewer steps without prompts is ignored
+FEWEST_STEPS = 4  # a report of a decode node is ignored if it has fewer prompt-free steps
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # one report is compared with at most this number of peers, because comparisons take time
 FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
-BACK = 1.15  # below the square root of FACTOR by as much as the smoothed slowness may swing
+BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
 MOST_SMOOTHED_S = 1.0  # longest time for which one report counts
 MOST = 16.0  # a greater slowness in a report counts as this slowness
@@ -53,7 +53,8 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The mean step of a report. `pages`: the pages in use, because attention reads them."""
+    """The typical step of a report: a prefill node's mean step with prompts, or a decode node's median step without
+    them. `pages`: the pages in use, because attention reads them."""
 
     seconds: float
     tokens: float
@@ -101,7 +102,7 @@ class Slowness:
         return self._steps if now - self._measured_at <= FRESH_S else None
 
     def judge(self, peers: Iterable[Slowness], now: float) -> None:
-        """Compare the last report with the reports of the peers that can take requests. Then settle the share."""
+        """Compare the last report with the reports of the peers that can take requests. Then update the share."""
         own = self.steps(now)
         measured = (steps for peer in peers if (steps := peer.steps(now)) is not None)
         others = list(islice(measured, MOST_PEERS)) if own is not None else []  # an idle node is not compared

@@ -69,7 +69,7 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Add ids to events. `delta`: the events' addition to one choice, which only the last event's id includes."""
+        """Add ids to events. `delta`: the events' part of one choice. Only the last event's id counts this part."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:
@@ -81,7 +81,7 @@ class Marks:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader has seen more than was recomputed."""
+        """Whether the reader has seen more than has been recomputed so far."""
         return False
 
     def holds(self, index: int) -> bool:

@@ -1,6 +1,6 @@
 """Find tenants by their keys, and read their file again when it changes.
 
-file --changed?--> read on a thread --> `now` is replaced as a whole; an invalid file changes nothing
+file --changed?--> read on a thread --> `now` is replaced; an invalid file changes nothing
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Position:
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     losses: tuple[float, ...]  # For each step of the chain, the mean loss over answer tokens that have a draft id.
-    # For each step of the chain, the share of tokens that have a draft id and for which head and target agree.
+    # For each step of the chain, the share of answer tokens that have a draft id and on which head and target agree.
     hits: tuple[float, ...]
     tokens: int
 

@@ -133,8 +133,8 @@ class HeadNet:
 class Chain:
     """Holds the keys and values of all steps so far, and attends over them.
 
-    Row r of a sequence belongs to the chain from its r-th output slot. This chain sees the first `first + r + 1` keys
-    of step 0, and the r-th key of each later step.
+    Row r of a sequence belongs to the chain that begins at slot `first + r`, where `first` is the sequence's first
+    output slot. The row sees the first `first + r + 1` keys of step 0, and the r-th key of each later step.
     """
 
     def __init__(self, layer: LlamaConfig) -> None:

@@ -1,8 +1,8 @@
 """Compute percentiles and rates of a run with confidence intervals. Pure numpy.
 
 Concurrent requests are not independent. So we use the circular block bootstrap (Politis and Romano 1992) over requests
-in order of arrival, in blocks of about n^(1/3) requests (the order for means in Kunsch 1989). A request is drawn
-together with its waits between tokens.
+in order of arrival, in blocks of about n^(1/3) requests (the growth rate that Kunsch 1989 derives for means). A
+request is drawn together with its waits between tokens.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Weighted values of requests: one value per request, or all waits of the request between tokens."""
+    """Weighted values of requests: one value per request, or all waits between the request's tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position of value i's request in order of arrival."""

@@ -69,7 +69,7 @@ class NodeProfile:
 
 @dataclass(frozen=True, slots=True)
 class PathProfile:
-    """A request's times outside of the engine, in seconds, with all processes of a loaded cluster on shared cores."""
+    """A request's times outside of the engine, in seconds, in a loaded cluster whose processes share cores."""
 
     to_node: float  # Time from the client to the scheduler, plus time from the first token to the client.
     prompt_stretch: float = 1.0  # Factor by which other work stretches steps with prompts.

@@ -42,7 +42,8 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A hand-off. `source` and `target`: the request's copies on the two nodes."""
+    """A hand-off from the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`, `target`:
+    its copy on `taker`."""
 
     source: Request
     target: Request
@@ -268,7 +269,7 @@ class SimCluster:
             node.offers.remove(handoff)
             handoff.is_granted = True
             handoff.giver.timed.scheduler.set_granted(handoff.source.key)
-            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # the giver may now pin more
+            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # `giver` may now pin more
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
             if handoff.done is not None:
@@ -328,7 +329,7 @@ class SimCluster:
         return num_tokens / self._profile.page_size * self._profile.page_bytes / self._path.bytes_per_s
 
     def _move(self, handoff: Handoff, num_tokens: int) -> None:
-        """Start a pull after the newest step that the taker has launched."""
+        """Start a pull after the newest step that the decode node has launched."""
         begin = max(self._clock.now, handoff.taker.timed.busy_until)
         self._at(begin + self._path.handoff + self._copy_seconds(num_tokens), lambda: self._install(handoff))
 
@@ -341,7 +342,7 @@ class SimCluster:
         self._turn(handoff.taker)
 
     def _forget_handoff(self, key: RequestKey) -> None:
-        """Move the giver's pages to its prefix cache."""
+        """Move the prefill node's pages to its prefix cache."""
         open_ = self._open.get(key)
         if open_ is not None and open_.handoff is not None:
             giver, open_.handoff = open_.handoff.giver, None

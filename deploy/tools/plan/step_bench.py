@@ -33,7 +33,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# numbers of tokens in the context and the answer of the running rows that prompts join
+# number of tokens in the context, and in the answer, of each running row that prompts join
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2

@@ -8,7 +8,8 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
 
 Arriving requests count, not served ones, since full prefill nodes may be the reason why decode nodes are idle. When a
 role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole
-window, this split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
+window, this split lowers the fuller role's pressure by at least the share GAIN. So a constant load causes only one
+move.
 """
 
 from __future__ import annotations
