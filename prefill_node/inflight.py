@@ -1,4 +1,4 @@
-"""Inflight: granted requests, whose pages are described on the transfer stream and announced.
+"""Inflight: granted requests. The transfer stream describes their pages, and the node announces them.
 
 A step's first layers are sent while the step computes later layers. The other layers and the record follow. Pages stay
 pinned until the peer answers or is gone.

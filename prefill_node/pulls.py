@@ -59,7 +59,7 @@ class PrefixPull:
 
 
 class Pulls:
-    """Owns pulls, and the rows (`held`) into which copies of ended pulls still write."""
+    """Owns pulls. It also owns rows whose pull has ended while copies still write into them (`held`)."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx

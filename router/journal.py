@@ -37,7 +37,7 @@ NOTHING_TAKEN = Taken((), (), False)
 
 @dataclass(slots=True)
 class SequenceJournal:
-    """`end` may arrive before the last tokens, and counts once all tokens have arrived."""
+    """`end` may arrive before the last tokens. It takes effect when all tokens have arrived."""
 
     max_tokens: int
     ids: list[int] = field(default_factory=list)

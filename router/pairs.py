@@ -55,7 +55,7 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """Record that a request was sent. If its pair of nodes is broken, the request is the probe."""
+        """Record that a request was sent. A request to a broken pair of nodes is that pair's probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()

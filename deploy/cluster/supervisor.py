@@ -156,7 +156,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Stop vital children first: routers finish open requests while nodes still serve."""
-        self._log.info("stopping; once more to stop at once")
+        self._log.info("stopping; a second signal ends all processes at once")
         for group in ([c for c in self.children if c.spec.vital], self.children_not_vital):
             for child in group:
                 child.send(signal.SIGTERM)

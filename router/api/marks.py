@@ -151,7 +151,7 @@ class ResumedMarks(Marks):
 
     def finish(self) -> None:
         if self._behind:
-            raise ResumeMismatch("the answer ended before the place that the client saw")
+            raise ResumeMismatch("the answer ended before the point that the client had received")
 
     def _look_at(self, index: int) -> None:
         seen = self._seen.choices[index]

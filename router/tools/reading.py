@@ -22,7 +22,7 @@ _INSIDE = re.compile(r'["\\]')
 
 
 class NotACall(Exception):
-    """Text that began like a call is not a call."""
+    """The text began like a call, but is not a call."""
 
 
 class Source:

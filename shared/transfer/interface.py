@@ -58,7 +58,7 @@ class PageSet:
     """The same part of each of a sender's `pages`, and one way to get the part's bytes. These bytes no longer change.
 
     - pool: the receiver reads the pool.
-    - frames: views of the pool, whose pages stay pinned until Installed, or of separate host memory.
+    - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
     - handle: a library reads the pages.
     - staged_bytes: the size of each page's part. The sender sends these bytes when the receiver asks.
     """

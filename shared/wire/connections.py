@@ -27,7 +27,7 @@ class Connections:
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """Record a new connection. An earlier connection with this descriptor has ended, even without DISCONNECTED."""
+        """Record a new connection. An earlier connection with this descriptor must have ended."""
         self._end(fd)
         self._closed.discard(fd)
 

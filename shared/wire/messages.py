@@ -139,7 +139,7 @@ class Drain(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Tells a node that is leaving this router that none of the router's requests needs the node any more."""
+    """Answers a node that leaves this router: none of the router's requests needs the node any more."""
 
     node_id: Name
 
