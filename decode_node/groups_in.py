@@ -2,7 +2,7 @@
 
     Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-After its Take is sent, a transfer is never cancelled. If its request has ended, the transfer's pages are dropped.
+A transfer is never cancelled after its Take is sent. If the request ends first, the transfer's pages are dropped.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class PageRanges:
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Claim a range of pages before its pull. Return False if the whole range is claimed already.
 
-        Raise HandoffFailed if only a part of it is claimed already, or if this node did not ask for it.
+        Raise HandoffFailed if only a part of the range is claimed already, or if this node did not ask for the range.
         """
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")

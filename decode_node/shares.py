@@ -1,4 +1,5 @@
-"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter to the others."""
+"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter of the memory
+to the other sources."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Transfers:
         ]
 
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
-        """Forget the hand-off. Its row becomes free once no pull writes the row's pages."""
+        """Forget the hand-off. Its row becomes free once no pull writes to the row's pages."""
         handoff = self.open.pop(key, None)
         if handoff is not None:
             self.groups.forget(handoff)

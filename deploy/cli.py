@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Make the cheap checks, set cores and threads, then import the app and run it."""
+    """Run the cheap checks, set cores and threads, then import the app and run it."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

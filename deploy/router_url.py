@@ -1,4 +1,4 @@
-"""Parse a router's address, which commands take as their last word or as --url. This module sends nothing."""
+"""Parse a router's address, which commands take as their last argument or as --url. This module sends nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Let the parser take the URL as its last word or as --url. `without`: the help's name for the default address."""
+    """Let the parser take the URL as its last argument or as --url.
+
+    `without`: the text in the help that describes the default address.
+    """
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -78,7 +81,7 @@ def the_only(*texts: str | None) -> Url | None:
 
 
 def all_of(words: Sequence[str], flags: Sequence[str]) -> list[Url]:
-    """Return the addresses given to a command that takes several. Raises ConfigError if words and --url differ."""
+    """Return a command's addresses, if it takes several. Raises ConfigError if its arguments and --url differ."""
     by_word, by_flag = list(map(parse_url, words)), list(map(parse_url, flags))
     if by_word and by_flag:
         require_same(by_word, by_flag)

@@ -1,7 +1,7 @@
 """`make setup`: make a complete virtual environment, using only the standard library and pip.
 
-Any Python from 3.11 on runs this file, in any folder. An environment that fits constraints.txt and pyproject.toml is
-kept.
+Any Python 3.11 or newer can run this file, from any folder. The set-up keeps an environment that fits constraints.txt
+and pyproject.toml.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (the requirement for pip, where pip finds it)."""
+    """Return (the requirement for pip, a description of its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"

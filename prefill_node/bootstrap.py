@@ -52,8 +52,9 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # If a first token was sampled while this request waited for its leader, leave it out: the decode node
-            # samples it again. The request's state shows the sampled token earlier than the scheduler's event does.
+            # While this request waited for its leader, its first token may have been sampled. The Offer leaves this
+            # token out, because the decode node samples it again. The request's state shows the token earlier than
+            # the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,
@@ -74,7 +75,7 @@ class Bootstrap:
                 self.offer(handoff, now)
 
     def find(self, key: RequestKey) -> HandoffOut | None:
-        """Return the hand-off, even that of a sibling that waits for its leader."""
+        """Return the request's hand-off, even if the request is a sibling that waits for its leader."""
         offered = self.offered.get(key)
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
 

@@ -115,7 +115,7 @@ class Inflight:
     def _launch_waiting(self, now: float) -> None:
         """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
-        # The peers without room. Without this set, small page sets would take the room that a large page set waits for.
+        # The peers without room. A later, smaller page set waits too, or it would take the room that a large one needs.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender

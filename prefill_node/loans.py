@@ -40,7 +40,7 @@ LONGEST_S = 10.0
 LATER_S = 1.0  # a loan lasts longer than the peer waits, because messages may be on their way
 OWN_NEED = "its own requests need the pages"
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # how long a used ticket is kept after its end, because a later Welcome may shift that end
+KEPT_LONGER_S = 60.0  # time for which an expired used ticket is kept, because a later Welcome may move its end
 
 
 @dataclass(slots=True, eq=False)

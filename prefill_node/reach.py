@@ -32,8 +32,8 @@ class Reach:
     def overdue(self, now: float) -> list[str]:
         """Return the peers that have been silent for too long. Call this method in every round.
 
-        After a freeze or a long step, a round is late, and the node has read no answers since the last round. So the
-        time between two rounds counts as at most half of `silence_s`.
+        After a freeze or a long step, a round is late, and the node has read no answers since the last round. So at
+        most half of `silence_s` is counted for the time between two rounds.
         """
         absence = 0.0 if self._looked_at is None else now - self._looked_at - self._silence_s / 2
         self._looked_at = now

@@ -2,8 +2,8 @@
 
     bootstrap (Offer sent)  ->  inflight (Grant here)  ->  gone (Installed)        the scheduler computes meanwhile.
 
-Only a request's first failure counts. When a request ends here, this side sends the decode node an Abort, and the
-router gets a typed error.
+After a request's first failure, later failures change nothing. When a request ends here, this side sends the decode
+node an Abort, and the router gets a typed error.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class PrefillSide:
         self.bootstrap.leader_gone(handoff.key, now)
 
     def _taken(self, peer: str, message: FramesTaken, now: float) -> None:
-        """Tell the hand-off that the peer has taken frames. If there is no such hand-off, tell the loan."""
+        """Record that the peer has taken a hand-off's frames. Without such a hand-off, they are a loan's frames."""
         handoff = self.inflight.granted.get(key_of(message.key))
         if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
             self.inflight.taken(handoff, now)

@@ -22,7 +22,7 @@ from shared.observe.log_once import LogOnce
 TRIALS = 5
 KEPT = 15  # how many of the newest hand-offs the median covers
 AGAIN_EVERY = 64
-NEAR = 0.9  # another transport is chosen if it takes less than this share of the chosen transport's time
+NEAR = 0.9  # another transport replaces the chosen one if its time is below this share of the chosen one's time
 FAILED_S = 60.0  # time that is recorded for a failed hand-off
 
 
@@ -37,7 +37,7 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `about`: a text for the end of each reason.
+    """Owned by the node's loop. `about`: text that is appended to each reason.
 
     `transports`: in order of likely speed, the fastest first."""
 

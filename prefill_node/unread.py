@@ -42,7 +42,7 @@ class Unread:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._num: Counter[str] = Counter()  # by peer: number of page sets that are not read yet
-        self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers that have read a page set; any thread adds one
+        self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers that have read a set; filled on any thread
 
     def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
         """Whether a page set may go to the peer of `sent`. `num_bytes`: the size of the set's frames; 0 without frames.

@@ -103,7 +103,7 @@ class Admission:
         self.queue.over(request)
 
     def room(self, now: float) -> float:
-        """Return how many sequences may start now. If there are no nodes, only the limit on open requests counts, and
+        """Return how many sequences may start now. Without nodes, only the limit on open requests applies, and
         placement raises NoNodes later."""
         nodes = self._registry.usable(now)
         prefills = not_held_back([node for node in nodes if node.role == "prefill"])

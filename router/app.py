@@ -97,7 +97,7 @@ def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
 
 
 def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
-    """Bind the node endpoint. Raise ConfigError if that fails."""
+    """Bind the node endpoint. Raise ConfigError if it can't be bound."""
     raise_limit()
     options = LinkOptions.for_silence(config.timeouts.node_silence_s, limits=AT_ROUTER, ring=ring)
     return RouterLink(config.router.node_endpoint, options)

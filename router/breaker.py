@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_OPEN_S = 60.0
-MAX_DOUBLINGS = 10  # any wait has reached MAX_OPEN_S by then
+MAX_DOUBLINGS = 10  # after this number of doublings, any wait has reached MAX_OPEN_S
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     max_open: int  # limit of requests that run on nodes at once
-    max_attempts: int  # limit of failed attempts; leaving a draining node does not count
+    max_attempts: int  # limit of a request's failed attempts; attempts on nodes that drain are not counted
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
     max_queued: int = 512  # limit of requests that wait in the router
@@ -173,9 +173,8 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. If the node had already been silent
-        for the time after which a mute link ends, no request is suspected, because the link or the machine has
-        failed."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. A silent link ends after a time
+        limit. If the node was silent for this time, the link or the machine has failed, and no request is suspected."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -218,7 +217,7 @@ class Dispatcher:
         return bool(self._journal.served_by(node))
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:
-        """Handle a message that was not sent, because its queue was full or its peer missing."""
+        """Handle a message that was not sent, because its queue was full or its peer was not connected."""
         effects = Effects(now)
         if isinstance(message, Generate):
             node = self._registry.by_peer(peer)

@@ -26,8 +26,8 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Log-probabilities of a prompt's next tokens. The first Scored of a request begins with the prompt's second token.
-    All Scored of a request precede its Updates."""
+    """Log-probabilities of a prompt's next tokens. A request's first Scored begins with the prompt's second token.
+    All Scored objects of a request precede its Updates."""
 
     rid: str
     logprobs: Sequence[TokenLogprob]

@@ -6,7 +6,7 @@
 
 A higher priority always starts first. Tenants of equal priority share by deficit round robin: each round lets each
 tenant start QUANTUM more tokens (prompt and longest answer). When a request ends, its tenant gets the unused tokens
-back if the tenant has always had waiting requests since that request started. When a tenant's last queued request
+back, but only if the tenant's queue has never been empty since the request started. When a tenant's last queued request
 starts, the tenant's deficit is dropped.
 
 Requests that other routers start for a waiting tenant (tenants/spending.py) lower its deficit, too. A deficit stays at

@@ -31,7 +31,7 @@ from shared.observe.metrics import RequestMetrics
 MOST_AHEAD = 32  # limit of the pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
 PER_HEADER = 4  # bytes that the colon, the space and the line end add to each header
-FRAMING_FACTOR = 2  # limit of framing bytes between contents of a chunked body, in multiples of a head's limit
+FRAMING_FACTOR = 2  # limit of framing bytes between two pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class HttpRules:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
 
-    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes since the last contents of a body."""
+    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes of chunk framing since the last bytes of a body."""
 
     def __init__(
         self,

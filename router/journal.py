@@ -72,7 +72,7 @@ class SequenceJournal:
         self.end = None
 
     def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
-        """Return the reason if the emitted tokens are complete even without a SequenceEnd, else None."""
+        """If the emitted tokens end the sequence without a SequenceEnd, return the finish reason, else None."""
         if self.ids and self.ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
-MAX_PAGES = 1 << 20  # limit of indexed pages of all nodes together: about 150 MB
+MAX_PAGES = 1 << 20  # limit of indexed pages of all nodes together; they take about 150 MB
 MAX_SCHEMES = 4  # limit of key schemes per prompt; nodes of one model normally share one scheme
 
 
@@ -50,8 +50,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
-        messages from 1 again."""
+        """Whether messages up to number `seq` are missing. If a node has forgotten this router, its messages
+        are numbered from 1 again."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -86,7 +86,7 @@ class PromptPages:
         self._schemes: dict[tuple[int, int, int], list[bytes]] = {}
 
     def cached_tokens(self, index: PageIndex, hello: Hello) -> int:
-        """Return how many prompt tokens the node has cached, at most all except one."""
+        """Return how many prompt tokens the node has cached, at most all tokens except one."""
         if not len(index):
             return 0
         count = index.num_pages(self.names(hello), has_window=hello.has_window)

@@ -10,8 +10,9 @@ compared:
                           + the time after the prompt until the KV is installed
 
 Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue. After a hand-off,
-this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. A step's fixed
-part counts once per prompt. The streams are taken from the last heartbeat, so later requests don't count.
+this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. The fixed
+part of a step's time is added once per prompt. The number of streams comes from the last heartbeat, so it excludes
+later requests.
 
     seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
@@ -54,8 +55,8 @@ class PromptSpeed:
 
 @dataclass(slots=True)
 class StepSums:
-    """The sums for fitting a line, with each step weighted by its age. All steps of one heartbeat count as equally
-    long."""
+    """The sums for fitting a line, with each step weighted by its age. All steps of one heartbeat are assumed to be
+    equally long."""
 
     steps: float = 0.0
     tokens: float = 0.0
@@ -103,7 +104,7 @@ class PromptFigures:
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
         """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
 
-        The first totals cover the node's past, so they only start the count."""
+        The first totals cover the node's past, so they are only the base for later differences."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -147,7 +148,7 @@ class PromptFigures:
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Whether a node can compute these tokens in this time. A total that has fallen is implausible, too."""
+    """Whether a node can compute these tokens in this time. A total that is lower than before is implausible, too."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -174,8 +175,9 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Whether a prompt costs no more on its decode node than with a hand-off. `before`: the work pending on the prefill
-    node; `beside`: the work pending on the decode node."""
+    """Whether the decode node can run the prompt itself at no more cost than the hand-off has.
+
+    `before`: the work pending on the prefill node; `beside`: the work pending on the decode node."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

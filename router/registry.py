@@ -25,7 +25,7 @@ HANDOFF_COST = "handoff_cost_seconds"  # the measurement's name in nodes' metric
 
 
 def age(hello: Hello) -> tuple[int, int]:
-    """Return a pair that orders a node's incarnations, and the connections of each incarnation."""
+    """Return a sort key: later incarnations of a node sort later, as do later connections of one incarnation."""
     return hello.epoch, hello.connection
 
 
@@ -46,8 +46,8 @@ class RegisteredNode:
     breaker: Breaker = field(default_factory=Breaker)
     # These sums of the last report are kept, because each placement reads them for every node.
     free_tokens: float = float("inf")
-    num_reported: int = 0  # reported sequences that run or wait
-    num_running: int = 0  # reported sequences that decode
+    num_reported: int = 0  # number of reported sequences that run or wait
+    num_running: int = 0  # number of reported sequences that decode
     waiting_tokens: int = 0
     prompts: PromptFigures = field(default_factory=PromptFigures)
     pages: PageIndex = field(default_factory=PageIndex)
@@ -58,7 +58,7 @@ class RegisteredNode:
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
     is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
-    lacks: tuple[str, ...] = ()  # routers on the node's list that do not serve the node
+    lacks: tuple[str, ...] = ()  # routers that the node lists, but that do not serve the node
     drain: Drain | None = None  # the message is sent again until the node's heartbeats report draining
     move_at: float = float("inf")  # time when a draining node's remaining requests move
     is_silent: bool = False
@@ -99,8 +99,8 @@ class RegisteredNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. A report counts
-        prompts with their cached tokens."""
+        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. The prompt tokens
+        in a report include cached tokens."""
         others = self.others.waiting_tokens
         cached = self.open_prompt_tokens - self.open_prompt_work
         own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
@@ -136,8 +136,8 @@ class RegisteredNode:
         return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether the node can take these tokens at once. A node without a free page can't. A node that has not
-        reported yet counts as able."""
+        """Whether the node can take these tokens at once. A node without a free page can't take any
+        token. A node that has not reported yet is assumed to have room."""
         return self.free_tokens >= max(1, num_tokens)
 
     @property

@@ -29,9 +29,10 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
 
 
 def sequences_in(load: NodeLoad, num_open: int) -> int:
-    """Return how many of our sequences the node may hold. `num_open`: our sequences there when the node reported.
+    """Return how many of our sequences the node may hold. `num_open`: the number of our sequences there at
+    the time of the report.
 
-    Free rows don't count while requests wait for memory. At least `ahead` sequences are always allowed, whatever
+    Free rows are not counted while requests wait for memory. At least `ahead` sequences are always allowed, whatever
     other routers send."""
     ahead = max(MIN_AHEAD, load.rows_total // AHEAD_SHARE)
     free = 0 if load.waiting else load.rows.get(RowState.FREE, 0)

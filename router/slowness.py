@@ -3,12 +3,12 @@
     whole --FACTOR for SURE_S--> eased --FAR for FAR_S--> trickle
       ^------- below BACK --------'  ^--- below FACTOR ------'
 
-- whole: a node's work counts when nodes are compared
-- eased: its work counts multiplied by its slowness
-- trickle: it gets one request at a time, to show that it has recovered
+- whole: when nodes are compared, the node's work is used as it is
+- eased: the node's work is multiplied by its slowness
+- trickle: the node gets one request at a time, to show that it has recovered
 
 A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node is allowed proportionally
-more time. For less work, it is still allowed the peer's whole time, because the fixed part may be most of a step. So an
+more time. For less work, it is still allowed the peer's whole time, because the fixed part may take most of it. So an
 eased node looks faster than it is: if all time grows with the work, only the square root of its slowness shows. BACK is
 below the square root of FACTOR, so that less work alone never makes a node whole again. In a trickle even a very slow
 node may look fast. Then the node becomes eased, with slowness FAR, and gets enough work to be judged.
@@ -38,8 +38,8 @@ FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
-MOST_SMOOTHED_S = 1.0  # longest time for which one report counts
-MOST = 16.0  # a greater slowness in a report counts as this slowness
+MOST_SMOOTHED_S = 1.0  # longest time that one report is assumed to cover
+MOST = 16.0  # a greater slowness in a report is lowered to this
 QUIET_S = 5.0  # an eased node that is idle for longer may get the next request
 
 

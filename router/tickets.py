@@ -20,7 +20,7 @@ class PageSpan(NamedTuple):
 
 
 class Tickets:
-    """Each router process has one Tickets. Its secret never leaves the process; nodes get keys derived from it."""
+    """Each router process has one Tickets object. The secret stays in the process; nodes get keys derived from it."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)

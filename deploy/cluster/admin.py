@@ -186,8 +186,8 @@ def read_admin_key(path: Path | None) -> str:
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Drain or restart a node, or change its role. Return whether this was done in time. With --no-wait, return True at
-    once."""
+    """Drain or restart a node, or change its role. Return whether the change ended in time. With --no-wait, return True
+    at once."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -244,7 +244,7 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
-# An older router may not send a field. Each function below then returns no lines.
+# An older router may lack a field that a function below reads. The function then returns no lines.
 def queue(status: dict[str, Any]) -> list[str]:
     return [
         f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
@@ -280,7 +280,7 @@ def cores(status: dict[str, Any]) -> list[str]:
 
 
 def prompts(status: dict[str, Any]) -> list[str]:
-    """Return a line for each node: how long its recent prompts and hand-offs took."""
+    """Return a line for each node, with the times of its recent prompts and hand-offs."""
     told = []
     for node in status["nodes"]:
         rate, handoff_s = node.get("prompt_tokens_per_s"), node.get("handoff_s")

@@ -1,6 +1,6 @@
 """The steps of `baton keys`. Each step changes one folder, and prints which files to copy.
 
-Running routers and nodes notice changes of their own copies of the files.
+Running routers and nodes notice when their copies of these files change.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Supervisor:
         """Serve until a signal or a failure, and leave no child behind. Return the exit status.
 
         Failures: the cluster is not ready in time, a child stays down before the cluster is ready, all vital children
-        are down, or all children that are not vital are down.
+        are down, or all other children are down.
         """
         waker, wakes = socket.socketpair()
         waker.setblocking(False)

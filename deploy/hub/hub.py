@@ -25,7 +25,7 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the number of free bytes on the disk on which the folder is or will be."""
+    """Return the number of free bytes on the folder's disk. The folder need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 

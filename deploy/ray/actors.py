@@ -144,8 +144,10 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor `name`. If there is none, make one in its bundle of a placement group. Ray then keeps the actor
-    alive."""
+    """Return the actor `name`, and make the actor if it does not exist.
+
+    A new actor is placed in its bundle of a placement group, and Ray keeps it alive.
+    """
     found = find(name)
     if found is not None:
         return found

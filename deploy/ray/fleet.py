@@ -54,7 +54,7 @@ class Member:
     start_at: float | None = 0.0  # The earliest time of the next start; None: never again.
     cores: tuple[int, ...] = ()  # Cores assigned to the actor's daemon.
     leaving: bool = False
-    make_at: float | None = 0.0  # The time from which a missing actor may be made; None: never again.
+    make_at: float | None = 0.0  # Earliest time to make the actor if it is missing; None: never.
     error: str = ""  # Error of the actor's newest call, if the call failed.
 
     @property
@@ -90,8 +90,9 @@ class Fleet:
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended, or whose actor restarted or was away for more than LOST_AFTER_S.
+        """Return the leaving members that have ended.
 
+        A member has also ended if its actor restarted, or was away for more than LOST_AFTER_S.
         A node that is not in `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
         for member in self.members.values():
@@ -219,7 +220,7 @@ class Fleet:
     def endpoints(self, now: float) -> tuple[str, ...]:
         """Return the routers' last known addresses, which nodes dial.
 
-        Return none until all routers are placed or ROUTERS_WITHIN_S has passed.
+        Return no addresses until all routers are placed or ROUTERS_WITHIN_S has passed.
         """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
@@ -268,7 +269,7 @@ class Fleet:
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Return the cores that other members on its machine use, as reported or assigned."""
+        """Return the cores, reported or assigned, of the other members on the member's machine."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
@@ -308,7 +309,7 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the node does not dial all of these routers."""
+    """Return whether the running node's list of routers lacks one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 

@@ -1,11 +1,12 @@
-"""Decide when a role gets one node more or less. Pure.
+"""Decide when a role gains or loses one node. Pure.
 
 Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
   grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
-  shrink  the pressure with one node less < SPARE of full, and latency within its objective, for down_after_s.
+  shrink  the pressure with one node fewer < SPARE of full, and latency within its objective, for down_after_s.
 
-A constant load can't meet the two conditions in turn: after growth, the role would be full again with one node less.
+A constant load can't make a role grow and shrink in turn: after growth, the role would be full again with one node
+fewer.
 If latency made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
 """
 
@@ -36,7 +37,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Decide when a number of nodes changes: a condition must last long enough, and the last change must be long
+    """Decide when the number of nodes changes. A condition must last long enough, and the last change must be long
     enough ago."""
 
     settings: ScalingConfig
@@ -113,7 +114,7 @@ class RoleScaler:
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
     def pressure(self, load: RoleLoad, nodes: int) -> float:
-        """Return the pressure that there would be if this number of nodes did the same work."""
+        """Return the pressure if this number of nodes did the same work."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 

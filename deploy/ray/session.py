@@ -67,9 +67,9 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 
 
 def left_out(checkout: Path) -> list[str]:
-    """Return a checkout's entries that are not shipped: all except our packages. Raises ConfigError for a folder
-    that is not a checkout.
+    """Return patterns for the files of a checkout that Ray does not ship: all except our packages.
 
+    Raises ConfigError for a folder that is not a checkout.
     Models need no shipping: each machine has them or fetches them, and the default model is a package.
     """
     if not (checkout / "deploy" / "ray").is_dir():
@@ -192,7 +192,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
 
 
 def rows_of_manager() -> list[StatusRow]:
-    """Return the manager's rows; no rows while Ray is placing the manager."""
+    """Return the manager's status rows; none while Ray is placing the manager."""
     manager = find_manager()
     found: list[StatusRow] = (
         answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []

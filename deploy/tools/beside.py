@@ -1,4 +1,4 @@
-"""Run work beside other work, such as a display during a run."""
+"""Run background work during other work, such as a display during a load test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide which reasoning and calls a chat's answer may hold, and choose its grammar."""
+"""Decide whether a chat's answer may contain reasoning and tool calls, and choose the answer's grammar."""
 
 from __future__ import annotations
 

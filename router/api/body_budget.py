@@ -6,7 +6,7 @@ from collections import Counter
 
 from router.api.errors import BodiesFull
 
-SHARE_OF_ONE = 0.75  # one address can't use the last quarter
+SHARE_OF_ONE = 0.75  # the share of the budget that one address can use
 
 
 class BodyBudget:

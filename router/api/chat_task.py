@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 class ChatTask:
     """`max_tokens_field`, `prompt_field`: the endpoint's field names.
 
-    `is_bound`: whether `max_tokens` is cut to the rest of the context, instead of raising an error.
+    `is_bound`: whether a `max_tokens` above the rest of the context is lowered; if not, it is an error.
     """
 
     conversation: Conversation

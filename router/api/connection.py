@@ -16,7 +16,7 @@ from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # the key of the function in a scope's state that closes the connection
+HANG_UP = "hang_up"  # in a scope's state: the key of the function that closes the connection
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
@@ -30,7 +30,7 @@ class Connection:
     """One request and its answer. `status` is None until the headers are sent.
 
     The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The code that made
-    the Connection returns these bytes by `release_body`.
+    the Connection returns these bytes: it calls `release_body`.
     """
 
     def __init__(

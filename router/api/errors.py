@@ -171,7 +171,7 @@ def internal_error() -> BatonError:
 
 
 def whole(seconds: float, per_second: int) -> int:
-    """Return a wait in whole units, rounded up. An excess of one microsecond is ignored."""
+    """Convert a wait to whole units, rounded up. An excess of one microsecond is ignored."""
     return max(1, math.ceil((seconds - 1e-6) * per_second))
 
 

@@ -15,13 +15,13 @@ from shared.device.malloc import give_freed_memory_back
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 6  # looks between two returns, because a return stops all threads for up to 50 ms
-CALM_BYTES = 1 << 20  # nothing is returned while memory grows by this or more between two looks
+LOOKS_BETWEEN = 6  # number of looks between two returns; a return stops all threads for up to 50 ms
+CALM_BYTES = 1 << 20  # memory that grows by at least this between two looks is not returned yet
 WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Tells when a return of memory pays: the process uses more than its lowest use, and has stopped growing.
+    """Decides when to return memory: once the process uses more than its lowest use, and has stopped growing.
 
     Memory that is in use during a return may be freed later, and nothing reports that. So returns are repeated."""
 

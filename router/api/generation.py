@@ -124,7 +124,7 @@ class Generation:
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
-        self._held: dict[int, Delta] = {}  # parts of choices that wait for others to catch up
+        self._held: dict[int, Delta] = {}  # parts of choices, held until the other choices catch up
         self._is_behind = start is not None and start.seen is not None
         self.was_admitted = False
 
@@ -259,7 +259,7 @@ class Generation:
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
         """Return a batch's additions to each choice. Raise the error of a failed request.
 
-        While a resumed stream catches up, each token is a step.
+        While a resumed stream catches up, each token is an addition of its own.
         """
         now = time.monotonic()
         deltas: dict[int, Delta] = {}
@@ -299,7 +299,7 @@ class Generation:
         return delta
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """Observe TTFT and ITL. A batch's tokens share the time since the last batch."""
+        """Observe TTFT and ITL. The time since the last batch is divided equally among a batch's tokens."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]

@@ -188,7 +188,7 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Parse a body. Count its fields without effect, and name these fields in a response header."""
+        """Parse a body. Count the request's fields without effect, and name these fields in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))

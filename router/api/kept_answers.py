@@ -19,7 +19,7 @@ MAX_ENTRIES = 1024
 MAX_BYTES = 64 << 20
 MAX_KEY_CHARS = 255
 REPLAYED = b"idempotent-replayed"
-Name = tuple[bytes, str]  # digest of the API keys, the client's Idempotency-Key
+Name = tuple[bytes, str]  # (digest of the API keys, the client's Idempotency-Key)
 
 
 @dataclass(eq=False, slots=True)

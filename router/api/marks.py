@@ -69,7 +69,8 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Add ids to events. `delta`: the events' part of one choice. Only the last event's id counts this part."""
+        """Add ids to events. `delta`: the part of a choice that the events show. Only the last event's
+        id includes this part."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:

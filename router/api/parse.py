@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # at most this number of unknown inner fields are named
+MAX_PRUNED = 1000  # limit of the unknown inner fields that are named
 
 
 @dataclass(frozen=True, slots=True)

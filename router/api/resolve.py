@@ -95,7 +95,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. If `most` is -1, return as many last ids as fit together with the answer."""
+        """Return the last `most` ids. If `most` is -1, return as many of the last ids as the answer leaves room for."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]

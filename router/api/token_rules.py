@@ -64,7 +64,7 @@ def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...
 
 
 def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return each word's spellings in tokens, at the beginning of a text and after a space."""
+    """Return the tokens of each word, once at the beginning of a text and once after a space."""
     if not words:
         return ()
     spellings = dict.fromkeys(tuple(encode(space + word.lstrip())) for word in words for space in ("", " "))

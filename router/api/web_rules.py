@@ -45,7 +45,7 @@ class WebRules:
             raise MediaTypeRefused(f"from other web pages this path takes {JSON} only")
 
     def _check_host(self, connection: Connection) -> None:
-        """Check the Host header. Requests without it pass, because browsers always send it."""
+        """Check the Host header. Requests without this header are allowed: browsers always send it."""
         hosts = [value for name, value in connection.scope["headers"] if name == b"host"]
         if self._takes_all_hosts or not hosts:
             return

@@ -25,7 +25,7 @@ class Tenants:
 
     @classmethod
     def with_key(cls, key: str) -> Tenants:
-        """Return a book with only this key. With an empty key, no request needs a key."""
+        """Return a book with only this key. If the key is empty, requests need no key."""
         return cls(one_key(key) if key else NO_KEYS)
 
     @property

@@ -14,7 +14,7 @@ from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.tenant_metrics import TenantMetrics
 
-LATER = (429, 503)  # statuses of requests that may be sent again
+LATER = (429, 503)  # after one of these statuses, a client may send its request again
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
     one line       the key of a single tenant without limits
     otherwise      TOML: [tenants.NAME] with `keys`, the hashes of its keys, and its limits
 
-`baton keys tenant` makes a key of 32 random bytes, and its SHA-256, from which the key can't be found.
+`baton keys tenant` makes a key of 32 random bytes and the key's SHA-256. The key can't be computed from this hash.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def hash_of(key: str) -> str:
 
 
 def one_key(key: str) -> KeysFile:
-    """Return the contents of a file with one key. The key's holders may see everything."""
+    """Return the contents of a file with one key. Clients with this key may see everything."""
     return KeysFile({digest_of(key): EVERYBODY}, key)
 
 
@@ -82,7 +82,7 @@ def bare_key(text: str) -> str | None:
 
 
 def parse_keys(text: str) -> KeysFile:
-    """Parse a keys file. Raise ConfigError with the reason, never the text: it may be secret."""
+    """Parse a keys file. Raise ConfigError with the reason, but without the text, which may be secret."""
     key = bare_key(text)
     if key is not None:
         if not key:
@@ -114,7 +114,7 @@ def parse_table(text: str) -> KeysTable:
 
 
 def position_of(error: tomllib.TOMLDecodeError) -> str:
-    """Return only the position, because the parser's message may quote the text."""
+    """Return only the error's position, because the parser's message may quote the file's text."""
     found = re.search(r"\(at ([^()]*)\)", str(error))
     return found[1] if found else "it ends too early"
 
@@ -126,8 +126,10 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
 
 
 def read_keys(path: str) -> KeysFile:
-    """Read a keys file. For the path "", no request needs a key. Raise ConfigError for a file that is invalid or that
-    other users can read."""
+    """Read a keys file. If the path is empty, requests need no key.
+
+    Raise ConfigError if the file is invalid, or if other users can read it.
+    """
     if not path:
         return NO_KEYS
     try:

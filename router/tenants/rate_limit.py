@@ -3,8 +3,9 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-A request is charged its prompt and longest answer before it runs, and gets unused tokens back at its end. Routers tell
-each other what they charged (spending.py), so each router's meters include the charges of all routers.
+Before a request runs, its tenant is charged for the prompt and the longest answer. At the request's end, the tenant
+gets the unused tokens back. Routers send each other their charges (spending.py), so each router's meters include the
+charges of all routers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REQUESTS, TOKENS = "requests", "tokens"
 
 
 class AboveLimit(InvalidRequest):
-    """A request exceeds its tenant's whole minute, so a retry does not help."""
+    """A request needs more than its tenant's limit for a whole minute, so a retry does not help."""
 
     code = "above_rate_limit"
 
@@ -47,8 +48,10 @@ class Meter:
             self.earned_at = max(self.earned_at, now) + self._seconds(cost)
 
     def take_for_others(self, cost: int, now: float) -> int:
-        """Take units that another router admitted. Return how many were taken: fewer if the debt would exceed
-        MOST_DEBT_S."""
+        """Take units that another router has charged. Return the number of units taken.
+
+        If all units would raise the debt above MOST_DEBT_S, only some of them are taken.
+        """
         if self.per_minute == NO_LIMIT:
             return 0
         room_s = MOST_DEBT_S - self.reset_s(now)
@@ -148,7 +151,7 @@ class Charge:
 
 
 class RateLimits:
-    """Owned by the event loop. `spent` stays for tenants that left, so that counts never restart."""
+    """Owned by the event loop. `spent` keeps the counts of removed tenants, so that counts never restart."""
 
     def __init__(self) -> None:
         self._allowances: dict[str, Allowance] = {}

@@ -69,7 +69,7 @@ class Account:
 
 @dataclass(slots=True)
 class Life:
-    """This router's state about another router, for the other router's newest epoch."""
+    """The state that this router keeps for another router's newest epoch."""
 
     epoch: int
     number: int = -1
@@ -111,8 +111,8 @@ class Ledger:
         self._due, self._repeat_at = now, now
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
-        self._lives: dict[str, Life] = {}  # by the other router's id
-        self._oldest_epoch = 0  # an unknown router's epoch must be newer, so that a forgotten epoch is not read again
+        self._lives: dict[str, Life] = {}  # the key is the other router's id
+        self._oldest_epoch = 0  # from unknown routers, only newer epochs are read: never a forgotten one again
 
     # ---- our counts
 

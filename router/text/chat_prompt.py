@@ -68,7 +68,7 @@ def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
 
 
 def _with_mark(content: object, mark: str) -> tuple[object, str]:
-    """Return the content with the mark after its last text, and that text without the mark."""
+    """Append the mark to the content's last text. Return the new content, and the last text without the mark."""
     if isinstance(content, str):
         return content + mark, content
     parts = list(content) if isinstance(content, list) else []

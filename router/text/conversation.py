@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 Scalar = str | int | float | bool | None
 JsonObject = Mapping[str, object]
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field that is set counts
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field that is set is used
 
-# `normalized` does not change these fields, but it drops nulls.
+# `normalized` does not change these fields, except that it drops null values.
 PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 
@@ -33,7 +33,8 @@ class Conversation:
 def normalized(conversation: Conversation) -> Conversation:
     """Return a conversation as templates expect it.
 
-    Nulls are dropped. Reasoning gets the names `thinking` and `reasoning_content`. Tool arguments become mappings."""
+    Nulls are dropped. The reasoning text gets two names, `thinking` and `reasoning_content`. Tool arguments become
+    mappings."""
     if all(_is_plain(message) for message in conversation.messages):
         return conversation
     return replace(conversation, messages=[_normalized(message) for message in conversation.messages])
@@ -66,7 +67,7 @@ def _call_with_mapping(call: object) -> object:
 
 
 def _mapping(arguments: str) -> object:
-    """Parse a JSON object. Return other text, which a model may have written, unchanged."""
+    """Parse a JSON object. Return other text unchanged, because a model may have written it."""
     if not arguments.strip():
         return {}
     try:

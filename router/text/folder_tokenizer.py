@@ -22,7 +22,7 @@ from shared.config.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.vocabulary import folder_eos_ids, is_byte_level
 from shared.core.errors import ConfigError
 
-ANY_LENGTH = 1 << 20  # with relative positions, only the nodes limit the length
+ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit; only the nodes have one
 
 
 def load_folder(folder: Path, options: TextConfig) -> TextModel:

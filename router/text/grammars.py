@@ -53,7 +53,7 @@ def check_size(schema: object) -> None:
 
 
 def of_regex(pattern: str) -> str:
-    """Return a grammar of answers that match the whole pattern."""
+    """Return a grammar whose answers match the pattern from beginning to end."""
     try:
         return checked(LLMatcher.grammar_from_regex(pattern))
     except ValueError as error:

@@ -21,7 +21,7 @@ class VocabFacts:
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]  # never shown as text
     context_length: int
-    start_ids: tuple[int, ...] = ()  # an encoder-decoder model's decoder begins with these; they follow the prompt
+    start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins with them
     drops_first_space: bool = False  # whether the first token's leading space is dropped
 
 

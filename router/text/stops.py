@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopMatcher:
     """Holds back only text that may become a stop string, across `feed` calls.
 
-    The stop string that is complete first ends the text. If two stop strings end at the same character, the longer one
-    counts. So the result does not depend on how the text is cut into pieces.
+    The text ends at the stop string that is complete first. If two stop strings end at the same character, the longer
+    one is used. So the result does not depend on how the text is cut into pieces.
 
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """

@@ -1,8 +1,8 @@
-"""The Jinja environment of chat templates: Hugging Face's, sandboxed and bounded.
+"""Run chat templates in Hugging Face's Jinja environment, with a sandbox and limits.
 
-The sandbox bounds CPU time, and the results of operators, calls and blocks. It checks CPU time every few loop turns and
-calls. It does not bound a single operation, such as an enormous format width, padding, or a filter over a huge list. So
-a malicious template can use up memory and time, but can't loop forever or reach files or other objects.
+The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It checks CPU time every few
+loop turns and calls. It does not bound a single operation, such as an enormous format width, padding, or a filter over
+a huge list. So a malicious template can use up memory and time, but can't loop forever or reach files or other objects.
 """
 
 from __future__ import annotations

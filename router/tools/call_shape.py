@@ -56,7 +56,7 @@ class Markers:
 class CallShape(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts inside a call that may be special tokens of the vocabulary."""
+        """The texts inside a call for which a vocabulary may have special tokens."""
         ...
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:

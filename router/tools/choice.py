@@ -14,7 +14,7 @@ class ChoiceMode(StrEnum):
     NONE = "none"
     AUTO = "auto"
     REQUIRED = "required"
-    NAMED = "named"  # the answer is exactly one call, of the only tool in `tools`
+    NAMED = "named"  # the answer is exactly one call of the only tool in `tools`
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One format. `signs`: tuples of texts. A chat template that contains all texts of one tuple has this format."""
+    """One format. `signs`: tuples of texts. A chat template has this format if it contains all texts of
+    one tuple."""
 
     name: str
     shape: CallShape
@@ -36,7 +37,7 @@ class ToolFormat:
 
     @property
     def markers(self) -> frozenset[str]:
-        """All texts that may be special tokens and must reach the reader."""
+        """The texts that must reach the reader; any of them may be a special token."""
         return frozenset((*self.begins, *self.ends, *self.shape.markers))
 
 

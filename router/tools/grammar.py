@@ -29,7 +29,7 @@ def tool_grammar(
     thought: Thought | None = None,
     has_body: bool = False,
 ) -> str | None:
-    """Return the grammar of an answer, or None for any text. Raise InvalidRequest for an uncallable tool.
+    """Return the grammar of an answer, or None if any text is allowed. Raise InvalidRequest for an uncallable tool.
 
     - `special_ids`: markers that are special tokens, which llguidance matches only by id
     - `thought`: from `thought_of`
@@ -55,7 +55,7 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
 
 
 def with_body(lark: str, body: str) -> str:
-    """Serialize `lark`, a grammar that refers to `@body`, together with `body`, the grammar that gets this name."""
+    """Serialize two grammars together. `lark` refers to `body` as `@body`."""
     (inner,) = json.loads(body)["grammars"]
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
@@ -154,7 +154,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Add rules for text up to a marker. Yield the forms of answers in which calls follow the text."""
+        """Add rules for text up to a marker. Yield right sides for answers with text before their calls."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -163,7 +163,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Add rules for calls without a marker before them. Yield the forms of answers that have only such calls."""
+        """Add rules for calls without a marker before them. Yield right sides for answers with only such calls."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""

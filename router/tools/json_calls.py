@@ -137,7 +137,7 @@ class NamedJsonCalls:
 
 
 def _short_string(source: Source) -> Reading[str]:
-    """Read a short JSON string. Raise NotACall if it has other characters than names have."""
+    """Read a short JSON string. Raise NotACall if a character of the string can't be in a name."""
     yield from expect(source, '"')
     text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
     yield from expect(source, '"')
@@ -145,7 +145,7 @@ def _short_string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show the next JSON value. An invalid value ends where the object's member would end."""
+    """Show the next JSON value. Show an invalid value up to the character that ends the object's member."""
     while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
         if char in "{[":
             yield from copy_json(source, show)

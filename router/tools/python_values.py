@@ -1,6 +1,7 @@
 """Make the grammar of Python arguments: the literals that a JSON schema allows.
 
-The grammar follows kinds, listed values and items of lists, but not lengths, patterns, ranges or members of dicts.
+The grammar enforces a schema's types, its listed values and its schema of list items. It does not enforce lengths,
+patterns, ranges or members of dicts.
 """
 
 from __future__ import annotations

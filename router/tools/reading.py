@@ -162,7 +162,7 @@ def nowhere(text: str) -> None:
 
 
 def _first_mark(source: Source, marks: Sequence[str]) -> tuple[int, str] | None:
-    """Return (start, mark) of the mark that begins first. Of several marks at that place, the longest one counts."""
+    """Return (start, mark) of the mark that begins first. If several marks begin there, return the longest."""
     starts = ((source.text.find(mark, source.at), mark) for mark in marks)
     return min(((start, mark) for start, mark in starts if start >= 0), key=_place, default=None)
 

@@ -46,10 +46,10 @@ def _tags_in(*templates: str) -> ThoughtTags | None:
 
 
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
-    """Return how the answer to a rendered prompt may begin its thought; None if it can't have a thought.
+    """Return the Thought of the answer to a rendered prompt; None if the answer can't have a thought.
 
-    Tags count only at the prompt's end, because users may write tags, too. `continued`: the message that the answer
-    continues.
+    Only the prompt's end is searched for tags, because users may write tags, too. `continued`: the message that the
+    answer continues.
     """
     tags = thought_tags(sources)
     if tags is None:

@@ -83,13 +83,15 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def takes_others(schema: Schema) -> bool:
-    """Whether the schema names no property and allows any properties."""
+    """Whether the schema names no properties, but allows some."""
     return not properties_of(schema) and schema.get("additionalProperties") is not False
 
 
 def standing_alone(schema: object, root: Schema) -> Schema:
-    """Return the schema with the root's definitions. If the schema refers to anything else, return {}, which allows all
-    values."""
+    """Return the schema together with the root's definitions.
+
+    If the schema also refers to anything but these definitions, return {}, which allows all values.
+    """
     if not isinstance(schema, Mapping) or not _refers_only_to_definitions(schema):
         return {}
     return dict(schema) | {name: root[name] for name in DEFINITIONS if name in root}

@@ -138,7 +138,7 @@ def _texts_of(schema: object) -> list[str]:
 
 
 def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
-    """Show a text as the inside of a JSON string. Hold back an ending that may begin an end mark."""
+    """Show a text as the inside of a JSON string. Hold back the text's end while it may begin an end mark."""
 
     def show(text: str) -> None:
         sink.arguments(json_inside(text))

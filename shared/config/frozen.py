@@ -15,13 +15,13 @@ from shared.core.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class FrozenPath:
     name: str
-    lacks: Mapping[str, str]  # missing flag -> why it is missing, and what to use instead
+    lacks: Mapping[str, str]  # missing flag -> the reason, and a replacement
 
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise ConfigError if `asked` contains a feature that this path lacks.
 
-        `asked` maps each flag, with its value, to whether it was asked for. Each flag needs a line in `lacks`. `given`:
-        the flags that chose this path. `of`: the model."""
+        The keys of `asked` are flags with their values; an entry is True if the user asked for this value. Each flag
+        needs a line in `lacks`. `given`: the flags that chose this path. `of`: the model."""
         unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
         if unknown:  # checked even if the flag was not asked for
             raise KeyError(f"{', '.join(unknown)}: no line in the table of {self.name}")

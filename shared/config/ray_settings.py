@@ -51,7 +51,10 @@ class ShareConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """When a role gets one node more or less. Without a maximum, a role keeps as many nodes as at the start."""
+    """The conditions under which Baton adds a node to a role, or removes one.
+
+    Without a maximum, a role keeps as many nodes as at the start.
+    """
 
     max_prefill: int = option(0, "largest number of prefill nodes; 0: as many as at the start", low=0, high=1024)
     max_decode: int = option(0, "largest number of decode nodes; 0: as many as at the start", low=0, high=1024)

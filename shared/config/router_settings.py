@@ -17,7 +17,7 @@ POLICIES = ("prefix_aware", "least_load", "round_robin")
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """The router's addresses, and how it picks a pair."""
+    """The router's addresses, and its rule for choosing a pair of nodes."""
 
     host: str = option("127.0.0.1", "address of the HTTP API", metavar="HOST")
     port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)

@@ -10,7 +10,7 @@ LEAST_DEPTH = 2  # so the memory plan is the same with and without --overlap
 
 
 def loop_depth(overlap: bool, num_stages: int) -> int:
-    """Return how many steps may be open when the loop launches another."""
+    """Return the largest number of steps that are open when the loop launches another."""
     return int(overlap) + num_stages - 1
 
 

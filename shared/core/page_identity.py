@@ -51,12 +51,12 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
 
 
 def child_identity(parent: bytes, key: bytes) -> bytes:
-    """Return the identity of the page whose tokens have the keys `key`, and which follows the page `parent`."""
+    """Return a page's identity. `parent`: the identity of the page before it. `key`: the keys of its tokens."""
     return hashlib.blake2b(parent + key, digest_size=IDENTITY_BYTES).digest()
 
 
 def identities(keys: bytes, page_size: int) -> Iterator[bytes]:
-    """Yield the identities of the pages that a request's keys fill or begin, in order."""
+    """Yield the identities of a request's pages in order; the last page may be partly full."""
     width, parent = page_size * KEY_BYTES, ROOT
     for start in range(0, len(keys), width):
         parent = child_identity(parent, keys[start : start + width])

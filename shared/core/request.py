@@ -78,7 +78,7 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """Return the first prompt position whose log-probability is still to report, if any. Position 0 has none."""
+        """Return the first prompt position whose log-probability is not reported yet, if any. Position 0 has none."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None

@@ -20,7 +20,7 @@ class FinishReason(StrEnum):
 class PageState(StrEnum):
     """States of a KV page. Each page of the pool is in exactly one state.
 
-    Rows tag their pages. If a page has several tags, its state is the first of ACTIVE, GRANTED and HELD among them.
+    Rows tag their pages. If a page has several tags, ACTIVE takes precedence over GRANTED, and GRANTED over HELD.
     """
 
     FREE = "free"

@@ -1,7 +1,7 @@
 """CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late and as out of order as waits
-allow.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU. It runs work as late as the waits allow, and in any
+order that they allow.
 
 An event fires in two steps. `fire()` inside the closure records a mark. On the device, other streams wait for the mark.
 Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`

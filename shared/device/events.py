@@ -49,8 +49,8 @@ class EventDriver(Protocol):
 class Event:
     """An event, armed from the start. `Stream.launch(fires=...)` says which work will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete. On a device, this work is
-    completed later than fire() is called.
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete. A device
+    completes this work only after the call of fire().
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
@@ -75,7 +75,7 @@ class Event:
         return self._driver
 
     def fire(self, error: BaseException | None = None) -> None:
-        """Fire from any thread. Only the first call counts."""
+        """Fire from any thread. Later calls do nothing."""
         with self._lock:
             if self.fired:
                 return

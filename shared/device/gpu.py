@@ -64,7 +64,7 @@ def gib(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Counts the memory of one device that this process's tensors use."""
+    """Counts the bytes that this process's tensors use on one device."""
 
     allocated_bytes: int
     peak_bytes: int  # peak since `forget_peak`

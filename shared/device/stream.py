@@ -41,7 +41,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Let work that is launched later start only after the event has fired, with or without an error."""
+        """Hold back all later launches until the event has fired, with or without an error."""
         ...
 
     def reset(self) -> None:

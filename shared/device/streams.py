@@ -73,8 +73,8 @@ def make_streams(
 ) -> StreamSet:
     """Return the streams for `kind`. Raises ConfigError for an unknown kind.
 
-    - `on_thread_start`: each worker thread calls it first. On cpu, all streams have a worker thread; on cuda, the
-      transfer and cold streams.
+    - `on_thread_start`: each worker thread calls it first. On cpu, all streams have a worker thread. On cuda,
+      only the transfer and cold streams have one.
     - `notify`: the worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
       The host waits only for these three streams. Calls for the other streams would take the interpreter's lock away
       from steps.

@@ -148,9 +148,9 @@ class PinnedCopies:
     def refill(
         self, block: torch.Tensor, places: Mapping[str, Place], arrays: Mapping[str, HostArray], holder: SlotHolder
     ) -> None:
-        """Fill each place of `block` with its array, padded with zeros, in one copy on the current stream.
+        """Copy each array to its place in `block`, in one copy on the current stream.
 
-        Bytes after the last place keep their values.
+        The rest of each place becomes zero. Bytes after the last place keep their values.
         """
         size = size_of(list(places.values()))
         host = self._out.take(size, holder)[:size]

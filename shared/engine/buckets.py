@@ -37,7 +37,7 @@ PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph's number of rows, the tokens per row, and whether a row may be filtered (top-k, top-p, min-p)."""
+    """A graph's numbers of rows and of tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
 
     batch: int
     width: int
@@ -127,7 +127,10 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends, one entry per row. A length of -1 means that the relay has the length."""
+    """Return the arrays that each step sends. Each array has one element per row.
+
+    A length of -1 means that the relay has the length.
+    """
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

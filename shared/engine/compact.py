@@ -1,4 +1,4 @@
-"""Move a verified tree's accepted path together, so that later code sees a chain.
+"""Make a verified tree's accepted path contiguous, so that later code sees a chain.
 
         slots    b  x  y  z  w         accepted b, y, w
         after    b  y  w  x  z         `committed` grows by 3; the next step overwrites the rest

@@ -44,7 +44,7 @@ class BothKnobs:
 class ForwardBatch:
     """One step on the device. `arrays` are only read.
 
-    - committed: (B,) int64, exact lengths before the step. The relay has the lengths that the plan lacks.
+    - committed: (B,) int64, each row's exact length before the step. The relay has the lengths that the plan lacks.
     - tag_ok: (B,) bool, whether the expected step wrote the row's relay; True for chunk rows.
     - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """

@@ -1,4 +1,6 @@
-"""Keep the relay: state that one step leaves for the next, by request-pool row (reports #25862, #25879, #25945).
+"""Keep the relay: for each request-pool row, the state that one step leaves for the next step.
+
+See reports #25862, #25879 and #25945.
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
@@ -54,8 +56,8 @@ class FutureMap:
         }
 
     def publish(self, future: FutureIndices, new_seq_lens: torch.Tensor, publish_ready: Event | None) -> None:
-        """Make the committed lengths after this step readable. With an empty index, nothing is written and no event
-        fires (S3)."""
+        """Publish each row's committed length after this step. If `future` has no rows, write nothing and fire no event
+        (S3)."""
         if future.indices.numel() == 0:
             return
         self.new_seq_lens_buf[future.indices] = new_seq_lens
@@ -67,8 +69,8 @@ class FutureMap:
     ) -> None:
         """Write the relay rows after sampling: the next input token and the declared extras.
 
-        Token ids of any shape and integer dtype are stored flat, as int64 (S3). `gather` compares the tag `step`, a
-        number or (1,) int64, with the step that the plan expects.
+        Token ids of any shape and integer dtype are stored flat, as int64 (S3). `step`, a number or (1,) int64, tags
+        the written rows. `gather` compares this tag with the step that the plan expects.
         """
         if future.indices.numel() == 0:
             return
@@ -86,7 +88,7 @@ class FutureMap:
         return self.new_seq_lens_buf[future.indices]
 
     def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
-        """Return a declared extra, (B, *shape)."""
+        """Return the rows' values of a declared extra, (B, *shape)."""
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:
@@ -98,7 +100,7 @@ class FutureMap:
             begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        """Write input tokens, drafts included, because penalties see all tokens before an output."""
+        """Write input tokens and drafts, because penalties count all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:

@@ -8,8 +8,8 @@ A graph always uses the memory that it was captured with. So a step's arrays go 
 for each shape. All steps can share the block, because the next step's upload runs after this step's graphs. Results are
 copied out of the graph's memory after the second graph, and to the host while the next step runs.
 
-A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share. Steps that no graph
-fits run eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
+A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share. A step without a
+fitting graph runs eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plan and arrays that all steps of a shape share, and the places of each step's arrays."""
+    """The plan and the arrays that all steps of one shape share. `places` says where a step's own arrays lie in the
+    block."""
 
     plan: StepPlan
     host: StepArrays[np.ndarray]
@@ -128,7 +129,7 @@ class GraphRunner:
         if lease.publish_ready is not None:
             lease.publish_ready.fire()
         yield
-        with lease.times.drafting():  # the second graph has only draft-extend; proposals run in the first graph
+        with lease.times.drafting():  # the drafter proposes in the first graph and extends in the second
             rest.replay()
         found = captured.results
         places = {name: place.first(plan.batch_size) for name, place in found.places.items()}
@@ -153,9 +154,10 @@ class GraphRunner:
     # Capturing
 
     def capture(self) -> None:
-        """Run and then capture every shape, before the first step. All rows are padding, which no request reads.
+        """Run and then capture every shape, before the first step. All rows of these runs are padding rows, which
+        belong to no request.
 
-        If the device or an operator refuses, the log says so and the shapes not yet captured run eagerly.
+        If a capture fails, log a warning. Steps of the shapes that are not captured then run eagerly.
         """
         started = time.monotonic()
         try:
@@ -199,7 +201,7 @@ class GraphRunner:
         The page numbers have the same offset for all shapes.
 
         Only the page numbers in use are sent. Behind them, the block still has page numbers of earlier steps. Kernels
-        read these old pages, too, without using what they read, so every number must belong to an existing page.
+        also read these old pages and ignore their contents, so each number must be the number of an existing page.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
@@ -240,7 +242,7 @@ class GraphRunner:
         return packed
 
     def _prepare(self, frame: Frame) -> tuple[ForwardBatch, torch.Tensor]:
-        """Return the step that the block describes, as a batch for the worker, and the step's number."""
+        """Return a batch for the worker, made from the step in the block. Also return the step's number."""
         sent = {name: place.of(self._block) for name, place in frame.places.items()}
         rows, expected, relay = sent["rows"], sent["expect_step"], self._worker.future_map
         prepared = prepare_windows(rows, sent["seq_lens"], expected, frame.plan.width, relay)

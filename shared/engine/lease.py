@@ -23,7 +23,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """The duration of one step: marked on the forward stream, and read after the step."""
+    """Measures one step's duration. Marks are set on the forward stream, and `seconds` reads them after the step."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -35,7 +35,8 @@ def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
 
 
 def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
-    """Read `named_drafts` on the host. In a chain, the parent of each draft is the draft before it."""
+    """Return HostDrafts from the host's copy of the tensors of `named_drafts`. In a chain, the parent of each draft is
+    the draft before it."""
     ids = found["ids"].numpy()
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())

@@ -18,7 +18,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowId(NamedTuple):
-    """Names a request and its incarnation, which a retraction changes. Results of an older incarnation are dropped."""
+    """Names a request and its incarnation. A retraction changes the incarnation. Results of an older incarnation are
+    dropped."""
 
     key: RequestKey
     incarnation: int
@@ -26,9 +27,9 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """Tokens [0, len(ids)) that a row's history needs, from a prefix-cache hit or a hand-off.
+    """The first len(ids) tokens of a row's history.
 
-    No forward of the row writes these tokens to the history.
+    They come from a prefix-cache hit or a hand-off, so no forward of the row writes them to the history.
     """
 
     row: int
@@ -40,7 +41,7 @@ class ScoreShare:
     """Names n prompt tokens to score. Each is scored with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # place, in the chunk, of the token before the first target
+    offset: int  # index in the chunk of the token before the first target
     first: int  # prompt position of the first target
     targets: Int64s  # (n,)
     num_top: int  # number of likeliest tokens to return with each target
@@ -86,7 +87,7 @@ class StepPlan:
     max_seq_len: int  # >= committed + q_len of every row
     adapters: Int64s  # (B,) 0 if the row has no LoRA adapter, n for the model's n-th adapter
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed tokens after the step
-    layer_ends: tuple[int, ...] = ()  # for each number n in it, an event fires once the first n layers have KV
+    layer_ends: tuple[int, ...] = ()  # a number n means that an event fires once the first n layers have KV
     encoder_lens: Int64s | None = None  # (B,) number of encoder positions; None if the model has no encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # (B,) whether a grammar masks the row; () if no row has a grammar
@@ -147,9 +148,9 @@ class StepResult:
         return width
 
     def stepped(self, index: int) -> int:
-        """Return the largest number of relayed and drafted tokens that the step may have committed in row `index`.
+        """Return the most tokens that the step may have committed in decode row `index`, or 0 for a chunk row.
 
-        Return 0 for a chunk row."""
+        These tokens are the relayed token and the drafts."""
         return 0 if index < self.num_prefill else self.width
 
     @property

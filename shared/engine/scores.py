@@ -21,8 +21,8 @@ from shared.sample.sampler import score
 
 
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
-    """Score the plan's shares. Return the scores, on the logits' device, and the outputs that are still to be sampled.
-    Also reduce `fb` to these outputs. Runs on the forward stream and waits for nothing.
+    """Score the plan's shares. Return the scores, on the logits' device. Also return the outputs that the step has yet
+    to sample, and reduce `fb` to them. Runs on the forward stream and waits for nothing.
     """
     scores: list[SampleOutput] = []
     begin = 0

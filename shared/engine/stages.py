@@ -6,8 +6,8 @@ once:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages, the relay stays with the first stage. Sampling is launched a step late, so that the first stage does
-not wait for the second stage:
+With two stages, the relay stays with the first stage. Sampling is launched a step late, so the first stage never waits
+for the second stage:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |
@@ -48,8 +48,8 @@ class Stages(Protocol):
         ...
 
     def settle(self, num_left: int) -> None:
-        """Launch late sampling if a request has left its row. `num_left` counts how many times a request has left its
-        row.
+        """Launch late sampling if a request has left its row. `num_left` counts the departures of requests from their
+        rows so far.
 
         The next step may reuse the row or its pages. Late sampling still writes history, drafts or a tree's path to the
         row and its pages.

@@ -4,8 +4,9 @@
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
-In a tree, the accepted drafts are the longest path from the bonus token where each draft equals the target's draw after
-its parent. Every emitted token is the target's draw with the request's noise, so speculation changes no output.
+In a tree, the accepted drafts form the longest path from the bonus token on which each draft equals the target's draw
+after the draft's parent. Every emitted token is the target's draw with the request's noise, so speculation changes no
+output.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 
 
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
-    """Return the lineage (D, n, n) bool. A matrix has a step from each node to itself and to its parent. This matrix is
-    squared until the longest path is one step."""
+    """Return the lineage (D, n, n) bool. The first matrix has a step from each node to itself and to its parent.
+    Squaring it joins every two steps to one, until one step spans the longest path."""
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)
     steps[:, 1:].scatter_(2, parents.unsqueeze(2), 1.0)
@@ -116,8 +117,8 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
 def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
 
-    A draft is right if it equals the target's draw after its parent. The accepted path ends at the deepest node that is
-    right and has only right ancestors. If there are several such nodes, the path takes the first.
+    A draft is right if it equals the target's draw after the draft's parent. The accepted path ends at the deepest node
+    that is right and has only right ancestors. If there are several such nodes, the path takes the first.
     """
     drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
     right = torch.ones_like(draws, dtype=torch.bool)

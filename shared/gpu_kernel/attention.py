@@ -3,7 +3,7 @@
     begin   one launch: each token's places
     attend  rotate q and k, write k and v -> short windows (split the keys, merge the results) and prompt chunks
 
-Nothing waits for the device: the host sizes the grids by upper bounds of the lengths, and the kernels read the exact
+The host never waits for the device: it sizes the grids by upper bounds of the lengths, and the kernels read the exact
 lengths on the device.
 """
 
@@ -86,7 +86,8 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
     windows.
 
     All rows count as windows if all are short, or if there are trees and the host does not say which rows decode.
-    With `is_fixed`, chunks stay chunks even if all rows are short, because the two kernels sum in different orders."""
+    With `is_fixed`, prompt chunks never count as windows, even if all rows are short, because the two kernels sum in
+    different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):

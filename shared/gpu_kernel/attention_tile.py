@@ -18,7 +18,7 @@ LOG2_E = 1.4426950408889634  # softmax weights are computed as powers of two
 
 @triton.jit
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
-    """Return which keys each line reads, (M, N) bool. places.py explains slot, base and num_read.
+    """Return a mask, (M, N) bool: whether line m reads key n. places.py explains slot, base and num_read.
 
     With `window`, a line reads only the last `window` keys. The n-th key that a line reads has position n, even if
     slots of tree siblings lie between the keys."""
@@ -46,8 +46,7 @@ def attend_keys(
     """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
     Return three results per line, all float32: the largest score (M,), the sum of the weights (M,), and the weighted
-    sum of the values (M, D). Slots from `stop` on are never loaded, because they may hold NaN, which a weight of 0 does
-    not remove."""
+    sum of the values (M, D). Slots from `stop` on are never loaded, because they may hold NaN, and 0 * NaN is NaN."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -30,7 +30,7 @@ class TritonBlocks:
         return gate(gate_up.contiguous(), self._is_gelu, self._dtype)
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Return the gated product. Products in Triton gate their results themselves; the library's products can't."""
+        """Return the gated product. Triton's product kernels can gate their results; the library's products can't."""
         if isinstance(linear, FixedLinear | ByteLinear):
             return linear.gated(x, self._is_gelu)
         return self.gate(linear(x))

@@ -78,7 +78,7 @@ def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
 
 @triton.jit
 def _last_token(tokens, drafts, nth, common, prompt_len):
-    """Return the nth token from the end of the answer, which includes drafts. Return -1 if the answer is shorter."""
+    """Return the nth token from the end of the answer, or -1 if the answer is shorter. The answer includes drafts."""
     is_draft = drafts >= 0
     num_drafts = tl.sum(is_draft.to(tl.int32), 0)
     from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1

@@ -68,7 +68,7 @@ def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], option
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[Signature]]:
-    """Yield a set that collects the signatures of all threads' launches until the context ends."""
+    """Yield a set. Until the context ends, it collects the signatures of all threads' launches."""
     signatures: set[Signature] = set()
     _recordings.append(signatures)
     try:

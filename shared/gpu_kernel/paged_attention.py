@@ -1,6 +1,6 @@
 """Compute attention of short windows over long rows: decode, verify and trees. Several programs share a row's keys, one
-split each, and the results of the splits are merged. How a row's keys are split depends on this row alone, so other
-rows change no bit of its result.
+split each, and the results of the splits are merged. The splits of a row's keys depend on this row alone, so other rows
+change no bit of its result.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def tile_lines(group: int) -> int:
 
 
 def splits_of(rows: Rows, window: int) -> int:
-    """Return how many splits the longest row may have."""
+    """Return the most splits that the longest row may have."""
     keys = rows.max_seq_len
     if window:
         keys = min(keys, window + 2 * rows.max_q_len + MOST_KEYS)

@@ -91,8 +91,8 @@ def find_places(
 ) -> Places:
     """Return the places for slots and visible (T,) int64, cu_q_lens (B + 1,) int32, page_table (B, P) int32.
 
-    All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile a
-    second variant of each kernel that reads the result."""
+    All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile another
+    variant of each kernel that reads a result."""
     num_tokens, num_rows = len(slots), len(page_table)
     room = -(-num_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
     found = torch.empty((4, room), dtype=torch.int32, device=slots.device)

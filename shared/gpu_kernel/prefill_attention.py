@@ -25,8 +25,8 @@ def attend_chunks_kernel(
 ):  # fmt: skip
     """Program (h, p) handles KV head h and block p of all rows' lines. q, out (T, heads, D).
 
-    Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host counts nothing, and a row's last block may
-    be empty."""
+    Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host need not count the blocks, and a row's last
+    block may be empty."""
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
     row = 0 * block  # the last row whose blocks begin here or before

@@ -1,4 +1,4 @@
-"""Rank a vocabulary's ids for Triton's kernels: by logit, then by id, as one integer without ties.
+"""Rank a vocabulary's ids for Triton's kernels. A rank is one integer, made of logit and id, so ids never tie.
 
         | float32, ordered as an int32 | 2^32 - 1 - id |      NaN ranks last; -0 is 0
 
@@ -46,7 +46,7 @@ def id_of(rank):
 
 @triton.jit
 def key_of(rank):
-    """Return the key that a rank contains, which is a result of `ordered`."""
+    """Return the key in a rank: the logit, as mapped by `ordered`."""
     return (rank >> 32) - SIGN
 
 
@@ -58,6 +58,6 @@ def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
 
 
 def splits_of(num_rows: int) -> int:
-    """Return how many programs share each of `num_rows` rows: enough to fill a GPU. Only three values occur, because
-    the kernels are compiled for each value."""
+    """Return the number of programs that share each of `num_rows` rows: enough to fill a GPU. Only three values occur,
+    because the kernels are compiled for each value."""
     return 64 if num_rows <= 4 else 16 if num_rows <= 32 else 4

@@ -8,12 +8,12 @@
     draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
-Every output takes part in every launch, and values on the device decide its work there, so a CUDA graph can hold
-all launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
+Every launch covers every output, and values on the device decide the work for each output. So a CUDA graph can hold all
+launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
 splits gives the same id.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the
-first few are kept.
+A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids whose key equals the threshold,
+only the first few are kept.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 
 @triton.jit
 def _narrow(prefix, left, sums):
-    """Find the next digit: the one at which the sum, from the greatest digit down, reaches `left`.
+    """Find the next digit. It is the digit where the total of the sums, from the greatest digit down, reaches `left`.
 
     Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
@@ -91,7 +91,9 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold, the sum that keys equal to it must still reach, and these keys' sums in each split."""
+    """Return the threshold, the sum that its ids must still reach, and its ids' sums in each split.
+
+    The threshold's ids are the ids whose key equals it."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -101,7 +103,7 @@ def _found(state, sums, output, num, SPLITS: tl.constexpr):
 
 @triton.jit
 def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """Return top-k's threshold, and the number of ids to keep whose key equals it.
+    """Return top-k's threshold. Of the ids whose key equals it, also return the number to keep.
 
     Return (ALL, 0) if top-k removes no id."""
     key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
@@ -147,7 +149,7 @@ def weigh_kernel(
 @triton.jit
 def _first_goal(output, row, top_k, top_p, masses, k_state, k_sums, best, factor, vocab_size, num,
                 BY_MASS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Return the sum that the ids from the head on must reach: `top_k` ids, or the share `top_p` of the weight."""
+    """Return the sum that the first ids of the ranking must reach: `top_k` ids, or the share `top_p` of the weight."""
     if BY_MASS:
         key, equals = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
         mass = tl.sum(tl.load(masses + output * SPLITS + tl.arange(0, SPLITS)), 0)
@@ -206,9 +208,9 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, and two numbers of ids whose key equals it.
+    """Return the threshold, the number of tied ids to keep, and the number of tied ids in earlier splits.
 
-    The first is the number of such ids to keep, the second the number of such ids in earlier splits."""
+    An id is tied if its key equals the threshold."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:

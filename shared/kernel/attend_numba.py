@@ -69,7 +69,7 @@ _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Return how many float32 numbers a query's scores take, including a spare block.
+    """Return the number of float32 numbers that a query's scores and a spare block take.
 
     The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)

@@ -233,7 +233,7 @@ class TorchAttention:
 def rows_alone(inputs: AttentionInputs) -> int:
     """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate a batch.
 
-    On a CPU a chunk makes all rows run alone, because launches are free and padding is not."""
+    On a CPU a chunk makes all rows run alone, because a launch costs nothing there, but padding does."""
     host, num_rows = inputs.host, len(inputs.page_table)
     has_chunk = inputs.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
@@ -262,7 +262,7 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
 
 def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
     """Hide all but the last `window` keys that each query reads. `hidden` (B, Q, S) bool: the keys that are hidden so
-    far; they stay hidden. A window of 0 hides no more keys.
+    far; they stay hidden. With a window of 0, hide no further keys.
 
     The n-th key that a query reads has position n, even if a draft tree's siblings lie between the keys."""
     if window == 0:

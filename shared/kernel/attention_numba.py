@@ -93,7 +93,7 @@ class AttentionStep:
     ) -> None:
         """See NumbaAttention."""
         self._shape, self._num_threads = shape, num_threads
-        self.num_shares = num_threads  # into how many shares the attend task is divided
+        self.num_shares = num_threads  # number of shares of the attend task
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)

@@ -1,4 +1,5 @@
-"""Computes block_weights.py's product on a CPU, from weights packed once, with integer sums of four products at a time.
+"""Computes block_weights.py's product on a CPU. Weights are packed once, and four integer products are summed at a
+time.
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
@@ -283,7 +284,7 @@ class _RowBlock(NamedTuple):
 class _Quad(NamedTuple):
     """Four numbers of each of 16 columns."""
 
-    place: int  # the quad's number in the block; the quad begins at k = 4 * place of the block
+    place: int  # the quad's number in the block; its first k in the block is 4 * place
     numbers: Any  # 16 words, one for each column
 
 

@@ -140,8 +140,9 @@ def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return a * b + c of float32 tensors, rounded once.
 
-    In float64 the product is exact but the sum is not. Rounding the sum twice may err. So the sum is first rounded to
-    odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    In float64 the product is exact but the sum is not. Rounding the sum to float64 and then to float32 may give a wrong
+    last bit. So the sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+    2008).
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c

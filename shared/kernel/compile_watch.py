@@ -64,7 +64,8 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        if event.kind != LOCK or not getattr(here, "depth", 0):  # a pass, or a lock taken before `start`
+        # ignore events of passes, and of locks taken before `start`
+        if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1
         if here.depth == 0:

@@ -48,7 +48,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """The names of one core's nodes at one moment."""
+    """The names of the nodes that hold one core, and of its guest, at one moment."""
 
     core: int
     holders: tuple[str, ...]

@@ -48,7 +48,7 @@ def enter(line: int, slot: int) -> bool:
 
 @inlined
 def must_leave(line: int, slot: int) -> bool:
-    """Return whether a guest's core has a holder or was taken back."""
+    """Return whether a guest must leave: its core has a holder or was taken back."""
     word: int = look_at(line)
     return word != slot + 1
 
@@ -120,7 +120,7 @@ def ask(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Ask for a ring of this node's bell once the core is free. Return whether the core is taken now."""
+    """Ask that this node's bell be rung once the core is free. Return whether the core is taken now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0

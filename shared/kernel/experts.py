@@ -10,7 +10,8 @@ from shared.kernel.linear import Columns, Head, Linear
 
 
 class Experts:
-    """Sends each token through the `top_k` experts for which the router gives the token the largest weights.
+    """Sends each token through `top_k` experts. The router picks each token's experts: it gives them the largest
+    weights.
 
     A token's results are added in the order of the experts' numbers, whatever else is in the step.
     """

@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
 For equal numbers, the bytes are the same as quantized.py's. So nodes with and without compiled kernels fill pages
-alike. Only a few normed keys differ by one step, because the norm adds its numbers in another order.
+alike. Only a few normed keys differ, by one step, because the norm adds its numbers in another order.
 """
 
 from __future__ import annotations

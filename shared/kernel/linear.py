@@ -44,10 +44,10 @@ class PlainLinear:
 class PackedLinear:
     """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
-    In bfloat16 this saves a reorder per call, which would be half of the time at M = 1. In float32 it avoids MKL's slow
-    path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If the order differs
-    there, a single row is passed to oneDNN as two equal rows. This costs little, and makes a token's result independent
-    of other tokens.
+    In bfloat16 this saves a reorder per call. At M = 1 the reorder would take half of the time. In float32 it avoids
+    MKL's slow path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If the
+    order differs there, a single row is passed to oneDNN as two equal rows. This costs little, and makes a token's
+    result independent of other tokens.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:

@@ -6,7 +6,7 @@ libraries differ in the last bit, which decides ties.
 
     (seed low, seed high, position) --> two 32-bit row keys --(token id)--> 23 bits --> u in (0, 1) --> -log(-log(u))
 
-With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, and one noise in 2^24 would be infinite.
+With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, so one of 2^24 noise values would be infinite.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@ order of k.
 
 So a token's result never depends on the step's other rows; no library promises this. bfloat16 pair products are as fast
 as oneDNN at 512 rows, and twice as fast at one row. A product of bfloat16 weights may return float32, because logits
-rounded to bfloat16 would tie. Float32 weights would not tie either, but take twice the memory.
+rounded to bfloat16 would tie. With float32 weights the logits would not tie either, but these weights take twice the
+memory.
 
-    weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step are one 64-byte vector
+    weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step form one 64-byte vector
     tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
 
 Up to six rows share one read of the weights. Weights are prefetched by hand, because the hardware prefetcher is too
@@ -50,7 +51,7 @@ SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 # A task's words.
 NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
 NUM_WORDS = 9
-# the words that hold a step's number of rows, and how these rows are cut into shares
+# the words that hold a step's number of rows, and the division of these rows into shares
 DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 

@@ -1,6 +1,7 @@
 """Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-If Python called each of a step's hundred tasks, each call would need the GIL, and wait for busy host threads.
+A step has about a hundred tasks. If Python called each task, each call would wait for the GIL while host threads are
+busy.
 
     task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
 """

@@ -2,9 +2,9 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of that ranking. A draw takes the id with
 the largest score, which is the scaled logit plus noise. Without top-k, the code draws from all ids that min-p keeps,
-and accepts the drawn id if top-p keeps it, too. This is correct because a set's largest score is also the largest score
-of each subset that holds it. If the id is rejected, the next draw is from the ids ranked before it. On average, each
-round at least halves the number of remaining ids.
+and accepts the drawn id if top-p keeps it, too. This is correct: the id with a set's largest score also has the largest
+score in each subset that contains this id. If the id is rejected, the next draw is from the ids ranked before it. On
+average, each round at least halves the number of remaining ids.
 
 Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
 """
@@ -39,7 +39,7 @@ _NOTHING = -(1 << 63)
 
 @exact
 def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
-    """Return a key that sorts by value, then by lower id. NaN ranks last."""
+    """Return a key that is larger for a larger value and, of equal values, for the lower id. NaN ranks last."""
     bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0 turns -0.0 into 0.0
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
@@ -159,7 +159,8 @@ def _sample(
 
 @exact
 def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
-    """Return the weight of a nucleus. An id is in the nucleus if the ids ranked before it weigh less than this."""
+    """Return the weight of a nucleus. An id is in the nucleus if the total weight of the ids ranked before it is less
+    than this weight."""
     return _i64(np.float64(top_p) * np.float64(mass))
 
 
@@ -195,8 +196,8 @@ def _narrow(
     chosen: np.int64,
     top_p: np.float32,
 ) -> np.int64:
-    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p keeps all
-    these ids, because it keeps the chosen one."""
+    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p keeps all ids
+    ranked before the chosen id, because it keeps the chosen id."""
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:

@@ -140,7 +140,7 @@ def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e
 
 @exact
 def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
-    """Return an edited copy, or the logits themselves if no edit is needed."""
+    """Return an edited copy of the logits, or the logits themselves if no edit is needed."""
     row, position = outputs.rows[e], outputs.positions[e]
     knobs, counts = params.knobs[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]

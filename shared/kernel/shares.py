@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 
 def shares_of(cost: int, most_cost: int, num_threads: int) -> int:
-    """Return how many shares to make: equally many per thread, each of at most `most_cost`."""
+    """Return the number of shares: equally many per thread, each with a cost of at most `most_cost`."""
     return num_threads * max(1, -(-cost // (most_cost * num_threads)))
 
 
@@ -46,7 +46,7 @@ def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """Return the cut whose work ends first. Of cuts that end together, return the one with the fewest shares."""
+    """Return the cut whose work ends first. If several cuts end together, return the cut with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows
@@ -66,5 +66,5 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
 
 @functools.cache
 def _parts(total: int) -> list[int]:
-    """Return the sizes that the largest part can have if `total` is divided into parts, largest size first."""
+    """Return the possible sizes of the largest part if `total` is divided into parts. The largest size comes first."""
     return sorted({-(-total // count) for count in range(1, total + 1)}, reverse=True)

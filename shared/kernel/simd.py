@@ -24,9 +24,10 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-# Of the 32 vector registers, how many may hold queries (in score_block), and how many may hold sums (in weigh_block).
+# Limits for the 32 vector registers: the most that hold queries (in score_block), and the most that hold sums (in
+# weigh_block).
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
-SMALLEST_SCALE = 2.0**-126  # a row is never divided by less: float32's smallest normal number
+SMALLEST_SCALE = 2.0**-126  # the smallest divisor of a row: float32's smallest normal number
 TREE_QUERIES = 4  # how many queries are scored at a time; each has up to 5 vectors of partial sums
 
 
@@ -288,7 +289,7 @@ class _Vectors:
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Transpose: vector n gets number n of all rows.
+        """Transpose the rows: vector n of the result holds number n of each row.
 
         Rows of the first half are interleaved with rows of the second half, log2(lanes) times. With 16 rows a to p:
 

@@ -41,7 +41,8 @@ class Team:
     """Runs one program at a time; a second caller waits. Threads start with the first program."""
 
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
-        """Use `size` threads without a core table, or a thread on each core of a table's `places`, own cores first.
+        """Without a core table, use `size` threads. With a table, use one thread on each core of its `places`, own
+        cores first.
 
         The leader has the first place. `slot` is this process's slot in the table. `memory` holds the places' lines."""
         if (size > 1 or places) and not can_sleep():

@@ -24,7 +24,7 @@ from shared.kv.pool import ByteArray
 
 @dataclass(slots=True, eq=False)
 class ColdPage:
-    """A page in the tier. `place`: where the page's bytes are once all jobs launched so far have run.
+    """A page in the tier. `place`: where the page's bytes lie after all jobs launched so far.
 
     Places [0, num_host) are in memory, the others in the file. `digest`: the stored bytes' digest, which only the cold
     stream uses.

@@ -40,7 +40,7 @@ def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return how many tokens to keep: the widest window, the newest token included; 0 if all must be kept."""
+    """Return the number of tokens to keep: the widest window, the newest token included; 0 if all must be kept."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
 

@@ -1,4 +1,4 @@
-"""Track the owner of each page of a node. KVManager knows owners by name, but no requests, streams or contents.
+"""Track the owner of each page of a node. KVManager knows owners by name. It knows no requests, streams or contents.
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
@@ -79,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """Start the record of a row from `rows.alloc_row`."""
+        """Start the record of a row that `rows.alloc_row` returned."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -119,7 +119,7 @@ class KVManager:
         """Allocate and append n pages. If too few are available, change nothing and return False."""
         owner = self._record(row).owner
         room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
-        if n > room:  # an error, because free pages would not help
+        if n > room:  # raise, because more free pages would not help
             raise IntegrityError(f"row {row} of {owner!r} has room for {room} more pages, not {n}")
         pages = self.alloc_pages(n, owner)
         if pages is None:
@@ -128,7 +128,7 @@ class KVManager:
         return True
 
     def leave_behind(self, row: int, num_tokens: int) -> None:
-        """Free the row's pages that no token from position `num_tokens` on can read. Cached pages stay cached.
+        """Free the row's pages that no token at a position >= `num_tokens` can read. Cached pages stay cached.
 
         No unfinished step of the row may begin before `num_tokens`.
         """
@@ -150,8 +150,8 @@ class KVManager:
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
         """Offer the row's full pages below num_tokens to the cache. Return how many of these pages the cache owns now.
 
-        keys: int64, one per token from the request's start. The pages' KV must be computed already, or
-        by a step that is already launched, so that it is there before any read.
+        keys: int64, one per token from the request's start. Either the pages' KV is computed already, or a launched
+        step computes it. So it is there before any read.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))

@@ -19,8 +19,8 @@ class PageAllocator:
     """Owner of pages 1 .. num_pages-1. Page 0, the sink that padding writes to, is never handed out.
 
     `generation` (num_pages,) uint64 increases at alloc and free; it is odd while a page is in use. Over shm, a peer
-    that has copied a page compares its generation with the announced one. `on_free` gets pages just before they are
-    freed.
+    copies a page, and then compares the page's generation with the announced one. `on_free` gets pages just before
+    they are freed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PageAllocator:
         return self._num_free
 
     def is_free(self) -> npt.NDArray[np.bool_]:
-        """Return for each page whether it is free, as a copy (num_pages,). It is False for the sink."""
+        """Return a copy of the mask of free pages, (num_pages,). The sink's value is False."""
         return self._is_free.copy()
 
     def alloc(self, n: int) -> PageIds | None:

@@ -138,7 +138,7 @@ class KVPool:
         return view
 
     def close(self) -> None:
-        """Drop the memory. The mapping ends when its last view is dropped, such as a model's plane."""
+        """Drop the memory. The mapping ends when all views of it, such as a model's planes, are dropped."""
         self._host = None
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)

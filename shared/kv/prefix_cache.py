@@ -132,7 +132,7 @@ class PrefixCache:
         return node.identity
 
     def pin(self, node: CachedPage, owner: str) -> Lock:
-        """Lock the path down to a node to copy its pages.
+        """Lock the path from the root to a node while its pages are copied.
 
         `take_cold` does not count this lock as a use. Otherwise a tier smaller than the cache would copy pages forever.
         """

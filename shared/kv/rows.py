@@ -48,7 +48,7 @@ class ReqToTokenPool:
         return row
 
     def free_row(self, row: int) -> None:
-        """Clear the row, which the next `alloc_row` returns."""
+        """Clear the row. The next `alloc_row` returns it."""
         self._require_in_use(row)
         self.table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = self.first_page[row] = 0

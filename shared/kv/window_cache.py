@@ -31,7 +31,7 @@ class WindowCache:
         self.page_size = page_size
         self.window = window
         self.enabled = enabled
-        # how many earlier pages are read by a token at a page's first slot
+        # number of earlier pages that a token at a page's first slot reads
         self._num_needed = -(-(window - 1) // page_size)
         self._page_of: dict[bytes, int] = {}
         self._identity_of: dict[int, bytes] = {}
@@ -49,7 +49,7 @@ class WindowCache:
         return len(self._idle)
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first page that tokens from position num_tokens on read."""
+        """Return the first page that is read by tokens at position num_tokens or later."""
         return max(0, num_tokens - self.window + 1) // self.page_size
 
     def cached_pages(self) -> PageIds:

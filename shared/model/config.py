@@ -33,7 +33,7 @@ class RopeConfig:
     - "default"
     - "linear": positions / factor
     - "llama3": low frequencies / factor
-    - "yarn": each dimension's frequency changed differently, and rotated vectors made longer
+    - "yarn": a different factor for each dimension's frequency; rotated vectors become longer
     """
 
     theta: float

@@ -34,7 +34,7 @@ ATTENTION = np.array((WRITE, ATTEND))
 
 
 def fits(config: LlamaConfig, weights: EagleWeights) -> bool:
-    """Return whether our attention supports the layer, and our kernels compute all products without padding."""
+    """Return whether our kernels can run the layer: attention supports it, and no product needs padding."""
     linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
     return attention.supports(attention_shape(config)) and all(
         isinstance(linear, TaskLinear) and linear.is_whole for linear in linears

@@ -170,7 +170,10 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return the target's layers that `fc` reads. The file counts outputs: layer n's output is layer n + 1's input."""
+    """Return the target's layers whose inputs `fc` reads.
+
+    A number n in the file means the output of layer n, which is the input of layer n + 1.
+    """
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

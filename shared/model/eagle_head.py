@@ -37,7 +37,7 @@ class DraftTarget(Protocol):
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Let later ModelOutput.aux hold all tokens' residual before each of `layers`; () captures none."""
+        """Make later steps put all tokens' residual before each of `layers` into ModelOutput.aux; (): none."""
         ...
 
 
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: store each weight whose inputs fill whole blocks as INT8 blocks, so that a head stays small beside a
-    target with block weights. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: store a weight as INT8 blocks if its inputs fill whole blocks. Then a head stays small beside a target
+    with block weights. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:
@@ -114,7 +114,7 @@ class Midlayer(Protocol):
 class EagleHead:
     """A DraftHead for one call at a time. Features and hidden states are float32.
 
-    A slot's results depend neither on other rows nor on how slots are divided among calls.
+    A slot's results depend neither on other rows nor on the division of slots among calls.
     """
 
     hidden_dtype = torch.float32

@@ -1,4 +1,4 @@
-"""Find the rows of a step that bring an encoder's input."""
+"""Find a step's rows that contain an encoder's input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.model.interface import ModelInputs
 
 
 def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
-    """Return (row, first token, number of encoder tokens) for each row of the step that brings an encoder's input.
+    """Return (row, first token, number of encoder tokens) for each of the step's rows with an encoder's input.
 
     Raises ValueError if part of an input is missing, because all tokens of an input read each other.
     """

@@ -73,7 +73,7 @@ def _q4_k(blocks: Raw) -> Parts:
 
 def _q6_k(blocks: Raw) -> Parts:
     """Read each block of 256 as sixteen blocks of 16. The lower four bits of all numbers come first, then the upper two
-    bits. Both are stored in halves of 128 numbers."""
+    bits. Each of these parts has two halves, for 128 numbers each."""
     lower = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     upper = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]

@@ -128,7 +128,7 @@ class GgufFile:
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file by xxh3. This takes up to a second per 5 GB, if the system has the file in memory."""
+        """Hash the whole file with xxh3. This takes up to a second per 5 GB, if the system has the file in memory."""
         return hash_files((self.path,))
 
 
@@ -147,7 +147,9 @@ def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def split_rotary_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Split rotated pairs of q and k, which files of the llama architecture have side by side, into halves.
+    """Split the rotated pairs of q and k into halves.
+
+    Files of the llama architecture store the two rows of a pair side by side:
 
     per head:  file  x0 y0 x1 y1 ...   ->   x0 x1 ... y0 y1 ...
     """

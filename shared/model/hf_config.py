@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json as a LlamaConfig.
 
-An unread field could change answers. So each field is used, known to be harmless, or refused by name. Empty and false
-fields pass. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
+An unread field could change answers. So each field is used, known to be harmless, or refused by name. Fields that
+are empty or false are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations

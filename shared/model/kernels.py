@@ -116,8 +116,9 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm and gate. Products of weights in bytes are Triton's, too. All other
-    products are the library's.
+    """Return Triton's attention, norm and gate.
+
+    Triton also computes the products of weights that are kept in bytes; the library computes all other products.
     """
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention

@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` collects all ranks' columns if weights, attention and adapters return only this rank's."""
+        """`all_columns` collects all ranks' columns if weights, attention and adapters return one rank's columns."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -70,7 +70,7 @@ class LlamaModel:
 
     @property
     def gathers(self) -> bool:
-        """Whether a step gets slower if the upper bound of its rows' lengths grows, but not the lengths."""
+        """Whether a step gets slower when the upper bound of its rows' lengths grows and the lengths don't."""
         return self._attention.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
@@ -181,6 +181,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raise ConfigError unless `layers` ascend: a draft head's `fc` and its target must agree on their order."""
+    """Raise ConfigError unless `layers` ascend: a draft head's `fc` and its target must agree on the layers' order."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
         raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

@@ -33,11 +33,11 @@ from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest values that --spec-width and --pp allow
-# how many positions past the context a step may use
+# number of positions past the context that a step may use
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
-# The weights' hash ends in these, so that nodes with different formats don't pair: formats change weights.
+# These suffixes of the weights' hash keep nodes with different formats from pairing, because formats change weights.
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-# With --deterministic the hash also ends in this, because that flag promises equal KV for equal prompts.
+# --deterministic adds this suffix to the hash, because that flag promises equal KV for equal prompts.
 FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

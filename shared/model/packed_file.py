@@ -2,7 +2,7 @@
 
     tensors     one after another, each at a multiple of 64 bytes
     directory   JSON: `about`, and each tensor's name, dtype, shape and offset
-    trailer     magic, place and length of the directory, then xxh3_128 of all bytes before this digest
+    trailer     magic, offset and length of the directory, then xxh3_128 of all bytes before this digest
 
 The directory comes last, so tensors are written as soon as they are made, and a truncated file has no trailer. The
 digest finds damage by disks and crashes, not by attackers.
@@ -36,7 +36,7 @@ class BrokenFile(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's place in the file. The caller of `add` decides what `note` says."""
+    """A tensor's entry in the directory. The caller of `add` decides what `note` says."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -27,8 +27,8 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers of which both halves run on all tokens. In the model's last layer, the second half runs on the
-        wanted rows only.
+        """The layers that run completely on all tokens. The model's last layer is not among them: its second half runs
+        on the wanted rows only.
         """
         return range(self.first, self.end - self.is_last)
 

@@ -145,7 +145,7 @@ def head_of(config: LlamaConfig) -> Product:
 
 
 def product_of(n: int, name: str) -> Product:
-    """Describe product `name` of layer `n`: a key of FUSED, or experts.<e>.<key>."""
+    """Describe product `name` of layer `n`. `name` is a key of FUSED, or experts.<e>.<key>."""
     group, _, kind = name.rpartition(".")
     prefix = f"layers.{n}.{group}." if group else f"layers.{n}."
     tensors = tuple(prefix + part for part in FUSED[kind])

@@ -139,7 +139,7 @@ def assemble_core(
 ) -> NodeCore:
     """Build a core.
 
-    - widths, mixed_chunk: choose how many tokens each decode row has, and how many prompt tokens run beside decode
+    - widths, mixed_chunk: choose the number of tokens of each decode row, and the number of prompt tokens beside decode
       rows. By default, both choose the largest number that the settings allow.
     - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals it.
     - stages: the stages of a pipeline model.

@@ -1,9 +1,9 @@
 """Tells routers which pages are cached here, in numbered CacheEvents. Sans-IO.
 
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
-    it asks again after a gap     -> the same messages again; if they have left the ring, all from the beginning
+    it asks again after a gap     -> the same messages again; if they have left the ring, `cleared` and all pages
 
-Memory is bounded: unsent changes are kept by page, sent messages in a ring buffer.
+Memory is bounded: unsent changes are kept by page, and sent messages are kept in a ring buffer.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
 
 
 def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
-    """Return Tokens messages of limited size, all runs before the ends."""
+    """Return Tokens messages of limited size: first all runs of tokens, then all ends of sequences."""
     items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
     items += [(end, end_bytes(end)) for end in ends]
     messages, size = [Tokens(node_id, epoch, [], [])], 0

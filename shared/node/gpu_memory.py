@@ -41,7 +41,7 @@ class GpuUse:
     total: int
     free: int  # Bytes that no process uses.
     weights: int  # This node's weights, with the adapters and the draft head.
-    largest_step: int  # The largest step's memory, with the relay.
+    largest_step: int  # The memory of the largest step and of the relay.
 
     @property
     def reserve(self) -> int:

@@ -15,8 +15,8 @@ from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
-WINDOW = 6  # The largest number of agreed transfers that have not ended: one runs, the others keep the group busy.
-MOST_POSTED = 2 * WINDOW  # The largest number of transfers that a sender has posted and doesn't know to have ended.
+WINDOW = 6  # Limit on agreed transfers that have not ended: one runs, and the others keep the group busy.
+MOST_POSTED = 2 * WINDOW  # Limit on transfers that a sender has posted, and whose end it has not heard of.
 MAX_GROUPS = 64
 END_S = 2.0  # how long to wait for each thread when the node ends
 

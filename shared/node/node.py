@@ -3,8 +3,9 @@ side.
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
-A step's completion comes before the messages, so network work never delays the next launch. Answers to messages
-and transfers leave before the step that these make possible, because a prefill node waits for Installed.
+A step's completion comes before the messages, so network work never delays the next launch. The node
+answers messages and transfers before it launches a step that they make possible, because a prefill node waits for
+Installed.
 """
 
 from __future__ import annotations
@@ -320,9 +321,9 @@ class Node:
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
-        """Measure how long requests that have started were WAITING, and report these requests to their routers.
+        """Measure how long newly started requests were WAITING, and report these requests to their routers.
 
-        Begun leaves with the round's outbox, so it is not sent if the step ends this node at once.
+        Begun is sent with the round's outbox, so it is not sent if the step ends this node at once.
         """
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):

@@ -1,4 +1,4 @@
-"""Records the routers that a node serves: which router owns a request, and in which epoch that router is."""
+"""Records the routers that a node serves, their epochs, and the router that owns each request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RouterLife:
 
 @dataclass(frozen=True, slots=True)
 class RoutersWord:
-    """The ticket key and the clock that a router's Welcome told, for one epoch of the router."""
+    """The ticket key and the clock from a router's Welcome, for one epoch of the router."""
 
     key: bytes  # Empty: the router sent no key, so no ticket is genuine.
     ahead_s: float  # Upper bound of our clock's lead over the router's clock. It includes the Welcome's transit time.

@@ -64,7 +64,7 @@ class Side(Protocol):
 
     @property
     def wakes_at(self) -> float:
-        """Return when `poll` has work without an event; infinity if never."""
+        """Return the time at which `poll` has work even if no event comes; infinity if there is none."""
         ...
 
     def close(self) -> None: ...

@@ -1,5 +1,5 @@
-"""Remembers aborted and ended requests, because an abort may arrive before the message that it aborts. Limits how many
-requests it remembers, and for how long."""
+"""Remembers aborted and ended requests, because an abort may arrive before the request that it aborts. Limits the
+number of requests that it remembers, and the time."""
 
 from __future__ import annotations
 

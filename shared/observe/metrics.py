@@ -138,7 +138,8 @@ class Series:
     """One node's counters. `shown`: the counters' values on the page."""
 
     epoch: int
-    seen_at: float | None = None  # When a sweep last found the node present; None: a report came after the last sweep.
+    # Time of the last sweep that found the node, or that was the first after a report. None: no sweep since the report.
+    seen_at: float | None = None
     totals: dict[str, float] = field(default_factory=dict)  # The counters in the node's last report.
     shown: dict[str, float] = field(default_factory=dict)
 

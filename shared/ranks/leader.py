@@ -2,8 +2,8 @@
 
     start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close.
 
-If a rank is lost, the node ends with every rank. A follower ends when its socket closes, or when another rank does
-not join a collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
+If a rank is lost, the node ends, and all its ranks end. A follower ends when its socket closes, or when another rank
+does not join a collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends only a forward's inputs (ModelInputs), as values. If a follower planned, relayed tokens or sampled by
-itself, it might decide differently. All ranks share the pages' memory. After the barrier every rank has written its
-part.
+Rank 0 sends only a forward's inputs (ModelInputs), as values. A follower that planned, sampled or relayed
+tokens by itself might decide differently. All ranks share the pages' memory. After the barrier every rank has written
+its part.
 """
 
 from __future__ import annotations

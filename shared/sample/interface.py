@@ -65,14 +65,14 @@ class History:
     """The tokens before each output, on the device. Penalties and bad words read them. They include the prompt, emitted
     tokens and tokens in flight.
 
-    In a verify window an output's draft ancestors count too, but are not in `tokens`, because siblings share a
-    position. common and drafted are both set or both None. If both are None, an output at input position p counts its
-    row's tokens 0..p.
+    In a verify window, penalties and bad words also read an output's draft ancestors. These are not in `tokens`,
+    because siblings share a position. common and drafted are both set or both None. If both are None, penalties and
+    bad words read tokens 0..p of the row for an output at input position p.
     """
 
     tokens: torch.Tensor  # (rows, max_context) int32
     rows: torch.Tensor  # (B,) int64, each batch row's row of `tokens`
-    common: torch.Tensor | None = None  # (E,) int64, how many tokens of its row each output counts
+    common: torch.Tensor | None = None  # (E,) int64, for each output the number of tokens read in its row
     # (E, N) int32, draft ancestors, all after the prompt, oldest first; -1: no token
     drafted: torch.Tensor | None = None
 

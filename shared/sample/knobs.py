@@ -18,8 +18,8 @@ from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
-# If only the device knows the rows' ways, the host has one of these values for all rows. UNFILTERED means GREEDY or
-# PLAIN; ANY means any of the three.
+# If only the device knows the ways of the rows, the host's copy has one of these two values in every row. UNFILTERED
+# means GREEDY or PLAIN; ANY means any of the three ways.
 UNFILTERED, ANY = 3, 4
 
 
@@ -41,7 +41,7 @@ class Knobs(Generic[A]):
     prompt_lens: A  # (B,) int64
     first_stop: A  # (B,) int64, first position at which a stop token is allowed
     num_logprobs: A  # (B,) int64, -1 if none are requested
-    stop_ids: A  # int64, stop ids, but only of rows that have min_tokens
+    stop_ids: A  # int64, stop ids of the rows that have min_tokens
     stop_ends: A
     bias_ids: A  # int64
     bias_values: A  # float32
@@ -58,7 +58,7 @@ class Knobs(Generic[A]):
 
 
 def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
-    """Convert a batch. Ids outside the vocabulary are left out."""
+    """Convert a batch. The result omits ids outside the vocabulary."""
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)

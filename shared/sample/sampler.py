@@ -33,8 +33,8 @@ def sample(
     """Draw one token for each of E outputs, on the stream that made the logits. The logits stay unchanged.
 
     - logits (E, vocab) float32
-    - row_of (E,) each output's batch row: on the host for CPU kernels, else OutputRows
-    - positions (E,) int64 of the input tokens, on the logits' device
+    - row_of (E,), the batch row of each output: on the host for CPU kernels, else OutputRows
+    - positions (E,) int64, of the input tokens, on the logits' device
     - history, on host or device like `row_of`: may be None if no row has penalties or bad words of several tokens
     - masks, on host or device like `row_of`: None without grammars
     """
@@ -68,7 +68,7 @@ needs_history = Latest(_needs_history)
 
 
 def takes_largest(batch: SamplingBatch) -> bool:
-    """Return whether every row draws its largest logit, without edits."""
+    """Return whether every row draws the id of its largest logit, and no logit is edited."""
     lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
     edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())

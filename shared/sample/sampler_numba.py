@@ -18,7 +18,7 @@ from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
-PARALLEL_FROM = 1 << 18  # number of logits from which on it pays to wake a team's threads
+PARALLEL_FROM = 1 << 18  # with at least this many logits, it pays to wake a team's threads
 NO_TOKEN = -1  # fills the rest of top_ids in rows that requested fewer tokens than others
 
 
@@ -37,7 +37,7 @@ def sample_cpu(
 
 
 def team_for(num_logits: int) -> Team:
-    """Return a team with as many threads as torch has, if waking them pays, else with one thread."""
+    """Return a team with torch's number of threads, or with one thread if there are few logits."""
     return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 
@@ -132,7 +132,7 @@ row_params = Latest(_row_params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the concatenated values, and the rows' offsets with one more entry for the end."""
+    """Return the concatenated values and the rows' offsets. The last offset is the end of the last row."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return np.array([i for row in rows for i in row], dtype=np.int64), offsets

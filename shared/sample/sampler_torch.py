@@ -1,8 +1,8 @@
 """Sample on torch tensors of any device, with sorts, cumulative sums and masks. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor, parameters (Knobs) included, is on the device of
-`logits`, and the host knows how many outputs are drawn in each way, or all are drawn in every way (`is_blind`). Integer
-sums and elementwise floats have the same bits on every device.
+`logits`. The host knows the number of outputs to draw in each way; if it does not, each output is drawn in every way
+(`is_blind`). Integer sums and elementwise floats have the same bits on every device.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class OutputRows:
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Return the indices of the wanted outputs, on the device. `wanted` (E,) says on the host which ones, and
-        `column` (B,) says the same on the device, by row."""
+        """Return the indices of the wanted outputs, on the device. On the host, `wanted` (E,) marks them by output. On
+        the device, `column` (B,) marks them by batch row."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property
     def is_blind(self) -> bool:
-        """Whether only the device knows in which way each output is drawn. If so, all are drawn in every way."""
+        """Whether only the device knows each output's way of drawing. Then each output is drawn in every way."""
         return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
@@ -64,13 +64,13 @@ class OutputRows:
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
-        before = counts.cumsum(0) - counts  # how many entries belong to earlier outputs
+        before = counts.cumsum(0) - counts  # number of entries that belong to earlier outputs
         places = torch.arange(total, device=ends.device) - before[outputs]
         return outputs, ends[self.rows[outputs]] + places
 
 
 def true_first(flags: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the indices, (num,) int64, where `flags` (E,) are true. The host knows `num`, so it doesn't wait."""
+    """Return the indices, (num,) int64, of the true `flags` (E,). The host knows `num`, so it need not wait."""
     return flags.logical_not().to(torch.int8).argsort(stable=True)[:num]
 
 
@@ -128,7 +128,7 @@ def _has_entries(ends: np.ndarray, rows: OutputRows) -> bool:
 
 
 class _Past(NamedTuple):
-    """The tokens that E outputs count, as in History."""
+    """The tokens before each of E outputs, as in History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)

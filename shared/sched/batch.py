@@ -27,7 +27,7 @@ class ScheduleBatch:
 
     def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: Lengths) -> None:
         self.reqs = reqs
-        self._index = {id(req): i for i, req in enumerate(reqs)}  # a request's row, to find the row of a result
+        self._index = {id(req): i for i, req in enumerate(reqs)}  # finds the row of a result's request
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step
         self.seq_lens = seq_lens

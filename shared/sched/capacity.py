@@ -43,7 +43,7 @@ class Capacity:
             if self._kv.num_available + self._budget.num_held >= missing:
                 return False  # rule d: skip this step
             if self._queues.end_loan() or self._queues.give_up_pull():
-                continue  # rule f: the loan's or pull's pages are free now, or will be
+                continue  # rule f: the loan's pages are free now, a pull's pages after its copies
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False
@@ -66,8 +66,8 @@ class Capacity:
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
     def admit_waiting(self, oldest_offer: int | None) -> None:
-        """Admit requests in the order of arrival, but ungranted hand-offs after all others. No request takes memory
-        before an older request of its kind.
+        """Admit requests in order of arrival. Ungranted hand-offs come after all other requests. No request takes
+        memory before an older request of its kind.
 
         If an ungranted hand-off finds no room, later ungranted hand-offs wait. If another request finds no room, the
         round ends. So a plan has at most one failed reservation per kind.
@@ -92,7 +92,7 @@ class Capacity:
                 continue
             while not self._admit(req):
                 if self._gives_way():
-                    return  # rule f: the next round uses the memory that this frees
+                    return  # rule f: the next round uses the freed memory
                 victim = pins.pop_youngest()
                 if victim is None:
                     return

@@ -18,7 +18,7 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # the average is over about this many verifies, counting all rows
+MEMORY = 32  # the average covers about this many verifies of all rows together
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
 GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
 GUESSED_COST = 0.1  # time assumed for one more draft until it is measured, as a share of a plain step's time
@@ -29,8 +29,8 @@ MARGIN = 1.05  # change the width only for a gain above this factor, because of 
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps until the first probe; the number doubles after each probe that changes nothing
 LONGEST_PROBE = 128
-STALE_PLAIN = 2 * LONGEST_PROBE  # the measured time of plain steps expires later, because only probes measure it
-FADE = 0.25  # weight of the acceptance measured earlier, when drafting is probed again
+STALE_PLAIN = 2 * LONGEST_PROBE  # a plain step's time expires after this many steps, because only probes measure it
+FADE = 0.25  # when a probe tries drafting again, the earlier measured acceptance gets this weight
 
 
 class WidthChoice(Protocol):
@@ -80,7 +80,7 @@ class Acceptance:
         self._hits = [0.0] * depth
 
     def observe(self, accept_lens: Sequence[int], depth: int) -> None:
-        """Count the accepted drafts of verified rows, which had `depth` chained drafts each."""
+        """Count the accepted drafts of verified rows. Each row had a chain of `depth` drafts."""
         self._scale((1 - 1 / MEMORY) ** len(accept_lens))
         ended_at = Counter(accept_lens)
         reached = len(accept_lens)
@@ -97,8 +97,8 @@ class Acceptance:
         self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
-        """Return a list of how many tokens a verify with 0, 1, ... chained drafts is expected to yield. The fewer
-        trials a depth has, the closer its rate is to the previous depth's rate.
+        """Return the expected numbers of tokens from a verify with 0, 1, ... chained drafts. The fewer trials a depth
+        has, the closer its rate is to the previous depth's rate.
         """
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):
@@ -113,7 +113,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._measured: dict[tuple[int, int], int] = {}  # the number of the step that gave the newest time
+        self._measured: dict[tuple[int, int], int] = {}  # the number of the step with the newest time
         self._typical: dict[tuple[int, int], float] = {}  # the typical time, where enough times were measured
         self._slopes: dict[int, float] = {}  # time of one more draft as a share of a plain step's time, by decode rows
         self._steps = 0
@@ -208,7 +208,7 @@ class DraftLength:
         return min(width - 1, self._depth)
 
     def _rates(self, num_rows: int) -> dict[int, float]:
-        """Return, for each width, how many tokens a row yields in the time of a plain step."""
+        """Return each width's expected number of tokens per row in the time of a plain step."""
         tokens = self._acceptance.expected_tokens()
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}

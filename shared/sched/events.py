@@ -46,8 +46,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
-    """A launched step will complete the KV of a hand-off's first num_tokens tokens. is_last: these are all its tokens.
-    The event comes in the round in which the step is launched. `layers` shows the step's progress.
+    """A launched step will complete the KV of a hand-off's first num_tokens tokens. `is_last`: these are all
+    tokens of the hand-off. The event comes in the round that launches the step. `layers` shows the step's progress.
     """
 
     key: RequestKey

@@ -4,8 +4,8 @@ KV pool.
     mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-All pages are page 0, the sink. Memory for prompt log-probabilities is not counted. If too little is left for them,
-one step fails.
+All pages are page 0, the sink. Memory for prompt log-probabilities is not counted. If too little memory
+is left for them, a step that computes them fails.
 """
 
 from __future__ import annotations

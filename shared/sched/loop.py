@@ -64,7 +64,7 @@ class EngineLoop:
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # the rows to run next need the tokens that late sampling draws
+            return self.engine.stages.flush()  # the next rows need tokens that late sampling must draw first
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)

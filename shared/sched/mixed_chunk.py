@@ -17,10 +17,10 @@ from typing import Protocol
 from shared.engine.plan import StepResult
 
 LEAST = 16  # smallest chunk, in tokens, however small the budget is
-AIM = 0.9  # a step that takes between this share of the budget and the whole budget leaves the chunk as it is
+AIM = 0.9  # a step that takes at least this share of the budget, and at most all of it, keeps the chunk's size
 GROWTH = 1.5  # a step within the budget lets the chunk grow by this factor at most
 SHRINK = 0.5  # no step shrinks the chunk below this share of its size, because the system may have delayed the step
-FORGET = 1.1  # each step within the budget multiplies the size that was too large by this
+FORGET = 1.1  # after each step within the budget, the size that was too large grows by this factor
 
 
 class MixedChunk(Protocol):
@@ -64,7 +64,7 @@ class BudgetedChunk:
         return int(self._size)
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a mixed step. A chunk smaller than allowed says nothing about larger chunks."""
+        """Learn from a mixed step. A chunk below the allowed size does not show how long larger chunks take."""
         tokens, seconds = result.prompt_tokens, result.seconds
         if not tokens or seconds <= 0 or result.num_prefill == len(result.row_ids):
             return

@@ -40,8 +40,8 @@ MOST_SAVED_AT_ONCE = 32  # the largest number of pages in one copy, so that the 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A copy of cached pages to the cold tier. `lock` pins the pages; without this lock, `num_pinned` of them could be
-    evicted."""
+    """A copy of cached pages to the cold tier. `lock` pins the pages. `num_pinned` pages could be evicted without this
+    lock."""
 
     lock: Lock
     num_pinned: int
@@ -85,8 +85,9 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. Each of `loads` is a tier page, the page's current place in the tier, and the
-        pool page to fill. The copy waits for the newest launched step, which may still write the pool pages.
+        """Begin a copy from the tier. Each entry of `loads` has a tier page, the current place of this page in the
+        tier, and the pool page to fill. The copy waits for the newest launched step, which may still write the pool
+        pages.
         """
 
         def run() -> None:

@@ -1,15 +1,15 @@
 """Decides which requests get pages and which return pages, so that a full pool never stops all requests. Each rule
 ended a livelock.
 
-a  running rows reserve before any request is admitted; admission leaves enough pages free for one step of each
+a  running rows reserve pages before any request is admitted; admission leaves enough pages free for one step of each
    decoding row
 b  a prompt reserves all its pages at once; requests that hold pages go before the head of the queue
 c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
-   arrival
+   place in the order of arrival
 d  while held pages are coming back, a row that lacks pages skips a step, and no further request is retracted
 e  a held row keeps its pages only until its pull or copy ends, and each pull and copy is sure to end
-f  loans of cached pages end first, then pulls of prefixes, newest first; only after them may a row skip, a prompt
-   wait, or a request be retracted
+f  loans of cached pages end first, then pulls of prefixes, newest first; when none is left, a row may skip a step,
+   a prompt may wait, or a request may be retracted
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LoanName = tuple[str, int]  # the peer that reads the pages, and the name of its
 
 
 class PageBudget:
-    """Counts and reserves pages; the scheduler decides for which request."""
+    """Counts and reserves pages. The scheduler chooses the requests that get them."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
@@ -122,7 +122,7 @@ class PageBudget:
     def remember(self, req: Request, ids: TokenIds) -> None:
         """Offer the prefix cache the full pages of `ids`. The KV of these pages must be computed.
 
-        Pages without draft KV are not offered, because their next user would unknowingly draft badly.
+        Pages without draft KV are not offered, because the next request with these pages would draft badly.
         """
         if req.lacks_draft_state:
             return
@@ -149,7 +149,7 @@ class PageBudget:
         return row
 
     def hold_pulled(self, row: int) -> None:
-        """Keep the row of a pull that was given up or has ended, until its copies in flight end. Idempotent."""
+        """Keep the row of an ended or given-up pull until the pull's copies in flight end. Idempotent."""
         if row in self._pulled:
             self._held[row] = self._pulled.pop(row)
 

@@ -22,7 +22,7 @@ class Arrival:
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    draft_state: dict[str, torch.Tensor]  # name of each extra that the drafter relays -> (*shape), on the host
+    draft_state: dict[str, torch.Tensor]  # name of a tensor that the drafter relays -> the tensor, on the host
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:

@@ -1,6 +1,6 @@
 """Makes a step without requests, to distinguish a failing device from failing requests. It reserves nothing.
 
-request-pool row 0    padding: no step reads what the relay writes there
+request-pool row 0    padding: no step reads the values that the relay writes there
 page 0                the sink: no request gets it, and padding writes to it
 """
 

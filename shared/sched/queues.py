@@ -33,7 +33,7 @@ class Queues:
         self.budget = PageBudget(kv, settings)
         self.requests: dict[RequestKey, Request] = {}
         self.waiting: list[Request] = []  # in order of arrival
-        # in order of arrival; a prompt leaves when all its chunks are planned
+        # in order of arrival; a prompt is removed when all its chunks are planned
         self.prefilling: list[ChunkedPrompt] = []
         self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
@@ -141,7 +141,7 @@ class Queues:
         self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
     def living(self, row_ids: Sequence[RowId]) -> list[Request]:
-        """Return the requests that are still in the incarnation with which the step was launched."""
+        """Return the living requests whose incarnation is the same as at the step's launch."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 

@@ -44,7 +44,7 @@ class Results:
                 self._tokens_processed(req, result, index)
 
     def _scored(self, row_id: RowId, scores: PromptScores) -> None:
-        """Report a prompt's scores. A prompt that begins again is not scored twice."""
+        """Report a prompt's scores, but not a second time if the prompt begins again."""
         req = self._queues.requests.get(row_id.key)
         if req is None or req.incarnation != row_id.incarnation or req.first_unscored is None:
             return

@@ -5,8 +5,8 @@
                    WAITING -> RESTORING -> PREFILLING or RUNNING        KV comes back from the cold tier
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
-    queues requests by state, and their changes of state      capacity   which requests reserve or are retracted
-    freeze   a step's plan, which holds only values             results    a step's effects on its requests
+    queues   requests by state, and their changes of state    capacity   which requests get memory or are retracted
+    freeze   a step's plan, which holds only values           results    a step's effects on its requests
 
 `plan` touches no device. The loop has done everything that may wait or raise, such as reading exact lengths, before it
 calls `plan`.

@@ -21,9 +21,9 @@ class SchedSettings:
     key_lookahead: int = 0  # 1 if a token's draft KV depends on the next token (see Drafter)
     reads_history: bool = False  # whether the drafter reads every row's history (see Drafter)
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
-    needs_cpu_seq_lens: bool = False  # whether planning waits for publish, because attention needs exact lengths
+    needs_cpu_seq_lens: bool = False  # whether planning waits for published lengths: attention needs exact ones
     max_ungranted_pages: int = 1 << 30  # limit on pages pinned on a prefill node for requests without a grant
-    # a hand-off sends its KV in parts: the layers up to each of these counts, and then the rest
+    # a hand-off sends its KV in parts: each number is the layer count where a part ends; the last part has the rest
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
     depth: int = 1  # how many steps may be open when another is launched
@@ -43,7 +43,7 @@ class SchedSettings:
 
     @property
     def speculative(self) -> bool:
-        """Return whether steps publish their lengths, because only the device knows them."""
+        """Return whether only the device knows the rows' lengths, so that steps publish them."""
         return self.width > 1
 
     @property
@@ -53,7 +53,7 @@ class SchedSettings:
 
     @property
     def overshoot(self) -> int:
-        """Return how many tokens past a sequence's end must have memory."""
+        """Return the number of tokens past a sequence's end for which memory is reserved."""
         return overshoot(self.width, self.depth)
 
     @property

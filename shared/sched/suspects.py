@@ -3,7 +3,7 @@
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns
     a runs alone and succeeds    after its prompt and one decode step, a rejoins the others
-    c runs alone and fails       c is to blame, or the device
+    c runs alone and fails       c or the device is to blame
 
 After each shared failure, a request runs again at most once. This run emits a token or ends the request.
 """
@@ -32,7 +32,7 @@ class Suspects:
         self._suspected.add(req)
 
     def clear(self, req: Request) -> None:
-        """Clear a request, after a step with it succeeded or after it has left. The request need not be a suspect."""
+        """Take a request off the suspects: its step has succeeded, or it has left. It need not be a suspect."""
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:

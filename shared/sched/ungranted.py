@@ -1,7 +1,7 @@
 """Decides which prompts wait. Siblings wait for the first sequence's prompt. Hand-offs without a grant wait for all
 other requests.
 
-    ungranted   are computed ahead while they pin little memory, which they hold until a decode node answers
+    ungranted   are computed ahead, but pin only little memory; they hold it until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
 
 Without this rule, two nodes could wait forever for each other's memory.

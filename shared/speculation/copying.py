@@ -25,7 +25,7 @@ class CopyingDrafter:
     reads_history = True
 
     def __init__(self, head: Drafter, shortest: int) -> None:
-        """`shortest`: how many tokens must match before a row copies, from 1 to LONGEST_MATCH."""
+        """`shortest`: the length of the shortest match that a row copies, from 1 to LONGEST_MATCH tokens."""
         self._head = head
         self._shortest = shortest
         self.state_name = head.state_name
@@ -38,7 +38,7 @@ class CopyingDrafter:
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         copies, matched = copies_of(fb, future_map)
         stood = matched >= self._shortest
-        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU this test would make the host wait
+        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU, the host would wait for this test's result
             return Drafts(copies)
         return merge(stood.unsqueeze(1), copies, self._head.propose(fb, future_map, kv))
 

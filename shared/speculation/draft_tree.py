@@ -39,7 +39,7 @@ class Level:
 
 @dataclass(slots=True)
 class Frontier:
-    """The k nodes of the newest level that get children."""
+    """The newest level's k nodes that get children."""
 
     places: torch.Tensor  # (D, k) int64: the nodes' indices over all levels' candidates
     path: torch.Tensor  # (D, k, depth) int64: drafts up to the node

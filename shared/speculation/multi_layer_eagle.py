@@ -101,7 +101,7 @@ class KeptHidden:
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
-        """Return states of no slots, (num_rows, 0, H)."""
+        """Return an empty tensor of states, (num_rows, 0, H)."""
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:
@@ -109,8 +109,8 @@ class KeptHidden:
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """Return a layer's state one slot before each row's start, for rows from `first_row` on. The state is 0 for a
-        row that starts at position 0."""
+        """Return a layer's state one slot before each row's start. Rows before `first_row` are omitted. A row that
+        starts at position 0 gets state 0."""
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]

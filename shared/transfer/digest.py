@@ -48,8 +48,8 @@ def copy_and_digest(
 ) -> list[int]:
     """Copy pages between pools, (num_pages, page_bytes) uint8, on the current stream; return the copies' digests.
 
-    The host waits for the copies. Within one device, a single kernel reads each byte once. If a pool is in another
-    device's memory, torch must have opened this memory.
+    The host waits for the copies. Within one device, a single kernel reads each byte once. If a pool is in the
+    memory of another device, torch must have opened this memory.
     """
     if libraries.runs_triton(target.device) and source.device == target.device:
         from shared.gpu_kernel.copy_pages import copy_pages

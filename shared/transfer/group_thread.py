@@ -3,7 +3,7 @@
     loop     post(transfer) --> |        take_finished() <--- |   take_entries(): for the peer
     thread                      connect, start, start, finish, finish, ...
 
-A posted transfer can't be cancelled: if one side left it out, the sides would pair later transfers wrongly.
+A posted transfer can't be cancelled: if only one side cancelled it, the sides would pair wrong transfers from then on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Group(Protocol):
 
 
 class GroupThread:
-    """A Group over torch.distributed. Its thread calls `wake` when transfers or entries can be taken."""
+    """A Group over torch.distributed. Its thread calls `wake` when finished transfers or store entries can be taken."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake
@@ -106,8 +106,8 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all posted transfers. If no started transfer is unfinished, wait for a posted one. Return False
-        after `abort`."""
+        """Start all posted transfers. If `begun` is empty, wait until a transfer is posted. Return False after
+        `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

@@ -32,7 +32,7 @@ NUM_SLOTS = 4
 
 
 class PageReader(Protocol):
-    """Reads pages for a sender. `num_blocks`: how many blocks may be lent at a time; 0 means that it has no blocks."""
+    """Reads pages for a sender. `num_blocks`: the number of blocks that may be lent at a time; 0 without blocks."""
 
     num_blocks: int
 
@@ -129,7 +129,7 @@ class Blocks:
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
         """Return a block, and an array of the same memory.
 
-        Only one stream may fill the block. The array may be lent to others. Wait while all blocks are lent. Raises
+        Only one stream may fill the block. The caller may lend the array. While all blocks are lent, wait. Raises
         HandoffFailed if no block comes back in time, or if the bytes do not fit in a block.
         """
         if num_bytes > self._block_bytes:

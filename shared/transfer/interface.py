@@ -40,7 +40,7 @@ Frames = Sequence[Buffer] | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Layers [first, first + count) of a page. With count 0: all layers from `first` on, and the other planes."""
+    """Layers [first, first + count) of a page. If `count` is 0: all layers from `first` on, and the other planes."""
 
     first: int = 0
     count: int = 0
@@ -111,7 +111,7 @@ class PageSet:
 class PageSender(Protocol):
     """A node's sending side of a transport.
 
-    - num_blocks: how many page sets at a time may hold frame memory of the sender; 0 if it has no frame memory.
+    - num_blocks: the number of page sets that may use the sender's frame memory at a time; 0 if it has none.
     - is_inline: whether the bytes follow their Ready as frames.
     """
 
@@ -160,7 +160,7 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
 
-    A part that includes all later planes may end before our last planes, which a sender without a draft head lacks."""
+    A sender without a draft head lacks our last planes. So a part that includes all its later planes may be shorter."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]
@@ -170,7 +170,7 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
 
 
 def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
-    """Copy `source` into the part, and zero the rest of the part. So the page keeps no draft KV of a previous owner.
+    """Copy `source` into the part. Zero the rest of the part, so that no earlier owner's draft KV stays in the page.
     Return the copied bytes in `page`.
     """
     target = page[part.bytes_in(planes)]
@@ -188,8 +188,8 @@ def describe_pages(
 
 
 def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
-    """Return (pages, generations). Call it before reading bytes: a page that changes owner meanwhile then looks stale,
-    not fresh."""
+    """Return (pages, generations). Call it before reading bytes: if a page changes owner during the read, its returned
+    generation is then out of date."""
     numbers = [int(page) for page in pages]
     return numbers, [int(pool.generation[page]) for page in numbers]
 

@@ -43,7 +43,7 @@ class LinkStore(dist.Store):
         self.wait([key])
         value = self._entries[key]
         likes = [own for name, own in self._own.items() if name.rpartition("/")[0] == key.rpartition("/")[0]]
-        if likes and len(value) != len(likes[0]):  # gloo would accept a peer's address of any length
+        if likes and len(value) != len(likes[0]):  # gloo does not check the length of a peer's address
             raise HandoffFailed(f"the peer's {key} has {len(value)} bytes, ours {len(likes[0])}: another torch?")
         return value
 

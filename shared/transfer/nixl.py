@@ -1,6 +1,6 @@
 """Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-The code follows NIXL's Python documentation; remote.py has the half that both `cuda_ipc` and `nixl` use. UCX
+The code follows NIXL's Python documentation; remote.py has the code that `cuda_ipc` and `nixl` share. UCX
 authenticates and encrypts nothing: see --trust-network. The code has **never run with the package or on hardware**:
 tests use a stand-in.
 """

@@ -6,8 +6,8 @@ Neither side can harm the other, even by freezing or dying. A mapping outlives t
 `forget_dead`.
 
 A receiver's pool may be on a GPU: its copies then go through pinned memory (host_bytes.py). A sender's pool must not be
-on a GPU: a file in host memory would hold whole prompts until all receivers have copied them. zmq sends and frees the
-pages in small sets instead.
+on a GPU: its pages would need copies in a file in host memory, and whole prompts would stay there until all receivers
+have copied them. zmq sends and frees the pages in small sets instead.
 """
 
 from __future__ import annotations

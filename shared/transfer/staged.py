@@ -3,7 +3,8 @@
     sender's pool --group, a page at a time--> | part of page 0 | part of page 1 | ... | --pull--> receiver's pool
 
 The group reads the sender's pool while it sends. If a page is freed too early, its digest does not match. Staging is
-needed because an agreed transfer can't be cancelled, but nothing may write the pages of an ended request.
+needed because an agreed transfer can't be cancelled. It may arrive after the request has ended, and must not write the
+request's pages then.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
 RECEIVER, SENDER = 0, 1  # Ranks. In nccl, rank 0 begins, so the receiver has rank 0.
-CONNECT_S = 15.0  # The longest time to connect; needed because gloo can't be aborted while it dials.
-NEVER_S = 7 * 86400.0  # A time that never passes: before it, the transfer completes or the peer's death ends it.
+CONNECT_S = 15.0  # The time limit for connecting; needed because gloo can't be aborted while it dials.
+NEVER_S = 7 * 86400.0  # A time limit that is never reached: a transfer completes earlier, or the peer's death ends it.
 Transfer = torch.Tensor | list[torch.Tensor]  # Contiguous (n,) uint8 rows on the backend's device, sent in turn.
 
 
@@ -53,7 +53,7 @@ class TorchGroup(Protocol):
     def close(self) -> None:
         """Release the library's threads and sockets, after `abort`.
 
-        Library, store, `tell` and this object form a reference cycle, which only `close` breaks.
+        The library, the store, `tell` and this object form a reference cycle. Only `close` breaks it.
         """
         ...
 

@@ -34,7 +34,7 @@ NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces 
 
 
 def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
-    """Return the transports that the system and torch offer for pages on this kind of device, best first.
+    """Return the transports that this system and torch support for pages on this kind of device, best first.
 
     `receives`: whether the node only receives pages, and sends none.
     """
@@ -53,8 +53,8 @@ def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]
 def available_transports(
     setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False
 ) -> tuple[str, ...]:
-    """Return the transports that `--transport` allows here, best first. Raises ConfigError if the named one can't work
-    here.
+    """Return the transports that `--transport` allows here, best first. Raises ConfigError if the transport that it
+    names can't work here.
 
     `auto` leaves out UNTRIED transports. Libraries that don't authenticate peers need a trusted network.
     """
@@ -129,7 +129,7 @@ def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiv
 
 
 def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
-    """Open the transport's library. Raises ConfigError if it is not installed."""
+    """Open the transport's library. Raises ConfigError if the library is not installed."""
     return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 

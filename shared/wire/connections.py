@@ -8,7 +8,7 @@ routing id; later connections have higher routing ids. `receive` runs these step
 
 libzmq emits DISCONNECTED when the connection's last message is in our queue, and before it closes the descriptor. So
 all messages of a peer come before the report that it has gone. If a descriptor's DISCONNECTED comes before its
-ACCEPTED, it is about the earlier connection.
+ACCEPTED, it reports the end of an earlier connection with this descriptor.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget when to dial a closed peer again. This time must not hold for a new dealer of the same name."""
+        """Forget the time to dial a closed peer again. A new dealer with the same name must not inherit this time."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:

@@ -219,7 +219,7 @@ class RouterLink:
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         sent = self._router.send(peer, message, frames)
-        # ZMQ's descriptor is edge-triggered, and a send may consume a new message's edge.
+        # ZMQ's descriptor is edge-triggered, and a send may use up the edge that reports a new message.
         if self._waiter is not None and self._router.readable():
             self._wake()
         return sent
@@ -235,7 +235,7 @@ class RouterLink:
             loop.add_reader(fd, self._wake)
         look = loop.call_later(LOOK_S, self._wake)
         try:
-            # Reading EVENTS rearms the descriptor, and shows input that came earlier.
+            # Reading EVENTS rearms the descriptor, and shows input that arrived before.
             if any(map(has_input, self._router.pollables)):
                 return
             await self._waiter

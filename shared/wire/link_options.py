@@ -23,8 +23,8 @@ class LinkOptions:
     - connect_ms: an unanswered dial is tried again after this time.
     - silent_s: the connection of a caller that has not sent a message is closed after this time.
     - unread_bytes: a connection with more unread bytes than this is shut down.
-    - caller_bytes: the size of the largest part that a caller may send. Each caller may have 4 such parts unread, all
-      callers together may have 32. With 0 the general limits hold.
+    - caller_bytes: the size of the largest part that a caller may send. The limit on unread bytes is 4 times this size
+      for each caller, and 32 times for all callers together. If caller_bytes is 0, the general limits hold.
     - brings_pages: whether a dialled peer answers with page frames.
     - ring: its keys encrypt connections, and both ends prove who they are. Without a ring only this machine may
       connect.
@@ -69,13 +69,13 @@ class LinkOptions:
         ring: KeyRing | None = None,
         caller_bytes: int = 0,
     ) -> LinkOptions:
-        """Return options with which a peer counts as mute after a third of `silence_s`, and as lost after
-        `silence_s`."""
+        """Return options for this silence. A peer counts as mute after a third of `silence_s`, and as lost after all of
+        it."""
         silence = link_silence(silence_s)
         return cls(
             heartbeat_ms=silence.ping_ms,
             heartbeat_timeout_ms=silence.timeout_ms,
-            connect_ms=int(500 * silence_s),  # so a second try can still end within `silence_s`
+            connect_ms=int(500 * silence_s),  # so a second dial can still end within `silence_s`
             limits=limits,
             ring=ring,
             caller_bytes=caller_bytes,

@@ -74,7 +74,7 @@ class Hello(Message, frozen=True):
     max_running: Count
     host_id: Name  # nodes with equal ids can share memory
     transports: Transports
-    connection: Count  # the node's count of its connections to this router; the same in a repeated Hello
+    connection: Count  # how many connections the node has made to this router; equal in a repeated Hello
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
     key_lookahead: Count = 0  # The lookahead of this node's page keys (core/page_identity.py).
     has_window: bool = False  # This node's cache drops early pages and keeps later pages of the same prefix.
@@ -103,8 +103,8 @@ class Heartbeat(Message, frozen=True):
 
 class CacheEvents(Message, frozen=True):
     """Changes of the prefix cache, by page identity. Apply `cleared` first, then `removed`, then `stored` (vLLM's
-    AllBlocksCleared, BlockRemoved, BlockStored). A message without `cleared` must have the number that follows its
-    predecessor's.
+    AllBlocksCleared, BlockRemoved, BlockStored). A message without `cleared` must have the previous message's
+    number plus 1.
     """
 
     node_id: Name
@@ -139,7 +139,7 @@ class Drain(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Answers a node that leaves this router: none of the router's requests needs the node any more."""
+    """Lets a node leave this router: none of the router's requests needs the node any longer."""
 
     node_id: Name
 
@@ -193,7 +193,7 @@ class Abort(Message, frozen=True):
     """The request is over. A prefill node sends Abort to a decode node, too."""
 
     key: Key
-    all_sequences: bool  # whether it is over for all sequences of the request, not only for the key's sequence
+    all_sequences: bool  # whether all sequences of the request are over, or only the key's sequence
 
 
 class Tokens(Message, frozen=True):
@@ -328,7 +328,7 @@ class Pull(Message, frozen=True):
     first_page: Count
     num_pages: Count
     last_page: PageName  # The last page's identity. The router names this page, and the ticket is bound to it.
-    within_ms: Milliseconds  # The asking node waits no longer than this.
+    within_ms: Milliseconds  # The asking node waits at most this time.
     fingerprint: Fingerprint
     host_id: Name
     transports: Transports
@@ -338,8 +338,8 @@ class Pull(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. With num_pages 0 the Pull is refused, or the
-    pages are no longer lent.
+    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. If num_pages is 0, the Pull is refused or
+    the pages are no longer lent.
     """
 
     key: Key

@@ -28,7 +28,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A loaded LoRA adapter. Requests and KV refer to it by its digest, clients by its name."""
+    """A loaded LoRA adapter. Requests and KV refer to the adapter by its digest; clients use its name."""
 
     name: Name
     digest: Name

@@ -22,8 +22,9 @@ METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for 
 
 
 class Refused(WireError):
-    """The sender of a message is not, or is no longer, the peer that it claims to be. `reason`: one of the reasons in
-    metric_names.
+    """A message's sender is not the peer that it claims to be, or is no longer that peer.
+
+    `reason`: one of the reasons in metric_names.
     """
 
     code = "refused"
@@ -95,7 +96,7 @@ def check_sender(peer: str, message: AnyMessage) -> None:
 
 
 class WireTotals:
-    """Computes how much a link's counts have grown since the last `take`, by metric name."""
+    """Computes the growth of a link's counts since the last `take`, by metric name."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()

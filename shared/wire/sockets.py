@@ -34,7 +34,7 @@ SHUT_OUT = {  # handshakes that failed because of keys
     ): "it has no key and needs one, has one and needs none, or means another peer",
 }
 LEFT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # the first end to see a wrong key leaves
+LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # an end that sees a wrong key leaves
 ENDS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -183,7 +183,7 @@ class RouterSocket:
 
     @property
     def pollables(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to wait for; none while no descriptor is free to listen with."""
+        """Return the sockets to wait for. The list is empty while no descriptor is free for a listening socket."""
         return [] if self.socket.closed else [self.socket, self.monitor]
 
     def readable(self) -> bool:
@@ -337,7 +337,7 @@ class DealerSocket:
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
-        """Return a batch of messages within the Budget. Once the queue is empty, add the connection's changes."""
+        """Return a batch of messages within the Budget. Once the queue is empty, add the connection events."""
         self._drain()
         inbound: list[Inbound] = []
         budget = Budget()
@@ -373,7 +373,7 @@ class DealerSocket:
         self._connection = None
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Send a message. Before the first connection, up to queue_messages wait in the queue."""
+        """Send a message. Before the first connection, the queue keeps up to queue_messages messages."""
         return send_parts(self.socket, (encode(message), *frames), self._stats)
 
     def close(self) -> None:

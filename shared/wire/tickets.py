@@ -1,6 +1,6 @@
 """Defines tickets, a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
 
-    router: a secret per start, and from it a key for each epoch of a node  --Welcome-->  node
+    router: makes a secret at its start, and a key from it for each epoch of a node  --Welcome-->  node
     router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key
 
 A prefill node knows only its own key, so it can't make tickets for other nodes. A ticket is bound to one attempt, to

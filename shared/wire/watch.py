@@ -11,9 +11,9 @@ came and no message was delivered.
 
 The watch shuts down:
 
-- a connection with too many unread bytes; if all connections together have too many, those with the most
+- a connection with too many unread bytes; if all connections together have too many, the ones with the most
 - a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
-- a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest of these
+- a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
   read
 
@@ -43,16 +43,16 @@ HEARTBEAT_BYTES = 256  # size of one interval's encrypted heartbeats, both ways,
 SHORT_BYTES = 255  # The header of a larger part is longer.
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags.
 PART_BYTES = 128  # The memory that an unread part takes in addition to its bytes.
-MANY_PARTS = 256  # a flood has more parts between two looks, control messages have fewer
+MANY_PARTS = 256  # a flood has more parts than this between two looks; control messages have fewer
 SWOLLEN = 4.0  # The largest allowed growth of memory, in bytes per unread byte. Pages need 1.
-MOST_SWELLING = 64  # The largest growth counted, in bytes per received byte: an empty part of 2 takes PART_BYTES.
+MOST_SWELLING = 64  # The largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES.
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them. For
-    both, 0 means that the general limit holds. `silent_s` is infinite if peers need not send anything, `mute_s` if they
-    don't ping."""
+    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them. If
+    one is 0, the general limit holds instead. `silent_s` is infinite if peers need not send anything. `mute_s` is
+    infinite if peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -114,8 +114,8 @@ class Connection:
 class Watch:
     """Watches the connections of one link. The link's loop thread calls all methods except `look`.
 
-    Bound and dialled sockets report closed connections late: by then a socket of the other kind may have reused the
-    descriptor."""
+    A bound or dialled socket may report a closed connection late. By then a connection of the other kind of socket may
+    have the same descriptor."""
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ class Watch:
         after_burst: Callable[[], None] | None = None,
         process_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`after_burst` is called on the watch's thread when a burst of unread bytes has been over for CALM_S."""
+        """The watch's thread calls `after_burst` CALM_S after the end of a burst of unread bytes."""
         self._limits = limits
         self._most_of_caller = limits.caller_bytes or limits.unread_bytes
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
         self._after_burst = after_burst
         self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several smaller bursts together leave as much memory behind
+        # several small bursts together leave as much memory behind as a large one
         self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
@@ -149,7 +149,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Return when it has ended."""
+        """Stop the thread, and wait until it has ended."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -288,8 +288,8 @@ class Watch:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
     def _close_mute(self, connections: Sequence[Connection]) -> None:
-        """Close connections to hosts that are lost or frozen. If bytes wait in the kernel, the fault is not the host's:
-        this process reads late.
+        """Close connections to hosts that are lost or frozen. If bytes wait in the kernel, this process reads late, and
+        the host is not at fault.
         """
         for one in connections:
             if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:

@@ -443,7 +443,7 @@ def test_few_pages_are_lent_at_a_time() -> None:
     rig = PullPair(s_knobs=CoreKnobs(num_pages=18))
     rig.warm(job(1))
     _, lent = pull_of(rig)
-    assert not lent.num_pages and "as many pages" in lent.reason
+    assert not lent.num_pages and "limit of lent pages" in lent.reason
 
 
 def test_a_node_that_leaves_lends_nothing() -> None:

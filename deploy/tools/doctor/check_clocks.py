@@ -3,8 +3,8 @@
 - This machine's clock is compared with the router's: the answer to /admin/status has the router's time. The router
   reads its clock between our request and the answer.
 - A node's clock is compared with the router's: a node's epoch is the time of its start by its own clock. If the router
-  heard of the node before that time, the node's clock is fast. If the router heard of it more than LONG_START_S later,
-  the node's clock or its start is slow.
+  heard of the node before that time, the node's clock is ahead. If the router heard of the node more than LONG_START_S
+  after that time, the node's clock is behind, or its start was slow.
 """
 
 from __future__ import annotations

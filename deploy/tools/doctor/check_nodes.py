@@ -1,4 +1,4 @@
-"""Judge the nodes, and report each field that keeps two nodes from being a pair."""
+"""Judge the nodes, and report each field that keeps two nodes from pairing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
-    """Report nodes that don't fit. Without the admin key, the router names only the first field that differs."""
+    """Report nodes that can't pair, with the field that differs. Without the admin key, the router names only the first
+    field that differs."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
         for one in ready.misfits

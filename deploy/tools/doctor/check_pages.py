@@ -40,7 +40,7 @@ def check_pages(cluster: Cluster) -> list[Finding]:
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
-    """Report memory that was in use at both looks, although no request was open, arrived or ended."""
+    """Report memory that was in use at both looks. Judge it only if no request was open, arrived or ended."""
     before, after = cluster.before, cluster.after
     if before.total(OPEN) or after.total(OPEN) or before.total(REQUESTS) != after.total(REQUESTS):
         return [Finding("leaks", cluster.url, OK, "not judged: requests are being served; ask again at rest")]
@@ -62,7 +62,7 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
 
 
 def in_use(page: Page) -> dict[tuple[str, str], float]:
-    """Return the number of pages or rows that are neither free nor cached, by (node, kind and state)."""
+    """Return the number of pages or rows by (node, kind and state), without the states free and cached."""
     return {
         (sample.labels["node"], f"{what} {sample.labels['state']}"): sample.value
         for sample in page.samples

@@ -104,7 +104,7 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """Return the path that `name` means to a daemon of user `uid` in `folder`.
+    """Resolve the path `name` like a daemon of user `uid` that works in `folder`.
 
     Return None if the path depends on the folder, but the folder is unknown.
     """

@@ -72,7 +72,8 @@ def ratio(part: float, whole: float) -> float:
 
 
 def within_limit(total: int, available: int) -> tuple[int, int]:
-    """Cut (total, available) bytes to the container's limit. File pages that can be dropped count as available."""
+    """Limit (total, available) bytes of memory to the container's limit. File pages that can be dropped count as
+    available."""
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))

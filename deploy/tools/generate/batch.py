@@ -30,7 +30,7 @@ from deploy.tools.generate.tally import Tally, summary_text
 from shared.core.errors import ConfigError
 
 EXIT_FAILED = 1
-SIGNAL_STATUS = 128  # the exit status after a signal is this plus the signal's number, as in a shell
+SIGNAL_STATUS = 128  # exit status after a signal: this number plus the signal's number, as in a shell
 UNAUTHORIZED = 401
 MAX_CONCURRENCY = 4096
 
@@ -102,7 +102,7 @@ def errors_file(path: Path) -> Iterator[LineFile]:
     """Yield the file of errors, and remove it afterwards if no line failed."""
     file = LineFile(path)
     try:
-        for _ in file.lines():  # this loop raises an error for a foreign file, before the file is cleared
+        for _ in file.lines():  # raises ConfigError if another program wrote the file, before we change it
             pass
         yield file
     finally:
@@ -112,7 +112,7 @@ def errors_file(path: Path) -> Iterator[LineFile]:
 def answer_all(
     args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: Results, stop: StopSignals
 ) -> float:
-    """Ask for the answers of all remaining lines. Return the seconds that this took; 0.0 if no line was left."""
+    """Ask for the answers of all remaining lines. Return the seconds that this took; 0.0 if no line remained."""
     if not results.tally.num_left:
         return 0.0
     lines = (line for line in read_lines(paths.requests) if not is_answered(line, answered))

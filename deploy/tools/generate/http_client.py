@@ -84,7 +84,8 @@ class HttpClient:
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
-                # If no answer has begun, the server had closed this kept connection, so the loop tries another one.
+                # The kept connection broke. If no answer has begun, the server closed it before our request, so the
+                # loop tries another one.
                 if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)

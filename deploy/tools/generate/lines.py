@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class BatchRequest:
     """A valid line. `body`: the request's JSON text, unchanged from the file.
 
-    `id`: a digest of everything that affects the answer, so a changed line is another request.
+    `id`: a digest of everything that affects the answer, so a changed line has another id.
     """
 
     number: int
@@ -128,7 +128,8 @@ def name_digest(custom_id: str) -> bytes:
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """Return whether the line has an answer and is unchanged. `answered`: the result of `answered_in`."""
+    """Return whether an earlier run answered this line, and the line has not changed since. `answered`: the result of
+    `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 

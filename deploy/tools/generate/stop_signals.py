@@ -15,7 +15,7 @@ class StopSignals:
     """Inside the `with` block, a signal cancels the watched task. If no task is watched, the signal raises
     KeyboardInterrupt.
 
-    An ignored signal stays ignored, which nohup and a shell's background jobs rely on.
+    Ignored signals stay ignored, as nohup and a shell's background jobs require.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
-MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # Stands for the user's words in a rendered template.
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # This character takes the place of the user's words in a rendered template.
 INVENTED_LIMIT = 160  # The largest number of ids in an invented prompt.
 
 
@@ -94,8 +94,8 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """Answer each prompt that has no answer in `path`. After each answer, `told` is called with the number of answers
-    so far and the number of prompts."""
+    """Answer each prompt that has no answer in `path`. After each answer, call `told` with two numbers: the answers so
+    far, and all prompts."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)

@@ -1,4 +1,4 @@
-"""Read the target's answers as training sequences, split off the held-out answers, and order the others in shards.
+"""Read the target's answers as training sequences, separate the held-out answers, and order the others in shards.
 
 A line is a JSON object: `p` has the prompt's ids, including the chat template, `a` has the answer's ids, and `t` has
 the temperature. Files may be gzipped.
@@ -60,7 +60,8 @@ def is_held_out(prompt: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Answers in an order that depends only on the seed. The two parts share no prompt."""
+    """Training answers and held-out answers, in an order that depends only on the seed. The two parts share no
+    prompt."""
 
     training: tuple[TrainingAnswer, ...]
     held_out: tuple[TrainingAnswer, ...]
@@ -84,10 +85,10 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 
 
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
-    """Return the draft vocabulary in ascending order: the ids `always` and the most frequent ids of the answers.
+    """Return the draft vocabulary in ascending order: the ids in `always`, and the most frequent ids of the answers.
 
-    If these ids are fewer than `count`, the lowest other ids are added: in a byte-level vocabulary, the lowest ids are
-    bytes and frequent merges.
+    If there are fewer than `count` such ids, the lowest other ids are added. In a byte-level vocabulary, the lowest ids
+    are bytes and frequent merges.
     """
     seen: Counter[int] = Counter()
     for one in answers:

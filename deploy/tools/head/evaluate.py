@@ -75,7 +75,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """Return (tokens, verify steps) of decoding one answer with these chains."""
+    """Decode one answer with these chains, and return (number of tokens, number of verify steps)."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

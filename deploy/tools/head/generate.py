@@ -1,6 +1,6 @@
 """Generate many continuations at a time, in ragged steps over paged KV, without the scheduler.
 
-A finished row frees its place at once, so the next prompt takes part in the next step of the other rows.
+A finished row is free at once, so the next prompt joins the other rows in their next step.
 """
 
 from __future__ import annotations

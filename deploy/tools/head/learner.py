@@ -53,8 +53,8 @@ class Learner:
 
     Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
 
-    `scale` (3H,): the size of each channel of the target's hidden states. Sizes differ a thousandfold, so the
-    master of `fc` is trained for channels of size 1, and `weights` divides it by `scale`.
+    `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
+    as others. So the master of `fc` is trained for channels of size 1, and `weights` divides this master by `scale`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Learner:
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Return the number of drafts to train. The number begins small, since the first draft teaches most for its
+    """Return the number of drafts to train. The number grows during the run, since the first draft teaches most for its
     cost."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 

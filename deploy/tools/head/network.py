@@ -32,9 +32,10 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The places of several sequences among the flat rows of a step.
+    """Indices that find several sequences in the flat rows of a step.
 
-    Step 0 has keys of all slots, but outputs only from each answer's first slot on. Step k's rows start k slots later.
+    Step 0 computes keys of all slots, but its outputs begin at each answer's first slot. Step k's rows start k slots
+    later.
     """
 
     slots: Tensor  # (N,) indices into all tokens: the slots whose predicted token is known.
@@ -174,7 +175,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return this step's keys and values, (kv_heads, 1, count, D) each, for each chain that reaches the query's
-        step."""
+        """Return this step's keys and values of the chains that reach the query's step: (kv_heads, 1, count, D)
+        each."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

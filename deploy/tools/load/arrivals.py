@@ -53,8 +53,8 @@ def constant(rate: float) -> Iterator[float]:
 
 
 def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
-    """Yield times with gaps of mean 1/rate. A `variation` of 1 makes a Poisson process, and a greater one makes
-    bursts."""
+    """Yield times whose gaps have the mean 1 / rate. A `variation` of 1 makes a Poisson process, and a greater one
+    makes bursts."""
     shape = 1 / variation**2
     at = 0.0
     while True:

@@ -15,7 +15,7 @@ PAUSE_S = 0.2  # wait between attempts to resume a broken stream
 
 
 class Client:
-    """`zero`: the run's start by time.monotonic(). Times in records count from this time."""
+    """`zero`: the run's start by time.monotonic(). Times in records are seconds since `zero`."""
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float, *, resumes: bool = False) -> None:
         """`addresses`: routers with the same nodes. Each request goes to the next of these routers.

@@ -55,7 +55,7 @@ class ClientConnection:
         self._on_data = self._on_end = None
 
     def send(self, data: bytes) -> None:
-        """Send what the socket takes now, and the rest later."""
+        """Send as many bytes as the socket takes now, and the rest later."""
         self._unsent += self._tls.encrypt(data) if self._tls else data
         self._writable()
 

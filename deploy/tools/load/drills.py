@@ -80,7 +80,7 @@ def find_process(node: str, router_port: int) -> psutil.Process:
 
 
 def ports_beside(port: int) -> set[int]:
-    """Return all TCP ports of the process that listens on `port`. Nodes dial one of them."""
+    """Return all ports on which the process behind TCP port `port` listens. Nodes dial one of these ports."""
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
     owners = {one.pid for one in listening if one.laddr.port == port}
     return {int(one.laddr.port) for one in listening if one.pid in owners}
@@ -129,8 +129,8 @@ def take_away(planned: Planned, action: Callable[[], None], server: Server, limi
 def wait_back(node: str, server: Server, limit_s: float) -> float:
     """Return the seconds until the node is back; NaN beyond `limit_s`.
 
-    At first the router may still show the earlier state. So the node counts as back only after it was seen away, or
-    after NOTICED_S.
+    At first the router may still show the earlier state. So a ready node counts as back only if an earlier poll found
+    it not ready, or after NOTICED_S.
     """
     begin = time.monotonic()
     was_away = False

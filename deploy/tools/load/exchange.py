@@ -159,7 +159,7 @@ class Exchange:
     def _finish(self, at: float) -> None:
         if not self.is_over:
             self.is_over = True
-            if math.isnan(self.record.end):  # otherwise [DONE] has set the time
+            if math.isnan(self.record.end):  # [DONE] may have set this time already
                 self.record.end = at
 
 

@@ -35,15 +35,15 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draw other runs that were equally likely. `times`: (resamples, num_requests), how often each run has each
-    request."""
+    """Draw resamples: other runs that were equally likely. `times` (resamples, num_requests): how often each resample
+    has each request."""
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
         bounded = min(resamples, max(50, MOST_DRAWN // max(1, num_requests)))
         self.times = draw_times(num_requests, bounded, np.random.default_rng(seed))
 
     def interval(self, value: float, resampled: Sequence[float] | Floats) -> Estimate:
-        """Return the percentile interval around `value`, the figure of the run itself."""
+        """Return `value`, the run's own figure, with the percentile interval of the resampled figures."""
         known = [one for one in resampled if not math.isnan(one)]
         if math.isnan(value) or not known:
             return NOTHING
@@ -106,9 +106,10 @@ class Pooled:
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """For each level, return the smallest value at or below which that share of the weight lies.
+        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total
+        weight.
 
-        `times`: how often each request counts.
+        `times`: how often each request was drawn.
         """
         weights = self._weights if times is None else self._weights * times[self._owners]
         below = np.cumsum(weights)
@@ -120,7 +121,7 @@ class Pooled:
 
 
 def one_each(values: Sequence[float]) -> Pooled:
-    """Pool one value per request, without the values that are NaN."""
+    """Pool one value per request, and leave out NaN."""
     owners = [i for i, value in enumerate(values) if not math.isnan(value)]
     return Pooled([values[i] for i in owners], owners, [1] * len(owners))
 

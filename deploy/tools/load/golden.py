@@ -44,7 +44,7 @@ class GoldenDifference:
     margin: float | None
 
     def is_near_tie(self, bound: float) -> bool:
-        """Return whether rounding may explain the difference. A bound of 0 excuses nothing."""
+        """Return whether rounding may explain the difference. If `bound` is 0, return false."""
         return self.margin is not None and 0 < bound >= self.margin
 
     def __str__(self) -> str:

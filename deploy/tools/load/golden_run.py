@@ -48,6 +48,6 @@ def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
 
 
 def margin(logprobs: Sequence[float]) -> float:
-    """Return the best logprob minus the second best; 0 if two tokens of equal text share the only entry."""
+    """Return the best logprob minus the second best. Return 0 for a single entry: two tokens of equal text share it."""
     best = sorted(logprobs, reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else 0.0

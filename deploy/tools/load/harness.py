@@ -115,8 +115,8 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
     """Return the failed checks of the other runs.
 
-    Up to the best rate, all checks count except answers, which the SLO judges. Above the best rate, only the checks in
-    ALWAYS_TRUE count.
+    Up to the best rate, all checks except `answers` count. The SLO judges the answers. Above the best rate, only the
+    checks in ALWAYS_TRUE count.
     """
     return [
         check

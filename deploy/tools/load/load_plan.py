@@ -29,8 +29,8 @@ LAST_ARRIVAL_S = 1e-3  # added to a trace's last arrival, so that the window con
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """Sessions and the times at which they begin. `users` make a closed loop, `arrivals` an open loop. A trace has its
-    own times."""
+    """Sessions and the times at which they begin. A closed loop has `users`, an open loop has `arrivals`, and a trace
+    has its own times."""
 
     source: Synthetic | FromFile | Trace
     arrivals: Arrivals | None

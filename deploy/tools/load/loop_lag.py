@@ -38,7 +38,8 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """Return how late an event would have been, for every 10 ms. A pause of 1 s makes a hundred samples."""
+        """Return a sample for every 10 ms: the lateness of an event that was due at that time. A pause of 1 s makes a
+        hundred samples."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 

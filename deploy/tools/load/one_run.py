@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # This number of polls in a row must find memory free. Nodes report at least once a second.
+RESTED_POLLS = 3  # This number of polls in a row must show free memory. Nodes report at least once a second.
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ def own_checks(
 
 
 def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float]:
-    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over. Return (the last page, seconds).
+    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over. Return (the last page, the seconds
+    that the polls took).
 
     The page is None if the last poll got no answer.
     """

@@ -3,7 +3,7 @@
 All times are in seconds from the start of the run.
   `due`      When the request should have been sent.
   `sent`     When the client began to send or to connect.
-  `at[i]`    When chunk i with tokens reached this machine, `late[i]` seconds before the client handled it.
+  `at[i]`    When chunk i with tokens reached this machine. The client handled this chunk `late[i]` seconds later.
   `end`      When the answer was over.
 """
 
@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 NOT_YET = math.nan
-UNFINISHED = "still open at the end of the run"  # the error of a request without an end
+UNFINISHED = "still open at the end of the run"  # error of a request that has not ended
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Send a driver's requests to a server in real time. A load has no other loop that sends."""
+"""Send a driver's requests to a server in real time. No other loop of a load sends requests."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in each shorter slice of a short window.
 
-        Times outside the window do not count. A time equal to the window's end counts here, since a closed loop's last
-        answer ends then.
+        Amounts outside the window are left out. An amount exactly at the window's end is included, since a closed
+        loop's last answer ends then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -55,7 +55,7 @@ class Window:
 class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
-    The lateness of handling is measured by chunks and by the event loop's beats, and the larger value counts. Without
+    The chunks and the event loop's beats both show how late arrivals were handled. The larger value is used. Without
     the system's arrival times, token times include this lateness.
     """
 
@@ -100,8 +100,8 @@ def summarize(
 ) -> Summary:
     """Summarize a run. `beats`: the lateness of the client's loop at regular times.
 
-    Latencies and shares cover the requests due in the window. The rates of answers and tokens
-    count all that reached the client in the window, even if the request was due earlier.
+    Latencies and shares cover the requests due in the window. The rates count all answers and tokens that reached the
+    client in the window, even if the request was due earlier.
 
     Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
     """
@@ -136,7 +136,7 @@ def summarize(
 def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
     """Return a rate per second of the window, with an interval from its time slices.
 
-    Time slices, unlike single requests, show how many requests came, and how evenly they came.
+    Unlike single requests, time slices show the number of requests, and how evenly they came.
     """
     if not window.seconds > 0:
         return NOTHING
@@ -179,7 +179,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum. It has no interval, since resampling yields none for an extreme."""
+    """Return the maximum. The maximum has no interval, since resampling yields no interval for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 
@@ -198,8 +198,8 @@ def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
 def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
     """Return one request's value in tokens for smooth goodput.
 
-    If we left a request, its tokens so far count. A failed request has the value 0. Otherwise a server would gain by
-    breaking off late streams.
+    If our client left a request, the tokens received until then count. A failed request has the value 0. Otherwise a
+    server would gain by breaking off late streams.
     """
     if record.error:
         return 0.0

@@ -36,8 +36,8 @@ def check_answers(records: Sequence[RequestRecord]) -> Check:
 def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: LoopLag) -> Check:
     """Check the waits between a stream's chunks, and from its last chunk to its end.
 
-    If the client reads late, one read returns several chunks, and all get the newest one's time. So if our lateness may
-    explain a wait, the wait is doubtful instead of failed.
+    If the client reads late, one read returns several chunks, and all get the newest chunk's time. So if our lateness
+    may explain a wait, the wait is doubtful instead of failed.
     """
     waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
     stalls = [one for one in waits if one[0] >= bound_s]
@@ -54,7 +54,7 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
-    """Return our lateness in the wait before chunk `position`, or before the end."""
+    """Return the client's worst lateness during the wait before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 

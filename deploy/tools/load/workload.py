@@ -47,7 +47,7 @@ class Session:
 
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
-    probe: int | None = None  # number of the golden prompt, if the session asks one
+    probe: int | None = None  # number of the session's golden prompt; None if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def text_of(rng: random.Random, num_words: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Asked:
     messages: tuple[tuple[str, str], ...]  # The last message is the first turn.
-    later: tuple[str, ...] = field(default=())  # The user's texts, one after each answer.
+    later: tuple[str, ...] = field(default=())  # The user's later texts; each follows an answer.
     max_tokens: int = 0  # Limit of the answer's tokens. If it is 0, the limit is drawn from the run's own distribution.
 
 

@@ -68,7 +68,8 @@ def non_negative(parts: Floats) -> Floats:
 
 
 def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """Return the best x over the free columns. A value that would become negative is fixed at 0 again."""
+    """Return the x with the least squares over the free columns. A value that would become negative is fixed at 0
+    again."""
     while True:
         goal = np.zeros(len(x))
         goal[is_free] = np.linalg.lstsq(parts[:, is_free], wanted, rcond=None)[0]

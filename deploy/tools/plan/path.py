@@ -36,7 +36,7 @@ LOAD_SECONDS = 40.0
 PREFILL_BUSY = 0.35  # share of the load's duration in which the prefill node computes
 ROUNDS = 14
 DAMPED = 0.3
-SETTLED = 2  # number of an answer's first gaps that do not count, since a hand-off may lengthen them
+SETTLED = 2  # number of an answer's first gaps to leave out, since a hand-off may lengthen them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Seen:
     """A run's figures in seconds, one for each unknown that `calibrated` adjusts."""
 
     ttft: float  # The median TTFT.
-    gap: float  # The mean gap between tokens, which includes a row's occasional waits.
+    gap: float  # The mean gap between tokens, including a row's occasional waits.
     second_late: float  # The median wait for the second token, minus a typical gap.
 
 

@@ -32,7 +32,8 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Costs in seconds. `knots` ascend. The first and the last line of `rise` continue beyond the outermost knots."""
+    """Costs in seconds. `knots` ascend. Beyond the outermost knots, the first and the last segment of `rise`
+    continue."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]

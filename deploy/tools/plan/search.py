@@ -52,7 +52,8 @@ class SearchResult:
 
     @property
     def best(self) -> Forecast:
-        """The better forecast of the two kinds. Disaggregation must gain more than SAME, since it is harder to run."""
+        """The better of the two kinds' forecasts. Disaggregation must gain more than SAME, since it is harder to
+        run."""
         if self.disaggregated is None or self.aggregated is None:
             only = self.disaggregated or self.aggregated
             assert only is not None
@@ -88,7 +89,8 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
 
 
 def expected_requests(load: LoadShape) -> float:
-    """Estimate the number of requests, without later turns. For a closed loop, return --requests, or infinity."""
+    """Estimate the number of requests, and count only first turns. For a closed loop, return --requests, or
+    infinity."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
         return min(most, sum(at < load.duration_s for at in load.source.offsets()))
@@ -148,7 +150,8 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
 
 
 def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
-    """Yield promising layouts that fill the machines: for each measured node size, one aggregated and several split."""
+    """Yield promising layouts that fill the machines: for each measured node size, one aggregated layout and several
+    disaggregated layouts."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host

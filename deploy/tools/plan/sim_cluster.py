@@ -1,7 +1,7 @@
 """Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
 
 Records and `summarize` come from the load test, so that forecasts can be compared with measurements. Prompts are the
-model's tokens, so prefix caches hit as real ones do. Nodes never fail.
+model's tokens, so prefix caches hit as in a real cluster. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
@@ -76,8 +76,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off does not count. If it counted, and the pages that it lost were too few for the waiting
-    request, the hand-off would be admitted and unpinned again and again.
+    An unpinned hand-off is excluded. The pages that it frees may be too few for the waiting request, and then the
+    hand-off would be admitted and unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -121,8 +121,8 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function that gives step times. While a neighbour computes, these are the times measured beside a
-        neighbour."""
+        """Return a function from a step's shape and begin to the step's time. While a neighbour computes, these are the
+        times measured beside a neighbour."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -145,7 +145,7 @@ class SimCluster:
     ) -> list[RequestRecord]:
         """Return the records of the driver's requests. Requests that are still open at `until` fail.
 
-        `passes` is called with the time after each event.
+        After each event, `passes` is called with the time.
         """
         self._driver = driver
         self._take_due()

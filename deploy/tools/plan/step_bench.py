@@ -33,7 +33,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# number of tokens in the context, and in the answer, of each running row that prompts join
+# each running row beside prompts: number of its context tokens, and number of its answer tokens
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
@@ -41,7 +41,8 @@ MOST_CONTEXT_TOKENS = 6_500  # limit of the context tokens in a batch, since pro
 
 
 class StepLog:
-    """Record steps. The log replaces the scheduler's `WidthChoice`, which sees each plan and result.
+    """Record steps. The log takes the place of the scheduler's `WidthChoice`, because that object sees each plan and
+    result.
 
     Each row decodes one token per step.
     """
@@ -62,7 +63,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step. Its time begins when it is planned, or when the step before ends if that is later."""
+        """Record a step. Its time begins at its plan, or at the previous step's end if that is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))

@@ -1,4 +1,4 @@
-"""Tokenize requests for simulations, with made-up answers, so that prefix caches hit as real ones do."""
+"""Tokenize requests for simulations, with made-up answers, so that prefix caches hit as in a real cluster."""
 
 from __future__ import annotations
 

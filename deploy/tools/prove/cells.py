@@ -1,4 +1,4 @@
-"""The ways to run a request. These ways must not change its tokens. The first and plainest way is the reference."""
+"""The ways to run a request. All ways must yield the same tokens. The first and plainest way is the reference."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def choice_of(choice: dict[str, Any]) -> AnswerChoice:
 
 
 def margin(top: dict[str, float]) -> float:
-    """Return the best logprob minus the second best; infinite if two tokens of equal text share the only
-    entry."""
+    """Return the best logprob minus the second best. Return infinity for a single entry: two tokens of equal text share
+    it."""
     best = sorted(top.values(), reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else float("inf")

@@ -1,7 +1,7 @@
 """Find the layer at which two answers differ, by computing the differing token twice in this process.
 
-  `plainly`    The prompt in one step, then token by token, in one pool of pages.
-  `as it ran`  In the chunks and pages of the cell. For a hand-off, the prompt's pages go to another pool as bytes.
+  `plainly`    Compute the prompt in one step, then the answer token by token, in one pool of pages.
+  `as it ran`  Compute in the cell's chunks and pages. For a hand-off, the prompt's pages go to another pool as bytes.
 
 Each layer's input (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed.
 """
@@ -23,12 +23,12 @@ from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 
-MOVED_BY = 3  # the page numbers in the other pool are larger by this
+MOVED_BY = 3  # page numbers in the other pool are larger by this number
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The settings of a cell that one process can replay."""
+    """A cell's settings, as far as one process can replay them."""
 
     page_size: int
     chunk_size: int
@@ -48,7 +48,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
-    """Return the verdict. `answer`: the tokens before the differing one."""
+    """Return the verdict. `answer`: the answer's tokens before the differing token."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")

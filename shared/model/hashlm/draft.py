@@ -1,4 +1,4 @@
-"""Draft for HashLM with HashDraft. A hash of the position decides which of this layer's drafts are right.
+"""Define HashDraft, the draft head of HashLM. A hash of the position decides which of this layer's drafts are right.
 
     slot s of its plane:  forward's arguments at s, which are token s + 1, HashLM's two sums after 0..s, and depth
     hidden:               the sums after 0..s+1, which the target will have there if that token comes

@@ -2,8 +2,8 @@
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
-Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank has some neighbouring lanes,
-writes only its own, and counts the other lanes as 0 in sums.
+Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank owns some neighbouring lanes
+and writes only these. In its sums, the other lanes are 0.
 """
 
 from __future__ import annotations

@@ -189,8 +189,10 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Bar a bad word's last token if its other tokens are the answer's last tokens, unless nothing else is allowed.
-    `words` are padded in front with -1."""
+    """Forbid a bad word's last token if the answer ends with the word's other tokens.
+
+    The token is still drawn if nothing else is allowed. `words` are padded in front with -1.
+    """
     for w in range(words.shape[0]):
         word = words[w][words[w] >= 0]
         head, last = word[:-1], word[-1]

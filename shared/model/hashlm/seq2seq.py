@@ -1,4 +1,4 @@
-"""Run HashSeq2Seq, HashLM with an encoder: the exact oracle for code that moves its pages.
+"""Run HashSeq2Seq, HashLM with an encoder: the exact oracle for code that moves an encoder's pages.
 
     encoder     own[j] = mix(token_j, j)      all = sum of own[j] * weight(j) over the whole input
                 kv0[j] = mix(all ^ own[j], j)      kv1[j] = mix(kv0[j], j)

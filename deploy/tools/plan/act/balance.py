@@ -6,10 +6,10 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
   `decode`   (arriving requests per second + requests that do not decode yet / CLEAR_S) x tokens per answer x TPOT
             / (FULL_SHARE x rows), by Little's law; or TPOT / TPOT objective, if this value is larger.
 
-Arriving requests count, not served ones, since full prefill nodes may be the reason why decode nodes are idle. When a
-role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole
-window, this split lowers the fuller role's pressure by at least the share GAIN. So a constant load causes only one
-move.
+The pressures use arriving requests instead of served requests, since full prefill nodes may be the reason why decode
+nodes are idle. When a role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes
+move only if, over a whole window, this split lowers the fuller role's pressure by at least the share GAIN. So a
+constant load causes only one move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 FULL_SHARE = 0.8  # Share of the time, or of the rows, above which queues grow long.
 CLEAR_S = 60.0  # Waiting work should be done within this time.
-# Late tokens raise the demand for nodes at most by this factor, because they hardly show how many nodes are missing.
+# Late tokens raise the demand for nodes at most by this factor, because lateness hardly shows how many nodes are
+# missing.
 MOST_TIMES = 1.5
 GAIN = 0.15
 LONGEST_WINDOW = 4.0  # The longest window, as a multiple of the first window.
@@ -60,7 +61,7 @@ class NodeLook:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals since an arbitrary time: only differences count."""
+    """Totals since an arbitrary time. Only the differences between two looks have a meaning."""
 
     arrived: float = 0.0  # requests
     ended: float = 0.0
@@ -88,7 +89,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """For each role, the number of nodes that the work fills."""
+    """The number of nodes of each role that the work would fill."""
 
     prefill: float
     decode: float
@@ -104,7 +105,7 @@ class Demand:
         return min(range(least, num_nodes - least + 1), key=lambda num: self.pressure(num, num_nodes - num))
 
     def exceeds(self, num_nodes: int, least: int) -> bool:
-        """Return whether every split of these nodes has a full role."""
+        """Return whether a role is full under every split of these nodes."""
         least = max(1, least)
         if num_nodes < 2 * least:
             return False
@@ -177,7 +178,7 @@ class Balancer:
         return self.demand is not None and self.demand.exceeds(num_nodes, self.settings.least)
 
     def _is_unsettled(self, look: ClusterLook) -> bool:
-        """Return whether a node is leaving or away, or was leaving before this look."""
+        """Return whether a node was leaving or away before this look, or is leaving now."""
         was_leaving = bool(self._leaving)
         if look.at - self._left_at >= self.settings.away_s:
             self._leaving.clear()

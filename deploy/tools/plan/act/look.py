@@ -1,8 +1,8 @@
 """Read a cluster's state from its router's /admin/status and /metrics of the same time. Pure.
 
 Of several routers only one is asked. A router's figures about nodes cover all requests, but its figures about requests
-cover only its own requests. So tokens per answer are too high by the same factor by which arrivals are too low. The
-balancer uses only the product of the two.
+cover only its own requests. So the tokens per answer are too high, and the arrivals are too low by the same factor. The
+balancer uses only the product of these two figures.
 """
 
 from __future__ import annotations
