@@ -59,7 +59,7 @@ class Loan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A page set to describe; pages[0] is the prompt's page number `first`."""
+    """A set of pages that must be described. pages[0] is page `first` of the prompt."""
 
     loan: Loan
     first: int

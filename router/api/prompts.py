@@ -49,8 +49,8 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """Return the prompt's tokens and scores. Each score lists as many likeliest tokens as the answer's
-        scores do."""
+        """Return the prompt's tokens and scores. A score lists the likeliest tokens, as many as the
+        request asks for in the answer."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)

@@ -68,7 +68,7 @@ class Meter:
         return max(0, math.floor(free_s * self.per_minute / WINDOW_S))
 
     def reset_s(self, now: float) -> float:
-        """Return the seconds until the units of a whole minute may be taken at once."""
+        """Return the seconds until the whole minute's quota is available again."""
         return max(0.0, self.earned_at - now)
 
     def _seconds(self, cost: int) -> float:

@@ -56,7 +56,7 @@ class Markers:
 class CallShape(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts inside a call for which a vocabulary may have special tokens."""
+        """The texts of a call's syntax. A vocabulary may have special tokens for them."""
         ...
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:

@@ -1,4 +1,4 @@
-"""Read facts about models with an encoder from JSON files, for routers and nodes."""
+"""Read, from JSON files, facts about models that have an encoder. For routers and nodes."""
 
 from __future__ import annotations
 

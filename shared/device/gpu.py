@@ -161,7 +161,7 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work that is enqueued by then."""
+        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before the free."""
         ...
 
     def new_graph_memory(self) -> object:

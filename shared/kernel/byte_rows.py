@@ -2,8 +2,8 @@
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks in a row. A block's integer sum begins with the block's start, which is
--zero * (sum of the block's bytes). `zero` is a field of the weights' format.
+`depth` is the number of blocks in a row. A block's integer sum has `start` as its initial value: minus
+`zero` times the sum of the block's bytes. `zero` is a field of the weights' format.
 """
 
 from __future__ import annotations

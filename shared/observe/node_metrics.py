@@ -18,8 +18,8 @@ MAX_SAMPLES = 512  # limit on samples per name and heartbeat; further samples ar
 
 
 class NodeMetrics:
-    """Counters since the epoch began, and samples since the last heartbeat took them. Owned by the node's loop
-    thread."""
+    """Counts events since the epoch began, and collects samples until a heartbeat takes them. Owned by the node's
+    loop thread."""
 
     def __init__(self) -> None:
         known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS, *PULL_COUNTERS)

@@ -168,7 +168,7 @@ class Generate(Message, frozen=True):
     """Asks for `num_sequences` sequences of one prompt, with keys key.sibling(i) and seeds sequence_seed(seed, i).
 
     output_ids[i]: the tokens that sequence i has already emitted. The sequences in `ended` need no more steps. With a
-    decode endpoint the receiver prefills and hands over. Without a decode endpoint the receiver runs the whole request.
+    decode endpoint the receiver prefills, and hands the request over. Without one it runs the whole request.
     """
 
     key: Key

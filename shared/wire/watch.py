@@ -126,7 +126,7 @@ class Watch:
         after_burst: Callable[[], None] | None = None,
         process_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """The watch's thread calls `after_burst` CALM_S after the end of a burst of unread bytes."""
+        """CALM_S seconds after a burst of unread bytes ends, the watch's thread calls `after_burst`."""
         self._limits = limits
         self._most_of_caller = limits.caller_bytes or limits.unread_bytes
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all

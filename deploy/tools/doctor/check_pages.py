@@ -72,7 +72,7 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
-    """Return the nodes that may have sent no new report between the two looks."""
+    """Return the nodes that possibly did not report between the two checks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 

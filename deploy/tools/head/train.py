@@ -125,8 +125,8 @@ class Run:
             epoch += 1
 
     def _batched(self, shard: Sequence[TrainingAnswer], seed: str) -> list[list[int]]:
-        """Return shuffled indices into the shard, in batches. Each batch has at most `batch_tokens` answer tokens, or
-        is one longer answer."""
+        """Return shuffled indices into the shard, in batches. A batch has at most `batch_tokens` answer tokens. A
+        longer answer is a batch of its own."""
         order = list(range(len(shard)))
         random.Random(seed).shuffle(order)
         made: list[list[int]] = []

@@ -115,7 +115,7 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
     """Return the failed checks of the other runs.
 
-    Up to the best rate, all checks except `answers` count. The SLO judges the answers. Above the best rate, only the
+    Up to the best rate, every check counts, except `answers`. The SLO judges the answers. Above the best rate, only the
     checks in ALWAYS_TRUE count.
     """
     return [

@@ -24,7 +24,7 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # number of the golden answer that the answer must equal
+    probe: int | None = None  # index of the golden answer; the answer must equal it
     sent: float = NOT_YET
     end: float = NOT_YET
     status: int = 0  # HTTP status; 0 before the status has come

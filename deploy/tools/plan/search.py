@@ -174,7 +174,7 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
-    """Return the mean number of words per prompt and of tokens per answer, over the first `most` sessions."""
+    """Return the mean words per prompt and the mean tokens per answer. At most `most` sessions count."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
