@@ -76,7 +76,7 @@ class Pairs:
         pair.probe, pair.is_news = None, True
 
     def left(self, request: OpenRequest) -> None:
-        """If the request was its pair's probe, judge the pair. It has healed if the decode node had begun the request."""
+        """If the request was its pair's probe, judge the pair. It has healed if the decode node began the request."""
         pair = self._of(request)
         if pair is None or pair.probe != (request.rid, request.attempt):
             return
