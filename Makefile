@@ -20,7 +20,7 @@ GPU_FLAGS ?=
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
-	@echo "make test       set up, then lint and tests, without a GPU; about 45 minutes"
+	@echo "make test       set up, then lint and tests, without a GPU; about 40 minutes"
 	@echo "make test-fast  lint, unit tests and short simulations"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"

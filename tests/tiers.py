@@ -84,12 +84,13 @@ RANKS = (
     "tests/integration/test_tensor_parallel.py",
 )
 MARKED = ("-m", "long", "--long", "--durations=5")
+CLUSTERS = ("tests/integration", "tests/chaos", *(f"--ignore={path}" for path in RANKS))  # "ranks" has run those
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks", "--long")),
     Tier("computed", 900, (sys.executable, "-m", "pytest", "-q", "tests/unit", *MARKED, *on_every_core())),
-    Tier("clusters", 1200, (sys.executable, "-m", "pytest", "-q", "tests/integration", "tests/chaos", *MARKED)),
+    Tier("clusters", 1200, (sys.executable, "-m", "pytest", "-q", *CLUSTERS, *MARKED)),
     replace(DRILL, quiet_s=320, command=(*DRILL.command, "--long")),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),

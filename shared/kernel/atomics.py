@@ -150,8 +150,8 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the word's lower half equals `seen`. The sleep may end early. `most_ns`: the limit of the sleep,
-    below a second; 0 if there is no limit."""
+    """Sleep while the word's lower half equals `seen`. The sleep may end early. `most_ns` limits it, in
+    nanoseconds below one second. 0 sets no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

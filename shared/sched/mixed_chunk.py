@@ -46,8 +46,8 @@ class FixedChunk:
 
 
 def make_mixed_chunk(itl_budget_ms: float, most: int) -> MixedChunk:
-    """Return the MixedChunk for this budget. `itl_budget_ms` is 0 if there is no budget. `most`: tokens of the
-    largest chunk."""
+    """Return the MixedChunk for this budget in milliseconds. 0 means no budget. `most`: tokens of the largest
+    chunk."""
     return BudgetedChunk(itl_budget_ms / 1000, most) if itl_budget_ms > 0 else FixedChunk(most)
 
 

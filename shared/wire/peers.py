@@ -22,7 +22,7 @@ METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for 
 
 
 class Refused(WireError):
-    """A message's sender is not the peer that it claims to be, or is no longer that peer.
+    """A sender claims to be another peer, or a newer process has taken its place.
 
     `reason`: one of the reasons in metric_names.
     """
