@@ -1,7 +1,6 @@
 """Turn clients' chat messages into the conversation that a template renders.
 
-Agents send whole histories: null content, parts, tool calls with results, reasoning, vendors' own fields. Text,
-reasoning and calls reach the template. Images, audio and files are refused by name.
+Agents send whole histories. Text, reasoning and calls reach the template. Images, audio and files are refused by name.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from shared.core.errors import InvalidRequest
 Turn = dict[str, object]
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> field
 REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}
-ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the templates' name
+ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the template's role
 
 
 class ContentPart(Body, frozen=True, kw_only=True):
-    """One part of a message's content. `type` says which other field is read."""
+    """`type` names the field that is read."""
 
     type: str = "text"
     text: str | None = None
@@ -64,7 +63,7 @@ class ChatMessage(Body, frozen=True, kw_only=True):
 
 
 class TemplateFields(Protocol):
-    """The fields for the model's chat template, in the bodies of endpoints that render this template."""
+    """The fields for the chat template, in the bodies of several endpoints."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
@@ -106,7 +105,7 @@ def conversation_of(
 
 
 def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, Scalar]:
-    """Return the template variables for the kind of thinking that the request asks for."""
+    """Return the template variables for the wanted kind of thinking."""
     kwargs: dict[str, Scalar] = {}
     if effort is not None:
         kwargs["reasoning_effort"] = effort

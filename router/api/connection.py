@@ -16,21 +16,21 @@ from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # in a scope's state: the key of the function that closes the connection
+HANG_UP = "hang_up"  # in a scope's state: the function that closes the connection
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
 
 
 class ClientGone(Exception):
-    """The client hung up."""
+    """The client has hung up."""
 
 
 class Connection:
     """One request and its answer. `status` is None until the headers are sent.
 
-    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The code that made
-    the Connection returns these bytes: it calls `release_body`.
+    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
+    owner must return them with `release_body`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Connection:
     ) -> None:
         self.scope = scope
         self.status: int | None = None
-        self.failure: BatonError | None = None  # a stream's error after its headers
+        self.failure: BatonError | None = None  # a stream's error behind its headers
         self.request_id = ""
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
@@ -100,7 +100,7 @@ class Connection:
             self._body_bytes = 0
 
     async def hung_up(self) -> None:
-        """Wait until the client closes the connection. Call this method only after `body`."""
+        """Wait until the client closes the connection. Call `body` before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -128,13 +128,13 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return another exchange for the same request, which keeps the answer instead of sending it."""
+        """Return an exchange for the same request that keeps its answer in `data`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
         return unsent
 
     def _hang_up(self) -> None:
-        """Close the connection at once, if the server can."""
+        """Close the connection at once, if the server can do this."""
         hang_up = self.scope.get("state", {}).get(HANG_UP)
         if hang_up is not None:
             hang_up()

@@ -1,4 +1,4 @@
-"""Collect prompts' scores. Make the parts of answers that show prompts: echo, token ids, log-probabilities."""
+"""The parts of answers that show prompts: echo, token ids, log-probabilities."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """Return the prompt's tokens and scores. A score lists the likeliest tokens, as many as the
-        request asks for in the answer."""
+        """Return the prompt's tokens and scores. A score has as many likeliest tokens as the answer shows."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)
