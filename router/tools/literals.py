@@ -50,7 +50,7 @@ def from_tagged(text: str, kinds: frozenset[str]) -> str:
 
 
 def from_argument(text: str, kinds: frozenset[str]) -> str:
-    """Return a Python value as JSON. An unreadable value becomes a string, and so does any value if only strings fit."""
+    """Return a Python value as JSON. An unreadable value becomes a string, and so does a value that must be one."""
     value = from_python(text.strip())
     if value is None or kinds == {"string"}:
         return json_string(text.strip())

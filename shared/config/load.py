@@ -1,7 +1,7 @@
 """Make a process configuration from defaults, a TOML file and flags. The settings' dataclasses check the values.
 
-A file has one table per concern. All processes may use the same file: each process checks the tables of other
-processes, but does not use their values.
+A file has one table per concern. All processes may use one file: each process also checks the others' tables, without
+using them.
 
     [memory]
     kv_bytes = "512MiB"
@@ -25,8 +25,8 @@ P = TypeVar("P")
 
 
 def load(process: type[P], given: Values, file: Path | None = None, fixed: Values | None = None) -> P:
-    """Return the configuration. `given` (the flags) overrides the file. `fixed`, which holds values that the command
-    sets (such as the role), overrides both."""
+    """Return the configuration. `given`: the flags, which override the file. `fixed`: the command's own values (such as
+    the role), which override both."""
     layers = [read_file(file) if file is not None else {}, given, fixed or {}]
     sections = {}
     for section, settings in concerns_of(process).items():
@@ -36,7 +36,7 @@ def load(process: type[P], given: Values, file: Path | None = None, fixed: Value
 
 
 def read_file(path: Path) -> Values:
-    """Read a TOML file. Raise ConfigError for tables and keys that no process knows."""
+    """Raise ConfigError for tables and keys that no process knows."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

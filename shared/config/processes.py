@@ -1,4 +1,4 @@
-"""Define each kind of process's configuration: one settings class per concern. `app.run(config)` takes it."""
+"""Each kind of process's configuration, as `app.run(config)` takes it: one settings class per concern."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
 
 
 def check_scripted(parts: NodeParts) -> None:
-    """Raise ConfigError if the scripted model is split among ranks or stages, or uses a GPU, adapters or drafts."""
+    """The scripted model takes no ranks, stages, GPU, adapters or drafts. Raise ConfigError if one is set."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,
@@ -121,7 +121,7 @@ class NodeProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The settings of `baton up`: routers and their nodes. The launcher assigns identities, ports and cores."""
+    """The settings of `baton up`. The launcher assigns identities, ports and cores."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
@@ -137,7 +137,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RayClusterConfig:
-    """The settings of `baton ray up`: ClusterConfig for a Ray cluster. Nodes get addresses when they are placed."""
+    """The settings of `baton ray up`, the twin of ClusterConfig. Nodes get addresses when they are placed."""
 
     ray: RayConfig = field(default_factory=RayConfig)
     share: ShareConfig = field(default_factory=ShareConfig)

@@ -1,4 +1,4 @@
-"""Defines how the scheduler uses a grammar; shared/grammar implements this interface."""
+"""How the scheduler uses a grammar. shared/grammar implements this interface."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shared.core.errors import BatonError
 class Constraint(Protocol):
     @property
     def is_ready(self) -> bool:
-        """Return whether the grammar's compilation has ended, successfully or not."""
+        """Whether compilation has ended, successfully or not."""
         ...
 
     @property
     def error(self) -> BatonError | None:
-        """Return the error if compilation failed, else None. Valid once `is_ready`."""
+        """The error of a failed compilation. Valid once `is_ready`."""
         ...
 
     def cancel(self) -> None: ...
@@ -30,8 +30,8 @@ class Constraint(Protocol):
         """Write the ids allowed after `emitted` into out[0], and the ids allowed after drafts[i] into out[1 + i].
 
         `emitted`: all tokens so far. parents[i] is 0 if drafts[i] follows `emitted`, else 1 + the index of the draft
-        that drafts[i] follows. If a draft is disallowed, or is an EOS token, its row and the rows of the drafts behind
-        it stay unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first.
-        Raises BatonError if the tokens break the grammar, or if the grammar became too complex.
+        before it. If a draft is disallowed, or is an EOS token, its row and the rows of the drafts behind it stay
+        unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first. Raises
+        BatonError if the tokens break the grammar, or if the grammar became too complex.
         """
         ...

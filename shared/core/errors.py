@@ -1,19 +1,17 @@
-"""Defines typed errors. Each error becomes a status 4xx or 5xx for the client, a count in a metric, and one log
-line."""
+"""Typed errors. Each error becomes a 4xx or 5xx for the client, a count in a metric, and one log line."""
 
 from __future__ import annotations
 
 
 class BatonError(Exception):
-    """The base class of all errors that Baton raises on purpose.
+    """The base of all errors that Baton raises on purpose.
 
-    `code`: a word for metrics and clients, which never changes. `status`: the HTTP status. `subject`: a request key or
-    node id.
+    `code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: request key or node id.
     """
 
     code = "internal_error"
     status = 500
-    retry_after_s: float | None = None  # seconds until a retry may succeed; sent as Retry-After
+    retry_after_s: float | None = None  # until a retry may succeed; sent as Retry-After
 
     def __init__(self, message: str, *, subject: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -39,7 +37,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request and its answer don't fit on the chosen node, even if the node is empty."""
+    """The request and its answer don't fit even on an empty node."""
 
     code = "too_large"
 
@@ -64,14 +62,12 @@ class RateLimited(BatonError):
 
 
 class QueueFull(BatonError):
-    """The router's queue is full."""
-
     code = "queue_full"
     status = 503
 
 
 class DeadlineUnreachable(BatonError):
-    """The queue ahead of this request takes longer than the deadline allows."""
+    """The queue before this request takes longer than the deadline allows."""
 
     code = "deadline_unreachable"
     status = 503
@@ -106,14 +102,14 @@ class NodeLost(BatonError):
 class PeerUnreachable(NodeLost):
     """A node can't reach the other node of a hand-off. Clients get NodeLost.
 
-    Neither node counts as failed, because the link may be broken.
+    Neither node counts as failed: the link may be broken.
     """
 
     code = "peer_unreachable"
 
 
 class RequestKillsNodes(BatonError):
-    """Two nodes died while they ran this request, and at the second death this request was the only suspect.
+    """Two nodes died with this request, and at the second death it was the only suspect.
 
     The status is not a 5xx, because a client's retry would kill two more nodes.
     """
@@ -123,7 +119,7 @@ class RequestKillsNodes(BatonError):
 
 
 class NodeDraining(NodeLost):
-    """The node is draining, so it refuses new requests or ends unfinished ones."""
+    """The draining node refuses new requests, or ends unfinished ones."""
 
     code = "node_draining"
     status = 503
@@ -141,15 +137,15 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
-    """The server's operator ended the request through the admin API."""
+    """The operator ended the request through the admin API."""
 
     code = "aborted"
     status = 503
 
 
 class StepFailed(BatonError):
-    """A step with this request failed twice, the second time without other requests, or the request's grammar failed.
-    Other requests continue.
+    """A step with this request failed twice, the second time without other requests, or its grammar failed. Other
+    requests continue.
     """
 
     code = "step_failed"
@@ -179,7 +175,7 @@ class HandoffFailed(BatonError):
 
 
 class WireError(BatonError):
-    """A malformed, truncated, oversized, unknown or outdated frame. The frame is dropped, counted and logged once."""
+    """A malformed, truncated, oversized, unknown or outdated frame. It is dropped, counted and logged once."""
 
     code = "wire_error"
 

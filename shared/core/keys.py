@@ -1,4 +1,4 @@
-"""Defines request keys, and integer hashes that give the same bits on every machine."""
+"""Request keys, and integer hashes with the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MASK64 = (1 << 64) - 1
 
 
 class RequestKey(NamedTuple):
-    """Identifies one attempt at one sequence of one request. Messages with another key never affect this attempt."""
+    """Names one attempt at one sequence of one request. Messages with another key never affect this attempt."""
 
     router_id: str
     router_epoch: int
@@ -20,7 +20,7 @@ class RequestKey(NamedTuple):
         return f"{self.router_id}.{self.router_epoch:x}/{self.rid}#{self.attempt}.{self.seq_index}"
 
     def sibling(self, seq_index: int) -> RequestKey:
-        """Return the key of another sequence (n > 1) of the same attempt."""
+        """Return the key of another sequence (n > 1) of this attempt."""
         return self._replace(seq_index=seq_index)
 
 
@@ -33,5 +33,5 @@ def mix64(value: int) -> int:
 
 
 def sequence_seed(seed: int, seq_index: int) -> int:
-    """Return the seed of one sequence of a request with n > 1. Sequence 0 keeps the request's seed."""
+    """Return the seed of one sequence of a request. Sequence 0 keeps the request's seed."""
     return seed & MASK64 if seq_index == 0 else mix64((seed & MASK64) ^ mix64(seq_index))

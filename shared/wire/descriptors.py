@@ -7,10 +7,11 @@ import resource
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard limit if the system allows it, and return the soft limit. An accepted connection
-    takes one descriptor, a dialled peer four.
+    """Raise the soft limit to the hard limit if the system allows it. Return the soft limit.
+
+    An accepted connection takes one descriptor, a dialled peer four.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # some systems don't allow their own hard limit
+    with contextlib.suppress(OSError, ValueError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

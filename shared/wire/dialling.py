@@ -1,7 +1,7 @@
 """Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node's Hello names its `endpoint#key`. A router's endpoint in the configuration has no key, because any router may
-answer there. So the routers' keys are tried in turn, beginning with the key that last worked at this endpoint.
+A node's Hello names its `endpoint#key`. A router's configured endpoint has no key, because any router may answer there.
+So the routers' keys are tried in turn. The first is the key that last worked at this endpoint.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shared.wire.keyring import KeyRing
 from shared.wire.peers import parse_peer
 from shared.wire.sockets import DealerSocket
 
-PAUSE_S = 0.3  # pause after a failed handshake
+PAUSE_S = 0.3  # after a failed handshake
 logger = logging.getLogger(__name__)
 
 
 class Dialling:
-    """Each NodeLinks has one Dialling. Without a ring this node has no keys, and can't dial peers that have keys."""
+    """Owned by one NodeLinks. Without a ring this node has no keys, and can't dial peers with keys."""
 
     def __init__(self, ring: KeyRing | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._ring = ring
         self._clock = clock
         self._keys = ring.now if ring is not None else None
-        self._answered: dict[str, bytes] = {}  # A router's endpoint -> the key that last worked there.
-        self._due: dict[str, float] = {}  # Peer -> the time to dial it again.
+        self._answered: dict[str, bytes] = {}  # a router's endpoint -> the key that last worked there
+        self._due: dict[str, float] = {}  # peer -> the time to dial it again
 
     def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
         """Return the address and the peer's key: b"" without a ring, None while no key is allowed.
@@ -71,9 +71,9 @@ class Dialling:
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
     def next_key(self, dealer: DealerSocket) -> bytes | None:
-        """Return the server key with which to reopen a dealer. Return None if no key is allowed.
+        """Return the server key for a reopened dealer; None if no key is allowed.
 
-        At a router's address, another router's key may be tried next. A node keeps its key."""
+        A router's address may get another router's key. A node keeps its key."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server
@@ -94,7 +94,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget the time to dial a closed peer again. A new dealer with the same name must not inherit this time."""
+        """Forget when to dial a closed peer again: a new dealer with this name must not inherit the time."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:
@@ -113,7 +113,7 @@ class Dialling:
         return True
 
     def is_stale(self, dealer: DealerSocket) -> bool:
-        """Return whether the dealer uses our former key, or whether its peer's key is no longer allowed."""
+        """Whether the dealer uses our former key, or its peer's key is no longer allowed."""
         ring = self._ring
         assert ring is not None
         if dealer.own != ring.now.own:

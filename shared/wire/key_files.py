@@ -1,7 +1,7 @@
 """Reads and writes a keys folder: the allowed public keys, and one secret per name.
 
-    DIR/allowed           one line per key: kind, name, public key; every machine has the same file
-    DIR/NAME.secret       the secret key of NAME; kept on the machine of NAME, and on the machine that makes the keys
+    DIR/allowed           one line per key: kind, name, public key; the same file on every machine
+    DIR/NAME.secret       the secret key of NAME; on the machine of NAME, and on the machine that makes the keys
     DIR/NAME.next         the next secret key of NAME, during a rotation
 
 The folder must have mode 0700, the files 0600: a key that others can read proves nothing.
@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A public key and its owner. During a rotation a name has two keys; the newer key comes last."""
+    """A public key and its owner. During a rotation a name has two keys; the newer key is last."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
 
 class AllowedKeys:
-    """The contents of an `allowed` file; immutable."""
+    """The contents of an `allowed` file. Immutable."""
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
@@ -92,7 +92,7 @@ def check_name(name: str) -> str:
 
 
 def parse_allowed(text: str, where: object) -> AllowedKeys:
-    """Parse an `allowed` file. Raises ConfigError, which names the bad line."""
+    """Raise ConfigError, which names the bad line."""
     entries = [
         _parse_line(line.split(), f"{where}, line {number}")
         for number, line in enumerate(text.splitlines(), 1)

@@ -8,8 +8,8 @@ from shared.wire.ranges import Count, Unsigned
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tells a peer on the same host how to open P's pool read-only, by /proc/<pid>/fd/<fd>. The peer compares these
-    sizes with the size of the file.
+    """How a peer on the same host opens P's pool read-only: /proc/<pid>/fd/<fd>. The peer compares these sizes with the
+    file's size.
     """
 
     pid: Count

@@ -1,4 +1,4 @@
-"""Asks Linux about libzmq's TCP connections, by descriptor, and shuts such connections down.
+"""Asks Linux about libzmq's TCP connections, by descriptor, and shuts them down.
 
 No function keeps or closes a descriptor of libzmq. Descriptors are reused, so callers remember a connection's inode and
 pass it to `Shears.shut_down`.
@@ -14,14 +14,14 @@ import termios
 import threading
 from typing import NamedTuple
 
-INFO_BYTES = 136  # The length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later).
-RECEIVED_AT, IDLE_AT = 128, 52  # The offsets of tcpi_bytes_received and tcpi_last_data_recv.
+INFO_BYTES = 136  # struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later)
+RECEIVED_AT, IDLE_AT = 128, 52  # offsets of tcpi_bytes_received and tcpi_last_data_recv
 STATM, STATM_BYTES = "/proc/self/statm", 256
 
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
-    """Return the inode of the descriptor's TCP connection if it has this port. Return None if the descriptor is closed
-    or belongs to another connection.
+    """Return the inode of the descriptor's TCP connection with this port. Return None if the descriptor is closed or
+    belongs to another connection.
     """
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
@@ -40,14 +40,14 @@ def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = No
 
 
 class Inflow(NamedTuple):
-    """`received`: bytes that TCP has received so far; `idle_s`: seconds since the last byte came."""
+    """`received`: bytes that TCP has received. `idle_s`: seconds since the last byte came."""
 
     received: int
     idle_s: float
 
 
 def inflow_of(fd: int) -> Inflow | None:
-    """Return what TCP has received on the connection; None if it is closed or not TCP (ipc)."""
+    """Return what TCP has received; None if the connection is closed or not TCP (ipc)."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -65,7 +65,7 @@ def inflow_of(fd: int) -> Inflow | None:
 
 
 def bytes_waiting(fd: int) -> int:
-    """Return the number of bytes that TCP has received, but libzmq hasn't read yet."""
+    """Return the number of bytes that TCP has received and libzmq has not read."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
     except OSError:
@@ -73,8 +73,9 @@ def bytes_waiting(fd: int) -> int:
 
 
 class ProcessMemory:
-    """Measures this process's private memory, which excludes files and shared KV pools. The object keeps one descriptor
-    open, so reading works even while no other descriptor is free.
+    """Measures this process's private memory: files and shared KV pools are not counted.
+
+    It keeps one descriptor open, so that reading works while no other descriptor is free.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Return the size of the private memory in bytes."""
+        """Return bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 
@@ -93,8 +94,7 @@ class ProcessMemory:
 
 
 class Shears:
-    """Shuts down connections from any thread. It keeps one descriptor, so it works even when no other descriptor is
-    free."""
+    """Shuts down connections from any thread. Keeps one descriptor, and so works while no other is free."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class Shears:
             if self._is_closed:
                 return False
             try:
-                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused between the check and the shutdown
+                os.dup2(fd, self._own, inheritable=False)  # nothing can reuse our copy between check and shutdown
                 return self._shut_down_own(inode)
             except OSError:
                 return False

@@ -21,14 +21,14 @@ from shared.wire.ranges import MAX_CODE_BYTES, MAX_SEQUENCES, Count, Millisecond
 
 DIGEST = "sha256"
 SECRET_BYTES = 32
-HANDS_OVER = b""  # takes the place of the page in a hand-off's ticket
+HANDS_OVER = b""  # replaces the page in a hand-off's ticket
 ENCODER = msgspec.msgpack.Encoder()
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # The limit on each sequence's tokens, prompt and answer together.
-    deadline_ms: Milliseconds  # The deadline, by the router's clock.
+    most_tokens: Count  # of each sequence, prompt and answer together
+    deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
 
@@ -38,14 +38,14 @@ class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     node: Name
     epoch: Unsigned
     endpoint: Text
-    num_pages: Count  # The number of these pages, from the prompt's first page on.
-    last_page: PageName  # The identity of the last of these pages.
-    within_ms: Milliseconds  # The time that computing these pages would take.
-    ticket: Ticket  # The node with the pages checks this ticket.
+    num_pages: Count  # from the prompt's first page on
+    last_page: PageName  # identity of the last of these pages
+    within_ms: Milliseconds  # time to compute these pages instead
+    ticket: Ticket  # for the node with the pages
 
 
 def ticket_key(secret: bytes, node: str) -> bytes:
-    """Return the ticket key for one epoch of a node. Only that node and its router know it. `node`: its `peer_name`."""
+    """Return the key for one epoch of a node. Only that node and its router know it. `node`: its `peer_name`."""
     return hmac.digest(secret, node.encode(), DIGEST)
 
 
@@ -59,7 +59,7 @@ def make_ticket(
     deadline_ms: int,
     page: bytes = HANDS_OVER,
 ) -> Ticket:
-    """Return the ticket for all sequences of a request, for the node that has this key.
+    """Return the ticket for all sequences of a request, for the node with this key.
 
     `holder`: the node that will show the ticket. `page`: for a pull, the last page's identity.
     """
@@ -68,7 +68,7 @@ def make_ticket(
 
 
 def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: Ticket, page: bytes = HANDS_OVER) -> bool:
-    """Return whether the router that shares the key made this ticket for this request, node and page."""
+    """Whether the router with this key made this ticket for this request, node and page."""
     if not key or request.seq_index >= ticket.num_sequences:
         return False
     return hmac.compare_digest(_code(key, request, holder, ticket, page), ticket.code)

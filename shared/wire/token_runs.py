@@ -1,4 +1,4 @@
-"""Defines the parts of messages that report one sequence's tokens and its end."""
+"""Defines the parts of messages with one sequence's tokens and end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
 
 class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Consecutive tokens of one sequence. first_pos is the first token's position among all output tokens of the
-    sequence, from 0."""
+    """Consecutive tokens of one sequence. first_pos is the first token's position in the sequence's output, from 0."""
 
     key: Key
     first_pos: Count

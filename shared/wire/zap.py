@@ -1,6 +1,6 @@
-"""Implements the authenticator of one context (ZAP, ZeroMQ RFC 27), which accepts connections by their keys.
+"""The authenticator of one context (ZAP, ZeroMQ RFC 27), which accepts connections by their keys.
 
-The authenticator has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
+It has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION, CURVE = b"1.0", b"CURVE"
 
 
 class Authenticator:
-    """Make the authenticator before the context's first socket is bound: without its answer no peer can connect."""
+    """Make it before the context's first socket is bound: without its answer no peer can connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
         self._ring = ring
@@ -55,8 +55,7 @@ class Authenticator:
         self._socket.close(0)
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Return the reply. libzmq attaches the reply's user id, which is the public key, to the connection's
-        messages."""
+        """Return the reply. libzmq attaches its user id, which is the public key, to the connection's messages."""
         request_id, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         public = credentials[0] if mechanism == CURVE and len(credentials) == 1 else b""
         if self._ring.node_of(public) is None:
