@@ -1,4 +1,4 @@
-"""/admin/*: show, drain or restart nodes, change roles, abort answers. All these paths need the operators' key."""
+"""/admin/*, for the operators' key: show, drain or restart nodes, change roles, abort answers."""
 
 from __future__ import annotations
 

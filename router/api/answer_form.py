@@ -79,9 +79,8 @@ def grammar_of_answer(
 
 
 def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_parallel: bool) -> str:
-    """Return the grammar of an answer that may have calls. Raise InvalidRequest for an unusable schema.
-
-    `body`: the grammar of an answer without calls; "" allows any text."""
+    """`body`: the grammar of an answer without calls; "" allows any text. Raise InvalidRequest for an unusable
+    schema."""
     assert form.row is not None
     with blamed_on("tools"):
         for tool in form.tools:

@@ -93,7 +93,6 @@ class Blocks:
         yield from self._end()
 
     def cut(self) -> None:
-        """Mark the open block as incomplete."""
         if self._open is not None:
             self._open.is_whole = False
 

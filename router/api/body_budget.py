@@ -22,7 +22,7 @@ class BodyBudget:
         self.used = 0
 
     def take(self, source: str, num_bytes: int) -> None:
-        """Count bytes from the address `source`. Raise BodiesFull if the bytes don't fit."""
+        """Raise BodiesFull if the bytes don't fit. `source`: the client's address."""
         if self.used + num_bytes > self._limit:
             raise BodiesFull("the server's memory for request bodies is full; try again")
         if self._of_source[source] + num_bytes > self._most_of_one:

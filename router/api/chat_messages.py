@@ -63,8 +63,6 @@ class ChatMessage(Body, frozen=True, kw_only=True):
 
 
 class TemplateFields(Protocol):
-    """The fields for the chat template, in the bodies of several endpoints."""
-
     @property
     def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
     @property
@@ -105,7 +103,6 @@ def conversation_of(
 
 
 def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, Scalar]:
-    """Return the template variables for the wanted kind of thinking."""
     kwargs: dict[str, Scalar] = {}
     if effort is not None:
         kwargs["reasoning_effort"] = effort
@@ -146,7 +143,7 @@ def call_of(call: ToolCall) -> dict[str, object]:
 
 
 def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
-    """Return (text, reasoning) of a message's content."""
+    """Return (text, reasoning)."""
     if message.content is None or isinstance(message.content, str):
         return message.content or "", ""
     texts: list[str] = []

@@ -33,10 +33,9 @@ class ChatTask:
 
 
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-    """Return the plan of a chat request.
+    """Without a `max_tokens`, the smallest node's context limits the answer.
 
-    Without a `max_tokens`, the smallest node's context limits the answer, or the largest node's if the prompt fills the
-    smallest."""
+    If the prompt fills this context, the largest node's context limits the answer."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.tool_format, task.choice)
@@ -58,7 +57,7 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
 
 @contextlib.contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in an InvalidRequest from the `with` block. `names`: our name -> the client's name."""
+    """Rename fields in an InvalidRequest of the `with` block: our name -> the client's name."""
     try:
         yield
     except InvalidRequest as error:

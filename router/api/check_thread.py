@@ -25,7 +25,7 @@ class CheckThread:
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raise Overloaded if too many callers wait."""
+        """Raise Overloaded if too many callers wait."""
         if self._waiting >= MOST_WAITING:
             raise Overloaded("too many requests with grammars or tools wait to be checked; try again")
         self._waiting += 1

@@ -62,7 +62,7 @@ class Connection:
         return values[0].decode("latin-1") if values else None
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body. Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
+        """Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
         declared = self.header(b"content-length") or "0"
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
@@ -94,7 +94,7 @@ class Connection:
             self._body_bytes += num_bytes
 
     def release_body(self) -> None:
-        """Return the body's bytes to the budget. Idempotent."""
+        """Idempotent."""
         if self._bodies is not None:
             self._bodies.give_back(self._source, self._body_bytes)
             self._body_bytes = 0
@@ -119,7 +119,7 @@ class Connection:
         await self.write(data, last=True)
 
     async def _out(self, message: Message) -> None:
-        """Send a message. If the client reads too slowly, hang up and raise ClientGone."""
+        """If the client reads too slowly, hang up and raise ClientGone."""
         try:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)

@@ -140,7 +140,7 @@ def keys_of(connection: Connection) -> tuple[str, ...]:
 
 
 async def until_hang_up(connection: Connection, work: Awaitable[None]) -> None:
-    """Run `work`. When the client hangs up, cancel `work` and raise ClientGone."""
+    """When the client hangs up, cancel `work` and raise ClientGone."""
     task = asyncio.current_task()
     assert task is not None
     gone = False

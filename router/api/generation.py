@@ -42,7 +42,7 @@ ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
-    """Return the mailbox's next news, or None after `seconds`."""
+    """Return None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()
@@ -179,7 +179,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """The tokens of prompts and answers; 0 if no token came."""
+        """0 if no token came."""
         if self._num_waiting == len(self._choices):
             return 0
         counts = self._counts()
@@ -257,7 +257,7 @@ class Generation:
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """Return a batch's additions to choices. Raise a failed request's error.
+        """Raise a failed request's error.
 
         While a resumed stream catches up, each token is a separate addition.
         """

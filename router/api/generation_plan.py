@@ -41,8 +41,6 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The parts that an answer may have besides content."""
-
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     is_named: bool = False  # a named tool is forced; finish_reason is then `stop`, like OpenAI's

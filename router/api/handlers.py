@@ -53,12 +53,11 @@ KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZ
 class Asked:
     api: GenerationApi[Any]
     raw: bytes
-    release: Callable[[], None]  # called with the end of `raw`
+    release: Callable[[], None]  # called when `raw` is dropped
     arrived: float
     body: Any = None
 
     def drop_raw(self) -> None:
-        """Free the raw body, before a long answer."""
         self.raw = b""
         self.release()
 
@@ -203,7 +202,6 @@ class Handlers:
         make: Callable[[B], object],
         skipped: Callable[[B], Sequence[str]] = lambda body: (),
     ) -> None:
-        """Answer with the result of `make`, without a node."""
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def work() -> bytes:
@@ -288,7 +286,7 @@ class Handlers:
         raise NotFound("there is nothing at this path")
 
     def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
-        """Return the model and the tenant's adapters, with the model as their parent."""
+        """The adapters have the model as their parent."""
         base = self._resolver.model_name
         names = self._resolver.for_tenant(tenant).adapters()
         adapters = [self._model_card(name) | {"parent": base} for name in names]

@@ -14,7 +14,7 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([\[\]{}]+)', re.DOTALL)
 
 
 def check_shape(raw: bytes, max_depth: int) -> None:
-    """Raise InvalidRequest for too many levels, lists or objects. Invalid JSON may be miscounted."""
+    """Raise InvalidRequest beyond a limit. Invalid JSON may be miscounted."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth:
         return
     depth = num_brackets = 0

@@ -140,7 +140,7 @@ class ResumedMarks(Marks):
         return bool(self._behind) and index not in self._behind
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Return only events that the reader lacks. Raise ResumeMismatch if the reader saw other tokens."""
+        """Show only events that the reader lacks. Raise ResumeMismatch if the reader saw other tokens."""
         if not self._behind:
             return super().stamp(data, index, delta)
         if delta is not None:

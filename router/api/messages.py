@@ -208,7 +208,7 @@ def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
-    """Return the function tools. Raise InvalidRequest with the invalid member's name."""
+    """Raise InvalidRequest with the invalid member's name."""
     check_number(tools or (), "tools")
     found = tuple(
         make_tool(

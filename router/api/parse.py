@@ -41,7 +41,6 @@ class BodyParser(Generic[B]):
         self._shape = inspect.type_info(table.served)
 
     def parse(self, raw: bytes) -> Parsed[B]:
-        """Raise InvalidRequest with the first invalid field's name."""
         try:
             return Parsed(self._decoder.decode(raw))
         except msgspec.ValidationError:
@@ -61,7 +60,7 @@ class BodyParser(Generic[B]):
         return Parsed(body, tuple(name for name in others if self._is_ignored(name, sent)))
 
     def _is_ignored(self, name: str, sent: dict[str, Any]) -> bool:
-        """Whether to report the field. Raise InvalidRequest for a refused field."""
+        """Raise InvalidRequest for a refused field."""
         refused = self._table.refused.get(name)
         if refused is None:
             if self._strict and name not in self._table.ignored:

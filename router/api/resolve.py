@@ -50,7 +50,6 @@ class Resolver:
         return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
 
     def check_model(self, name: str | None) -> None:
-        """Raise ModelNotFound unless `name` is the model or an adapter."""
         if name is not None and name != self.model_name and name not in self.adapters():
             raise ModelNotFound(
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
@@ -104,7 +103,7 @@ class Resolver:
         return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
 
     def size(self, ids: Sequence[int]) -> int:
-        """Return the prompt's number of tokens, with the decoder's start tokens."""
+        """The decoder's start tokens count, too."""
         return len(ids) + len(self.text.tokenizer.facts.start_ids)
 
     def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:

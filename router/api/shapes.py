@@ -16,7 +16,7 @@ from router.text.interface import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """The part of a choice that shows its prompt. `echoed`: the tokens of `echo`; the first token has no logprob."""
+    """`echoed`: the tokens of `echo`; the first token has no logprob."""
 
     echo: str = ""
     echoed: Delta | None = None
@@ -34,7 +34,7 @@ class Shape(Protocol):
     prompt_on_top: bool  # whether prompt ids and logprobs are outside the choices
 
     def opening(self, index: int, prompt: PromptShown) -> Choice | None:
-        """Return the choice for the first chunk, which has no tokens of the answer."""
+        """The first chunk has no tokens of the answer."""
         ...
 
     def chunk(self, index: int, delta: Delta) -> Choice: ...

@@ -63,5 +63,4 @@ class Signer:
 
 
 def name_of(token: str) -> str:
-    """Return the base of the answer's ids."""
     return blake2b(token.encode(), digest_size=12).hexdigest()

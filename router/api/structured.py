@@ -33,7 +33,7 @@ def asks_for_grammar(body: object) -> bool:
 
 
 def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
-    """Return the text of the answer's grammar; "" if the request has none."""
+    """Return "" if the request has no grammar."""
     asked = [*_shared(body), *_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
     if not asked:
         return ""

@@ -17,8 +17,6 @@ from router.tools.reasoning import Thought, split_thought
 
 
 class AnswerReader:
-    """Reads one choice's answer."""
-
     def __init__(self, row: ToolFormat | None, tools: Iterable[Tool] = (), thought: Thought | None = None) -> None:
         """`row`: the format of calls; None reads no calls. A call of a tool outside `tools` is content."""
         self._source = Source()
@@ -79,7 +77,7 @@ class _CallReader:
                 self._sink.content(self._source.take(self._source.at + 1))
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
-        """Read white space and a group of calls. Return False if no group follows."""
+        """Return False if no group of calls follows."""
         self._source.mark()
         try:
             yield from skip_space(self._source)
@@ -104,7 +102,7 @@ class _CallReader:
         yield from self._skip_mark(row.ends)
 
     def _next_call(self) -> Reading[bool]:
-        """Read a separator and a call. Return False if neither follows."""
+        """Return False if no further call follows."""
         source = self._source
         source.mark()
         try:

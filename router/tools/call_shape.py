@@ -76,7 +76,6 @@ def literal(text: str) -> str:
 
 
 def regex(*parts: str) -> str:
-    """Join regular expressions into one Lark expression."""
     return "/" + "".join(parts).replace("/", r"\/") + "/"
 
 

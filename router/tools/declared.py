@@ -1,4 +1,4 @@
-"""Check a request's tools, for all endpoints.
+"""Check a request's tools, for all endpoints. InvalidRequest names the invalid member.
 
 Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}. /v1/responses has
 these members without the inner object.
@@ -62,7 +62,6 @@ class DeclaredTools:
 
 
 def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
-    """Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
@@ -89,10 +88,7 @@ def make_tool(
     path: str,
     schema_name: str = "parameters",
 ) -> Tool:
-    """Raise InvalidRequest with the invalid member's name.
-
-    `schema_name`: the endpoint's name for the schema, such as /v1/messages' `input_schema`.
-    """
+    """`schema_name`: the endpoint's name for the schema, such as /v1/messages' `input_schema`."""
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise InvalidRequest(
             f"{path}.name must have 1 to 128 letters, digits, underscores, dots and dashes", param=f"{path}.name"
@@ -107,7 +103,6 @@ def make_tool(
 
 
 def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
-    """Raise InvalidRequest unless the schema describes an object of limited depth."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
     if schema.get("type", "object") != "object":
@@ -129,7 +124,6 @@ def check_number(tools: Sequence[object], param: str) -> None:
 
 
 def check_together(tools: Sequence[Tool], param: str) -> None:
-    """Raise InvalidRequest for duplicate names, or for too many bytes of schemas."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:

@@ -49,7 +49,7 @@ class WholeAnswer:
 
 
 class DeltaSink:
-    """Collects one feed's deltas, and joins neighbouring texts of one kind."""
+    """Joins neighbouring texts of one kind."""
 
     __slots__ = ("_deltas", "is_in_call", "num_calls")
 

@@ -127,8 +127,7 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolFormat | None:
-    """Return the named format. Without a name, return the templates' format, if any. Raise ConfigError for an
-    unknown name."""
+    """Without a name, return the templates' format, if any. Raise ConfigError for an unknown name."""
     if name is not None:
         if name not in BY_NAME:
             raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")
@@ -138,7 +137,6 @@ def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolForm
 
 @functools.cache
 def _format_in(template: str) -> ToolFormat | None:
-    """Cached, because every request with tools needs it."""
     for row in FORMATS:
         if any(all(sign in template for sign in signs) for signs in row.signs):
             return row

@@ -154,7 +154,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Yield right sides for answers with text, a marker and calls. Add their rules."""
+        """Yield right sides for text, a marker and calls. Add their rules."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -163,7 +163,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Yield right sides for answers that begin with a call, without a marker. Add their rules."""
+        """Yield right sides for calls without a marker before them. Add their rules."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""

@@ -134,7 +134,7 @@ class NamedJsonCalls:
 
 
 def _short_string(source: Source) -> Reading[str]:
-    """Read a short JSON string. Raise NotACall for a character that can't be in a name."""
+    """Raise NotACall for a character that can't be in a name."""
     yield from expect(source, '"')
     text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
     yield from expect(source, '"')

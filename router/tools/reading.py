@@ -49,18 +49,17 @@ class Source:
             self.at, self._mark = self._mark, None
 
     def commit(self) -> None:
-        """Clear the mark. Text before `at` is not read again."""
+        """Text before `at` is not read again."""
         self._mark = None
 
     def take(self, end: int) -> str:
-        """Return the text up to index `end`. Move to `end`."""
         taken = self.text[self.at : end]
         self.at = end
         return taken
 
 
 def peek(source: Source) -> Reading[str]:
-    """Return the next character, or "" at the end."""
+    """Return "" at the end of the text."""
     while source.at >= len(source.text):
         if source.has_ended:
             return ""

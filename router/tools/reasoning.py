@@ -41,7 +41,6 @@ def thought_tags(sources: Mapping[str, str]) -> ThoughtTags | None:
 
 @functools.cache
 def _tags_in(*templates: str) -> ThoughtTags | None:
-    """Cached, because every request needs it."""
     return next((tags for tags in TAGS if any(tags.opening in t or tags.closing in t for t in templates)), None)
 
 
@@ -64,7 +63,6 @@ def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> 
 
 
 def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[None]:
-    """Read a thought and the blank lines after it."""
     if not thought.is_open and not (yield from _opens(source, thought.tags.opening)):
         return
     yield from _drop_blank_lines(source)

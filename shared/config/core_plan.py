@@ -45,8 +45,6 @@ class CorePlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCores:
-    """One core plan for each process of a cluster on one machine."""
-
     router: CorePlan
     prefill: tuple[CorePlan, ...]
     decode: tuple[CorePlan, ...]
@@ -83,7 +81,7 @@ def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
 
 
 def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
-    """Return one rank's share of a node's plan. With fewer cores than ranks, ranks share cores."""
+    """With fewer cores than ranks, ranks share cores."""
     if size == 1:
         return plan
     share = deal(plan.cpus, size)[rank] if plan.cpus else ()
@@ -91,9 +89,9 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Return the plan of a node's rank 0. With a pipeline, `threads` is per stage, and the stages share the cores.
+    """Return rank 0's plan. With a pipeline, `threads` is per stage, and the stages share the cores.
 
-    All stages together have as many threads as a model without stages, but each has at least one."""
+    Together they have the threads of a model without stages, but each has at least one."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
@@ -110,7 +108,7 @@ def all_cores() -> tuple[int, ...]:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """Return the CPUs of the control group; None without a limit or a group."""
+    """Return None without a limit or a control group."""
     try:
         limit, period = path.read_text(encoding="ascii").split()
         return None if limit == "max" else int(limit) / int(period)
@@ -139,7 +137,7 @@ def environment(plan: CorePlan) -> dict[str, str]:
 
 
 def apply(plan: CorePlan) -> None:
-    """Set this process's environment and cores, before anything loads torch or numpy."""
+    """Call this function before anything loads torch or numpy."""
     os.environ.update(environment(plan))
     if not plan.cpus or not hasattr(os, "sched_setaffinity"):
         return

@@ -50,7 +50,7 @@ def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
 
 
 def check_router(entry: str, flag: str, *, has_keys: bool) -> None:
-    """Accept dns://<name>:<port>, whose addresses are checked later, and endpoints for check_endpoint."""
+    """Accept dns://<name>:<port>, whose addresses are checked later, and all that check_endpoint accepts."""
     if not entry.startswith(DNS_MARK):
         check_endpoint(entry, flag, has_keys=has_keys)
         return

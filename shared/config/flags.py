@@ -50,7 +50,7 @@ def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
-    """Add an argument group per concern. A flag that is not given stays out of the namespace, for the file to set."""
+    """A flag that is not given stays out of the namespace, so that a file can set it."""
     for section, settings in concerns_of(process).items():
         shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
         if not shown:
@@ -104,7 +104,7 @@ def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
 
 
 def parse_size(text: str) -> int:
-    """Return a size in bytes. Raise argparse's error, because argparse then names the flag."""
+    """Raise argparse's error, because argparse then names the flag."""
     try:
         return parse_bytes(text)
     except ConfigError as error:
@@ -120,7 +120,7 @@ def parse_int_list(text: str) -> tuple[int, ...]:
 
 
 def given_values(namespace: argparse.Namespace) -> Values:
-    """Return the given flags' values by concern and field. A name without a dot belongs to the command."""
+    """A name without a dot belongs to the command."""
     values: Values = {}
     for dest, value in vars(namespace).items():
         section, dot, name = dest.partition(".")

@@ -24,7 +24,7 @@ VERSIONS = (2, 3)
 
 
 def read_pairs(path: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Return the wanted pairs. Raise ConfigError if the file isn't GGUF, or ends too early."""
+    """Raise ConfigError if the file isn't GGUF, or ends too early."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(data).pairs(wanted)

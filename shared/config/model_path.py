@@ -1,4 +1,4 @@
-"""Find the files of the model that --model names. Their contents are the model code's affair."""
+"""Find the files of the model that --model names. The model's code parses them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def bundled_gguf() -> Path:
 
 
 def checked_gguf(path: Path) -> Path:
-    """Find a broken download by the file's first bytes, before any process starts."""
+    """Find a broken download before any process starts."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))

@@ -29,7 +29,6 @@ class Option:
 
 
 def option(default: T, help: str, **limits: Any) -> T:
-    """Declare a dataclass field of the default's type, with help text and limits."""
     return dataclasses.field(default=default, metadata={OPTION_KEY: Option(help=help, **limits)})
 
 

@@ -34,7 +34,7 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
 
 
 def check_scripted(parts: NodeParts) -> None:
-    """The scripted model takes no ranks, stages, GPU, adapters or drafts. Raise ConfigError if one is set."""
+    """Raise ConfigError for ranks, stages, a GPU, adapters or drafts."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,

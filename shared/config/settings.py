@@ -62,7 +62,7 @@ class ModelConfig:
 
     @property
     def public_name(self) -> str:
-        """The name in /v1/models: the configured one, else the model's short name."""
+        """The configured name, else the model's short name."""
         stem = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.served_model_name or stem.removesuffix(".gguf")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BatonError(Exception):
-    """The base of all errors that Baton raises on purpose.
+    """Raised by Baton on purpose.
 
     `code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: request key or node id.
     """
@@ -21,7 +21,7 @@ class BatonError(Exception):
 
 
 class InvalidRequest(BatonError):
-    """The client made a mistake. `param`: the field of the request body."""
+    """`param`: the field of the request body."""
 
     code = "invalid_request_error"
     status = 400
@@ -74,7 +74,7 @@ class DeadlineUnreachable(BatonError):
 
 
 class PartnerOverloaded(Overloaded):
-    """A prefill node reports that its decode node is full. Clients get Overloaded."""
+    """A prefill node's decode node is full. Clients get Overloaded."""
 
     code = "partner_overloaded"
 
@@ -126,7 +126,7 @@ class NodeDraining(NodeLost):
 
 
 class PartnerDraining(NodeDraining):
-    """A prefill node reports that its decode node is draining. Clients get NodeDraining."""
+    """A prefill node's decode node is draining. Clients get NodeDraining."""
 
     code = "partner_draining"
 
@@ -137,7 +137,7 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
-    """The operator ended the request through the admin API."""
+    """The operator ended the request."""
 
     code = "aborted"
     status = 503

@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
-PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> imported package
+PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> package
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,6 @@ def require(extra: str, user: str) -> None:
 
 
 def missing(package: str, user: str) -> str:
-    """Return a sentence with the missing package and the command to type."""
     extra = next((extra for extra, name in PACKAGES.items() if name == package), "")
     return f"{user} needs the package {package}; to install it, type: {install_line(extra)}"
 
@@ -47,7 +46,7 @@ def install_line(extra: str = "") -> str:
 
 
 def pip_line(*args: str) -> str:
-    """Return a pip command for this environment, even if the shell uses another one."""
+    """For this environment, even if the shell uses another one."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 

@@ -20,12 +20,12 @@ class RequestKey(NamedTuple):
         return f"{self.router_id}.{self.router_epoch:x}/{self.rid}#{self.attempt}.{self.seq_index}"
 
     def sibling(self, seq_index: int) -> RequestKey:
-        """Return the key of another sequence (n > 1) of this attempt."""
+        """Return the key of another sequence of this attempt."""
         return self._replace(seq_index=seq_index)
 
 
 def mix64(value: int) -> int:
-    """Apply splitmix64's finaliser: 64 bits in, 64 bits out."""
+    """splitmix64's finaliser: 64 bits in, 64 bits out."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -33,5 +33,5 @@ def mix64(value: int) -> int:
 
 
 def sequence_seed(seed: int, seq_index: int) -> int:
-    """Return the seed of one sequence of a request. Sequence 0 keeps the request's seed."""
+    """Sequence 0 keeps the request's seed."""
     return seed & MASK64 if seq_index == 0 else mix64((seed & MASK64) ^ mix64(seq_index))

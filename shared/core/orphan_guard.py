@@ -14,7 +14,7 @@ POLL_S = 1.0
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make this process end with its parent. Call this function before anything else in the process.
+    """Call this function before anything else in the process.
 
     On Linux the kernel kills the process; elsewhere a thread polls and kills it."""
     if sys.platform == "linux":

@@ -56,7 +56,6 @@ def child_identity(parent: bytes, key: bytes) -> bytes:
 
 
 def identities(keys: bytes, page_size: int) -> Iterator[bytes]:
-    """Yield the identities of a request's pages in order; the last page may be partly full."""
     width, parent = page_size * KEY_BYTES, ROOT
     for start in range(0, len(keys), width):
         parent = child_identity(parent, keys[start : start + width])

@@ -78,13 +78,13 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """The first prompt position whose log-probability is not reported yet. Position 0 has none."""
+        """The first prompt position without a reported log-probability. Position 0 never gets one."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """Return prompt and output. A (repeated) prefill computes their KV."""
+        """Prompt and output. A (repeated) prefill computes their KV."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property

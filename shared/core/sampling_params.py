@@ -15,9 +15,7 @@ MAX_GRAMMAR_CHARS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's parameters.
-
-    - stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
+    """- stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
     - bad_words: runs of token ids. A run's last id isn't drawn after its other ids, unless no other id is allowed.
     - num_logprobs: -1 returns no log-probabilities, 0 the sampled token's, and k also the k likeliest tokens'.

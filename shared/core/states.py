@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class FinishReason(StrEnum):
-    """The reasons why a sequence ended, in OpenAI's words where these exist."""
+    """OpenAI's words, where these exist."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 MAX_BATCH = 1024
-BATCH_BYTES = 1 << 20  # of messages; page frames are not counted
+BATCH_BYTES = 1 << 20  # page frames are not counted
 BATCH_S = 0.005
 
 
 class Budget:
-    """The budget of one batch. It is spent at its first limit, but never before the first message."""
+    """Spent at its first limit, but never before the first message."""
 
     __slots__ = ("_bytes_left", "_messages_left", "_until")
 

@@ -43,7 +43,7 @@ from shared.wire.sampling import Sampling
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
-MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
+MAX_INT32 = (1 << 31) - 1  # of the sampler's arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_f
 # for a decode node's answers
 BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
 MOST_BYTES = 1 << 20  # of a message that the next table lacks
-MOST_BYTES_OF: dict[type[Message], int] = {  # a larger message is not unpacked
+MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Tokens: 256 << 10,
     Scores: 256 << 10,
     CacheEvents: 256 << 10,
@@ -82,7 +82,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
-    """Decode a message without its frames."""
     tag = _tag(data)
     kind = MESSAGE_TYPES.get(tag)
     if kind is None:
@@ -102,7 +101,7 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
 
 
 def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -> tuple[AnyMessage, tuple[Buffer, ...]]:
-    """Decode a message and its frames. Only an inline Ready has frames, one per page."""
+    """Only an inline Ready has frames, one per page."""
     if not parts or len(parts) > limits.max_frames + 1:
         raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} are allowed")
     message, frames = decode(parts[0], limits), tuple(parts[1:])

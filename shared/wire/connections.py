@@ -17,8 +17,6 @@ from collections.abc import Callable
 
 
 class Connections:
-    """`drain` passes the monitor's events, in order, to `accepted` and `closed`."""
-
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
         self._current: dict[int, tuple[bytes, str]] = {}  # descriptor -> last message's routing id and peer
@@ -38,7 +36,7 @@ class Connections:
         known = self._current.get(fd)
         if route in self._over or (known is not None and known[0] == route):
             return
-        self._drain()  # libzmq has emitted the connection's own ACCEPTED by now
+        self._drain()  # by now libzmq has emitted the connection's own ACCEPTED
         known = self._current.get(fd)
         if known is not None and known[0] > route:
             self._over.add(route)  # a late message from the earlier connection

@@ -1,4 +1,4 @@
-"""Sets up CURVE on a socket, as server or as client."""
+"""Sets up CURVE on a socket."""
 
 from __future__ import annotations
 

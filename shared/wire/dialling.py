@@ -1,7 +1,7 @@
 """Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node's Hello names its `endpoint#key`. A router's configured endpoint has no key, because any router may answer there.
-So the routers' keys are tried in turn. The first is the key that last worked at this endpoint.
+A node's Hello names its `endpoint#key`. A router's configured endpoint has no key: any router may answer there. So the
+routers' keys are tried in turn, beginning with the key that last worked there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class Dialling:
-    """Owned by one NodeLinks. Without a ring this node has no keys, and can't dial peers with keys."""
+    """Owned by one NodeLinks. Without a ring this node can't dial peers with keys."""
 
     def __init__(self, ring: KeyRing | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._ring = ring
         self._clock = clock
         self._keys = ring.now if ring is not None else None
-        self._answered: dict[str, bytes] = {}  # a router's endpoint -> the key that last worked there
-        self._due: dict[str, float] = {}  # peer -> the time to dial it again
+        self._answered: dict[str, bytes] = {}  # a router's endpoint -> the last key that worked
+        self._due: dict[str, float] = {}  # peer -> time to dial it again
 
     def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
         """Return the address and the peer's key: b"" without a ring, None while no key is allowed.
@@ -60,7 +60,6 @@ class Dialling:
             raise ConfigError(f"{node_id} is not a node with an allowed key")
 
     def _router_key(self, address: str, after: bytes) -> bytes | None:
-        """Return the router key to try next; None while no router's key is allowed."""
         assert self._ring is not None
         keys = self._ring.router_keys()
         if not keys:
@@ -82,7 +81,6 @@ class Dialling:
         return self._router_key(dealer.endpoint, dealer.server)
 
     def note(self, dealer: DealerSocket) -> None:
-        """Record a dealer's state after its `receive`."""
         if dealer.state == "up":  # perhaps after a retry by libzmq
             if dealer.name == dealer.endpoint:
                 self._answered[dealer.endpoint] = dealer.server
@@ -94,7 +92,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget when to dial a closed peer again: a new dealer with this name must not inherit the time."""
+        """A new dealer with a closed peer's name must not inherit its time."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:

@@ -53,7 +53,7 @@ BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
 
 def error_of(code: str, message: str, *, subject: str | None = None) -> BatonError:
-    """Return the error for a node's code; a BatonError for an unknown code."""
+    """Return a BatonError for an unknown code."""
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
@@ -67,15 +67,14 @@ AT_PARTNER: dict[str, type[BatonError]] = {
 
 
 def refuse(key: Key, error: BatonError) -> Refuse:
-    """Refuse an Offer. The error's text is cut, because it may quote the Offer."""
+    """The error's text is cut, because it may quote the Offer."""
     return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
-    """Report a failed hand-off to P. The error's text is cut, because it may quote a peer."""
+    """The error's text is cut, because it may quote a peer."""
     return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 
 def error_of_peer(peer: str, message: Refuse | Failed) -> BatonError:
-    """Return P's error when D refuses or fails."""
     return AT_PARTNER.get(message.code, HandoffFailed)(f"{peer}: {message.reason}")

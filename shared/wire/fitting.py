@@ -27,10 +27,7 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
 
 
 def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
-    """Return the field that keeps these nodes from pairing, or None.
-
-    Nodes of one role may pair if one of them could prefill for the other.
-    """
+    """Like `misfit`. Nodes of one role may pair if one of them could prefill for the other."""
     if role != other_role:
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)
@@ -38,6 +35,5 @@ def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -
 
 
 def _leads(prefill: Fingerprint, decode: Fingerprint) -> bool:
-    """Whether the prefill node's planes are the decode node's first planes."""
     first, all_planes = (each.page_layout.split(PLANE_SEPARATOR) for each in (prefill, decode))
     return all_planes[: len(first)] == first

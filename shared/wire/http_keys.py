@@ -11,7 +11,7 @@ MAX_KEY_BYTES = 4096
 
 
 def read_key(path: str, flag: str) -> str:
-    """Return the key in the file; "" without a path.
+    """Return the key; "" without a path.
 
     Raises ConfigError with the flag's name if the file is missing, empty, not ASCII or readable by others.
     """

@@ -36,7 +36,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A Curve25519 key pair, 32 bytes per key."""
+    """Curve25519, 32 bytes per key."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A public key and its owner. During a rotation a name has two keys; the newer key is last."""
+    """During a rotation a name has two keys; the newer key is last."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
 
 class AllowedKeys:
-    """The contents of an `allowed` file. Immutable."""
+    """Immutable."""
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
@@ -145,7 +145,7 @@ def require_folder(folder: Path) -> None:
 
 
 def read_private(path: Path) -> str:
-    """Read a file of this user. Raises ConfigError if others may read it or enter its folder."""
+    """Raise ConfigError if others may read the file or enter its folder."""
     require_folder(path.parent)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -168,7 +168,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file atomically: readers find the old or the new text. Only this user can read the new file."""
+    """Replace the file atomically. Only this user can read the new file."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -54,7 +54,7 @@ class KeyRing:
         return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
-        """Return the node that owns this allowed key; None for other keys."""
+        """Return the node that owns this allowed key, if any."""
         entry = self.now.allowed.find(public)
         return entry.name if entry is not None and entry.kind == NODE else None
 
@@ -97,7 +97,6 @@ class KeyRing:
         return Keys(own, allowed)
 
     def _look(self) -> Stamp:
-        """Return a stamp that differs when the files have changed."""
         stamps = []
         for name in (ALLOWED, self.name + SECRET):
             try:
@@ -110,7 +109,7 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """Return the router's ring; None without a folder. Without an id, take the only router with a secret here."""
+    """Return None without a folder. Without an id, take the only router with a secret here."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -118,7 +117,7 @@ def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """The twin of `ring_of_router` for a node."""
+    """The twin of `ring_of_router`."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -126,7 +125,7 @@ def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
 
 
 def only_one(folder: Path, kind: str) -> str:
-    """Return the only router or node with a secret in the folder. Raise ConfigError for none or several."""
+    """Raise ConfigError if no router or node of this kind has a secret here, or if several have."""
     require_folder(folder)
     names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
     here = [name for name in names_with_secret(folder) if name in names]

@@ -26,13 +26,13 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # an idle router looks this often for changed keys and refused connections
+LOOK_S = 0.5  # an idle router's wait between looks for changed keys and refused connections
 MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class NodeLinks:
-    """All connections of one node, used by its loop's thread. Any thread may call `wakeup.set`.
+    """Used by the node loop's thread. Any thread may call `wakeup.set`.
 
     A peer that dialled in is named `peer_name(node_id, epoch)`. The caller of `dial` names the others.
     """
@@ -54,7 +54,7 @@ class NodeLinks:
 
     @property
     def endpoint(self) -> str:
-        """The address that peers dial, with this node's key if there are keys."""
+        """With this node's key, if there are keys."""
         return self._router.address
 
     @property
@@ -105,7 +105,7 @@ class NodeLinks:
             dealer.close()
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
-        """Send a message. Return False if the queue is full or the peer is unknown. Never block.
+        """Return False if the queue is full or the peer is unknown. Never block.
 
         Never raises an error that a peer caused. `back`: send only over the connection that the peer dialled.
         """
@@ -113,7 +113,7 @@ class NodeLinks:
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
 
     def poll(self, timeout_s: float) -> list[Inbound]:
-        """Wait up to timeout_s for events or `wakeup`. Return the events."""
+        """Wait up to timeout_s for events or `wakeup`."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
         inbound = self._follow_keys()
         if self.wakeup.fd in ready:
@@ -192,7 +192,7 @@ class NodeLinks:
 
 
 class RouterLink:
-    """The router's side: one bound ROUTER in an asyncio (or uvloop) loop. Only one task may call `receive`."""
+    """One bound ROUTER in an asyncio (or uvloop) loop. Only one task may call `receive`."""
 
     def __init__(self, bind: str, options: LinkOptions = DEFAULT_OPTIONS) -> None:
         self._context, self._authenticator, self._router = open_router(bind, options)
@@ -252,7 +252,7 @@ class RouterLink:
 
 
 def open_router(bind: str, options: LinkOptions) -> tuple[Context, Authenticator | None, RouterSocket]:
-    """Make a context with a bound ROUTER. Raises ConfigError if the address is in use or not this machine's."""
+    """Raise ConfigError if the address is in use or not this machine's."""
     context: Context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     authenticator = None
@@ -276,7 +276,7 @@ def close_router(context: Context, authenticator: Authenticator | None, router: 
 
 
 def with_free_port(endpoint: str) -> str:
-    """Turn `tcp://host:*` into `tcp://host:0`, which means any free port."""
+    """`tcp://host:*` becomes `tcp://host:0`, which means any free port."""
     if endpoint.startswith("tcp://") and endpoint.endswith(":*"):
         return f"{endpoint[:-1]}0"
     if not endpoint:

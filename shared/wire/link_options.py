@@ -1,4 +1,4 @@
-"""Derives the options of a link's sockets from the settings."""
+"""Options of a link's sockets, from the settings."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class LinkOptions:
     brings_pages: bool = False
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
-    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py after a burst
+    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py
 
     @property
     def watch_limits(self) -> WatchLimits:
-        """The limits on connections, with room for the largest page frame."""
+        """With room for the largest page frame."""
         unread_bytes = max(self.unread_bytes, self.limits.max_frame_bytes + (16 << 20))
         in_all = max(self.unread_bytes_in_all, 2 * unread_bytes)
         return WatchLimits(

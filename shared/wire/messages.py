@@ -1,4 +1,4 @@
-"""Defines every message between routers and nodes as a data type. codec.py checks sizes and schema.
+"""Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
     node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
     router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release

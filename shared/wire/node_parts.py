@@ -1,4 +1,4 @@
-"""Defines the parts of a node's Hello and Heartbeat."""
+"""The parts of a node's Hello and Heartbeat."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The gauges in a heartbeat. `pages` adds up to pages_total, and `rows` to rows_total."""
+    """`pages` adds up to pages_total, and `rows` to rows_total."""
 
     pages_total: Count
-    pages: States  # number of pages in each PageState
+    pages: States  # in each PageState
     rows_total: Count
-    rows: States  # number of rows in each RowState
+    rows: States  # in each RowState
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens of each running row in a step; 1 means no drafts

@@ -1,4 +1,4 @@
-"""Defines the load that other routers put on a node."""
+"""The load that other routers put on a node."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ class PeerGate:
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key, empty without keys. `user_id`: the public key, in hex, that the connection has
-        proved to own.
+        """Return the peer's public key, empty without keys. Raises WireError for a malformed name, and Refused for
+        another node's name or an older epoch.
 
-        Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
+        `user_id`: the public key, in hex, that the connection has proved to own.
         """
         node_id, epoch = parse_peer(peer)
         key = self._check_key(node_id, user_id) if self._ring is not None else b""

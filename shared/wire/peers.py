@@ -1,4 +1,4 @@
-"""Defines the names of peers, the events that a link reports, and the counts of dropped messages.
+"""Names of peers, events that a link reports, and counts of dropped messages.
 
 A peer's name is `<node id>@<epoch in hex>`, so a restarted node is another peer.
 """
@@ -92,7 +92,7 @@ def check_sender(peer: str, message: AnyMessage) -> None:
 
 
 class WireTotals:
-    """The growth of a link's counts since the last `take`, by metric name."""
+    """The growth since the last `take`, by metric name."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class WireTotals:
 
 
 class WireStats:
-    """Counts dropped messages, and refused sends and connections. Logs each kind of bad frame once per peer."""
+    """Logs each kind of bad frame once per peer."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class WireStats:
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
 
     def shut_out(self, what: str, reason: str = REFUSED_KEY) -> None:
-        """Count a connection that had no allowed key, or that was shut down."""
+        """Count a connection without an allowed key, or one that was shut down."""
         self.counts[REFUSED_COUNT[reason]] += 1
         if (what, "") not in self._logged:
             self._logged.add((what, ""))

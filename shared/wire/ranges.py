@@ -1,4 +1,4 @@
-"""Defines the ranges of all wire fields. msgspec checks them in decoding, not in construction."""
+"""The ranges of all wire fields. msgspec checks them in decoding, not in construction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_STORE_BYTES = 1 << 16  # of one StoreEntry
 MAX_SCORES = 1 << 13  # log-probabilities in one Scores
 MAX_SPENDING_BYTES = 1 << 16  # of one Spending's body
 MAX_PAGE_NAMES = 1 << 12  # in one list of a CacheEvents
-MAX_REAL = 3.4028234e38  # the largest float32
+MAX_REAL = 3.4028234e38  # of float32
 MAX_MS = 10**12
 
 # Every field has a range; a test checks this. msgpack's integers have at most 64 bits.

@@ -1,4 +1,4 @@
-"""Defines the name of one sequence of a request in messages."""
+"""The name of one sequence of a request in messages."""
 
 from __future__ import annotations
 

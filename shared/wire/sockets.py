@@ -87,7 +87,7 @@ def open_monitored(
 
 
 def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    """Close both sockets, and drop queued messages. Idempotent."""
+    """Drop queued messages. Idempotent."""
     if not socket.closed:
         socket.disable_monitor()
         monitor.close(0)
@@ -337,7 +337,7 @@ class DealerSocket:
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
-        """Return a batch of messages within the Budget. Once the queue is empty, add the connection's events."""
+        """See `RouterSocket.receive`. The connection's events come last."""
         self._drain()
         inbound: list[Inbound] = []
         budget = Budget()

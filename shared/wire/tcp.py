@@ -21,8 +21,7 @@ STATM, STATM_BYTES = "/proc/self/statm", 256
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
     """Return the inode of the descriptor's TCP connection with this port. Return None if the descriptor is closed or
-    belongs to another connection.
-    """
+    belongs to another connection."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -40,14 +39,14 @@ def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = No
 
 
 class Inflow(NamedTuple):
-    """`received`: bytes that TCP has received. `idle_s`: seconds since the last byte came."""
+    """`received`: bytes from TCP. `idle_s`: seconds since the last byte."""
 
     received: int
     idle_s: float
 
 
 def inflow_of(fd: int) -> Inflow | None:
-    """Return what TCP has received; None if the connection is closed or not TCP (ipc)."""
+    """Return None if the connection is closed or not TCP (ipc)."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -57,7 +56,7 @@ def inflow_of(fd: int) -> Inflow | None:
     except OSError:
         return None
     finally:
-        connection.detach()  # the descriptor is libzmq's
+        connection.detach()
     if len(info) < INFO_BYTES:
         return None
     (received,), (idle_ms,) = struct.unpack_from("=Q", info, RECEIVED_AT), struct.unpack_from("=I", info, IDLE_AT)
@@ -65,7 +64,7 @@ def inflow_of(fd: int) -> Inflow | None:
 
 
 def bytes_waiting(fd: int) -> int:
-    """Return the number of bytes that TCP has received and libzmq has not read."""
+    """Bytes that TCP has received and libzmq has not read."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
     except OSError:
@@ -73,9 +72,9 @@ def bytes_waiting(fd: int) -> int:
 
 
 class ProcessMemory:
-    """Measures this process's private memory: files and shared KV pools are not counted.
+    """This process's private memory, without files and shared KV pools.
 
-    It keeps one descriptor open, so that reading works while no other descriptor is free.
+    An open descriptor lets reading work while no other descriptor is free.
     """
 
     def __init__(self) -> None:
@@ -103,9 +102,9 @@ class Shears:
         self._own = os.dup(self._nothing)
 
     def shut_down(self, fd: int, inode: int) -> bool:
-        """Shut down the descriptor's socket if it still has this inode. Return False if that socket is closed; the
-        descriptor may then belong to another socket.
-        """
+        """Shut down the descriptor's socket if it still has this inode.
+
+        Return False if that socket is closed. The descriptor may then belong to another socket."""
         with self._lock:
             if self._is_closed:
                 return False

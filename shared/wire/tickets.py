@@ -1,4 +1,4 @@
-"""Defines tickets, a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
+"""A ticket is a router's permission for a hand-off or a pull. Without one a node reserves and lends nothing.
 
     router: makes a secret at its start, and a key from it for each epoch of a node  --Welcome-->  node
     router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key

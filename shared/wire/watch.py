@@ -16,8 +16,6 @@ The watch shuts down:
 - a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
   read
-
-Descriptors are reused, so a shutdown needs the watched connection's inode.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ BURST_BYTES = 32 << 20  # the allocator may keep this much after a burst
 CALM_S = 5.0
 MAX_SILENT = 512  # connections that have not sent a message
 MAX_OF_ONE_PEER = 16
-HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
+HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways; libzmq never delivers them
 SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # of each part, from CURVE: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # a flood has more parts between two looks; control messages have fewer
+MANY_PARTS = 256  # parts between two looks that mark a flood; control messages have fewer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
 MOST_SWELLING = 64  # counted growth, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
@@ -147,7 +145,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Return when it has ended."""
+        """Return when the thread has ended."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -162,11 +160,11 @@ class Watch:
     # ---- reports of the sockets
 
     def accepted(self, fd: int, port: int) -> None:
-        """Watch a peer's connection to this port of ours. The peer must send a message within `silent_s`."""
+        """Watch a peer's connection to our port. The peer must send a message within `silent_s`."""
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
     def dialled(self, fd: int, port: int) -> Connection | None:
-        """Watch our connection to this port of a peer. Return None if it is already closed."""
+        """Watch our connection to a peer's port. Return None if it is already closed."""
         return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
     def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
@@ -229,8 +227,7 @@ class Watch:
     def look(self) -> float:
         """Shut down connections beyond their limits. Return the sum of unread bytes.
 
-        Runs on the watch's thread every LOOK_S, and sooner while much is unread: a fast sender exceeds its bound
-        earlier."""
+        Runs on the watch's thread every LOOK_S, and sooner while much is unread."""
         now, limits = self._clock(), self._limits
         connections = [one for one in list(self._connections.values()) if not one.is_shut]
         process_bytes = self._process_bytes()
@@ -287,8 +284,7 @@ class Watch:
 
     def _close_mute(self, connections: Sequence[Connection]) -> None:
         """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late, and the host
-        is not at fault.
-        """
+        is not at fault."""
         for one in connections:
             if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:
                 one.is_shut = True
