@@ -4,10 +4,8 @@ from __future__ import annotations
 
 
 class BatonError(Exception):
-    """Raised by Baton on purpose.
-
-    `code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: request key or node id.
-    """
+    """`code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: a request key or
+    node id."""
 
     code = "internal_error"
     status = 500
@@ -111,7 +109,7 @@ class PeerUnreachable(NodeLost):
 class RequestKillsNodes(BatonError):
     """Two nodes died with this request, and at the second death it was the only suspect.
 
-    The status is not a 5xx, because a client's retry would kill two more nodes.
+    A 5xx would make clients retry, and kill two more nodes.
     """
 
     code = "request_kills_nodes"

@@ -13,6 +13,6 @@ def exit_code_after(then: str) -> int:
 
 
 def start_again_as(code: int, role: str) -> str | None:
-    """Return the role for a restart; None for no restart. `role`: the former role."""
+    """Return the role for a restart, or None. `role`: the former role."""
     word = _AGAIN.get(code)
     return role if word == "restart" else word

@@ -32,7 +32,7 @@ def missing(package: str, user: str) -> str:
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return the missing package's name; "" for a module of Baton, whose absence is a bug."""
+    """Return "" for a module of Baton, whose absence is a bug."""
     package = (error.name or "").partition(".")[0]
     is_missing = bool(package) and package not in OURS and importlib.util.find_spec(package) is None
     return package if is_missing else ""
@@ -40,7 +40,7 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 def install_line(extra: str = "") -> str:
     wanted = f"[{extra}]" if extra else ""
-    if (ROOT / "pyproject.toml").is_file():  # like `make setup`, link to the checkout
+    if (ROOT / "pyproject.toml").is_file():  # link to the checkout, like `make setup`
         return pip_line("--editable", f"{ROOT}{wanted}")
     return pip_line(f"{origin()}{wanted}")
 

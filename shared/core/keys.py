@@ -20,7 +20,6 @@ class RequestKey(NamedTuple):
         return f"{self.router_id}.{self.router_epoch:x}/{self.rid}#{self.attempt}.{self.seq_index}"
 
     def sibling(self, seq_index: int) -> RequestKey:
-        """Return the key of another sequence of this attempt."""
         return self._replace(seq_index=seq_index)
 
 

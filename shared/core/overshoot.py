@@ -10,7 +10,7 @@ LEAST_DEPTH = 2  # the same memory plan with and without --overlap
 
 
 def loop_depth(overlap: bool, num_stages: int) -> int:
-    """Return the largest number of open steps at the launch of another."""
+    """Return the most steps that are open at the launch of another."""
     return int(overlap) + num_stages - 1
 
 

@@ -2,8 +2,8 @@
 
     ROOT -> identity of page 0 -> identity of page 1 -> ...         the last page may be partly full
 
-The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Nodes find
-cached pages by identity, and routers find nodes with these pages. Routers lack numpy, so this file can't use it.
+The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Routers lack
+numpy, so this file can't use it.
 
 Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
 covers the next token:
@@ -31,8 +31,7 @@ SALTED = 1 << 63
 def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
     """Return one key per token. `tokens`: 64 bits per token. `slot`: of the adapter that makes the token's KV.
 
-    With lookahead the last token has no key yet. A salt changes only the first key: a page's identity covers all
-    earlier pages, too.
+    With lookahead the last token has no key yet. A salt changes only the first key: identities cover earlier pages.
     """
     if lookahead:
         halves = array("I", tokens)

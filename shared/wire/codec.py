@@ -1,8 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-`msgpack` unpacks a frame of limited size, with our limits on strings, lists and maps, and its own of 1,024 levels.
-`msgspec` then converts the result strictly into the tag's struct, and refuses unknown fields. Malformed bytes raise
-only WireError.
+`msgpack` unpacks strings, lists and maps up to our limits, and 1,024 levels. `msgspec` converts the result strictly,
+and refuses unknown fields. Malformed bytes raise only WireError.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from shared.wire.sampling import Sampling
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
-MAX_INT32 = (1 << 31) - 1  # of the sampler's arrays
+MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ DEFAULT_LIMITS = WireLimits()
 AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
 # for a decode node's answers
 BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-MOST_BYTES = 1 << 20  # of a message that the next table lacks
+MOST_BYTES = 1 << 20  # for kinds that the next table lacks
 MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Tokens: 256 << 10,
     Scores: 256 << 10,
@@ -74,7 +73,7 @@ MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Ready: 4 << 20,
     Prebuilt: MAX_DRAFT_BYTES + (1 << 20),
 }
-HEAD_BYTES = 64  # enough for the map's head and the tag
+HEAD_BYTES = 64  # covers the map's head and the tag
 
 
 def encode(message: Message) -> bytes:

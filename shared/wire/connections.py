@@ -1,14 +1,14 @@
 """Finds out from a ROUTER's monitor which peers have gone.
 
 The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. The system may reuse a descriptor at
-once, even for a connection that is then refused for its key. A message has its connection's descriptor and routing id,
-and later connections have higher routing ids. `receive` runs these steps:
+once, even for a connection that is then refused. Messages carry their connection's descriptor and routing id. Later
+connections have higher routing ids. `receive` runs these steps:
 
     monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
 
 libzmq emits DISCONNECTED after it has queued the connection's last message, and before it closes the descriptor. So a
 peer's messages come before the report that it has gone. A DISCONNECTED before its ACCEPTED belongs to an earlier
-connection with this descriptor.
+connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Connections:
         self._drain = drain
         self._current: dict[int, tuple[bytes, str]] = {}  # descriptor -> last message's routing id and peer
         self._closed: set[int] = set()  # descriptors whose last event was DISCONNECTED
-        self._over: set[bytes] = set()  # routing ids of ended connections that may still have queued messages
+        self._over: set[bytes] = set()  # routing ids of ended connections
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
@@ -39,7 +39,7 @@ class Connections:
         self._drain()  # by now libzmq has emitted the connection's own ACCEPTED
         known = self._current.get(fd)
         if known is not None and known[0] > route:
-            self._over.add(route)  # a late message from the earlier connection
+            self._over.add(route)  # a late message
             self._gone.append(peer)
             return
         self._end(fd)

@@ -72,7 +72,7 @@ class Dialling:
     def next_key(self, dealer: DealerSocket) -> bytes | None:
         """Return the server key for a reopened dealer; None if no key is allowed.
 
-        A router's address may get another router's key. A node keeps its key."""
+        Behind a router's address, another router may answer."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server

@@ -57,8 +57,7 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# P's error for each code from D. If D is full or draining, the router places the request elsewhere. A passed deadline
-# is final. Any other code means that the hand-off failed.
+# P's error for each code from D. A passed deadline is final. Any other code means that the hand-off failed.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,
@@ -67,12 +66,12 @@ AT_PARTNER: dict[str, type[BatonError]] = {
 
 
 def refuse(key: Key, error: BatonError) -> Refuse:
-    """The error's text is cut, because it may quote the Offer."""
+    """Cut the error's text, because it may quote the Offer."""
     return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
-    """The error's text is cut, because it may quote a peer."""
+    """Cut the error's text, because it may quote a peer."""
     return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 

@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """During a rotation a name has two keys; the newer key is last."""
+    """During a rotation a name has two keys, the newer key last."""
 
     kind: str
     name: str

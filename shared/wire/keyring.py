@@ -2,7 +2,7 @@
 
 A node listens with a key that it makes at its start. Routers learn this key from Hello (`endpoint#key`) and pass it to
 peers, so no later process on that port can pose as the node. A router listens with its own key, which nodes know in
-advance. Routers and nodes dial with their own key, which is their identity.
+advance. All dial with their own key, which is their identity.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KeyRing:
         return [entry.public for entry in reversed(self.now.allowed.of_kind(ROUTER))]
 
     def refresh(self) -> bool:
-        """Reread changed files. Return whether the keys changed. Unusable files are logged once; the old keys stay."""
+        """Return whether the keys changed. Unusable files are logged once, and the old keys stay."""
         stamp = self._look()
         if stamp == self._stamp:
             return False

@@ -65,9 +65,9 @@ class NodeLinks:
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         """Start connecting; PeerUp or PeerClosed follows. Dialling a peer again changes nothing.
 
-        `endpoint`: from the configuration or a node's Hello. `brings_pages`: the peer's answers may have page frames.
-        Raises ConfigError for a peer that must not be dialled, and PeerUnreachable for a node if no descriptor is left.
-        A router is dialled later if no descriptor is left or no router's key is allowed.
+        `brings_pages`: the peer's answers may have page frames. Raises ConfigError for a peer that must not be dialled,
+        and PeerUnreachable for a node if no descriptor is left. A router is dialled later if no descriptor is left or
+        no router's key is allowed.
         """
         if peer in self._dealers:
             return
@@ -105,9 +105,9 @@ class NodeLinks:
             dealer.close()
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
-        """Return False if the queue is full or the peer is unknown. Never block.
+        """Return False if the queue is full or the peer is unknown. Never block, or raise an error that a peer caused.
 
-        Never raises an error that a peer caused. `back`: send only over the connection that the peer dialled.
+        `back`: send only over the connection that the peer dialled.
         """
         dealer = None if back else self._dealers.get(peer)
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
@@ -148,7 +148,7 @@ class NodeLinks:
         A router without an allowed key is dialled when the keys change."""
         gone: list[Inbound] = []
         for peer in peers:
-            if peer not in self._dealers:  # a router that found no free descriptor
+            if peer not in self._dealers:  # a router without a free descriptor
                 self.dial(peer, peer)
         for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
             server = self._dialling.next_key(dealer)
@@ -162,7 +162,7 @@ class NodeLinks:
         return gone
 
     def _open_again(self, dealer: DealerSocket, server: bytes) -> bool:
-        """Reopen a dealer. Without a free descriptor return False for a node, and dial a router later."""
+        """Without a free descriptor, return False for a node, and dial a router later."""
         self._unwatch(dealer)
         try:
             dealer.again(server)
@@ -184,7 +184,7 @@ class NodeLinks:
         self._poller.unregister(dealer.monitor)
 
     def close(self) -> None:
-        """Close all sockets. Return when the I/O thread has released every page frame."""
+        """Return when the I/O thread has released every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
         close_router(self._context, self._authenticator, self._router)
@@ -208,7 +208,7 @@ class RouterLink:
 
     async def receive(self) -> list[Inbound]:
         """Return the next batch: messages in order, then closed peers."""
-        await asyncio.sleep(0)  # other tasks run even in a flood of messages
+        await asyncio.sleep(0)  # lets other tasks run in a flood of messages
         while not (batch := self._router.receive()):
             await self._until_readable()
         return batch

@@ -17,17 +17,16 @@ PINGS_MISSED = 3  # a caller counts as mute after these missed pings
 class LinkOptions:
     """Sizes are in messages or bytes, times in ms or seconds. watch.py enforces the limits on connections.
 
-    - queue_messages: messages queued for a peer; further sends are refused.
-    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both. The end that
-      dialled sends pings.
+    - queue_messages: for each peer; further sends are refused.
+    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both. The dialling end
+      sends pings.
     - connect_ms: an unanswered dial is tried again after this time.
-    - silent_s: a caller's connection is closed if no message has come by then.
+    - silent_s: a caller must send a message within this time.
     - unread_bytes: a connection with more unread bytes is shut down.
     - caller_bytes: the largest part that a caller may send. Unread bytes may reach 4 times this size for each caller,
       and 32 times for all callers together. With 0, the general limits hold.
     - brings_pages: a dialled peer answers with page frames.
-    - ring: its keys encrypt connections, and both ends prove who they are. Without a ring only this machine may
-      connect.
+    - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
     """
 
     queue_messages: int = 4096

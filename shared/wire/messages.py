@@ -10,8 +10,7 @@
     D -> P           Join, Take                              only for transports with a process group per pair
     P and D          StoreEntry, Broken                      only for these transports
 
-P is a prefill node, D is a decode node. Pages never travel inside a message. With `zmq` they follow their Ready as
-length-checked frames.
+P is a prefill node, D is a decode node. Pages never travel inside a message.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Hello(Message, frozen=True):
     role: Text  # "prefill" | "decode"
     node_id: Name
     epoch: Unsigned
-    node_endpoint: Text  # where peers dial this node (ROUTER socket)
+    node_endpoint: Text  # the ROUTER socket that peers dial
     fingerprint: Fingerprint
     max_context: Count
     max_running: Count
@@ -84,7 +83,7 @@ class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's number; a Welcome for a broken connection is ignored; 0 asks for a Hello
-    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # for this epoch's tickets; may be empty
     clock_ms: Milliseconds = 0  # the router's time at sending, for the deadlines of tickets
 
 
@@ -109,7 +108,7 @@ class CacheEvents(Message, frozen=True):
 
     node_id: Name
     epoch: Unsigned
-    seq: Count  # number of this message to this router, from 1
+    seq: Count  # from 1, for this router
     cleared: bool
     removed: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
     stored: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
@@ -283,7 +282,7 @@ class Ready(Message, frozen=True):
 
 
 class FramesTaken(Message, frozen=True):
-    """The receiver has taken one Ready and its frames from the connection. Only a few Readys may await this message."""
+    """The receiver has taken one Ready and its frames. Only a few Readys may await this message."""
 
     key: Key
     lease: Unsigned

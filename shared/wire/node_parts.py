@@ -37,9 +37,9 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`pages` adds up to pages_total, and `rows` to rows_total."""
 
     pages_total: Count
-    pages: States  # in each PageState
+    pages: States  # by PageState
     rows_total: Count
-    rows: States  # in each RowState
+    rows: States  # by RowState
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens of each running row in a step; 1 means no drafts

@@ -1,4 +1,4 @@
-"""Checks who sends to a bound socket: a node in its newest epoch, with a key that belongs to its name.
+"""Checks who sends to a bound socket: a node in its newest epoch, whose key belongs to its name.
 
 Without keys the name is trusted.
 """
@@ -13,9 +13,9 @@ from shared.wire.peers import Refused, parse_peer
 
 
 class PeerGate:
-    """Accepts only a node's newest connected epoch.
+    """Once the newest epoch's connection has ended, an older epoch is accepted.
 
-    Once that connection has ended, an older epoch is accepted: a restarted node whose clock was set back has one.
+    A restarted node has an older epoch if its clock was set back.
     """
 
     def __init__(self, ring: KeyRing | None) -> None:
@@ -23,10 +23,9 @@ class PeerGate:
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key, empty without keys. Raises WireError for a malformed name, and Refused for
-        another node's name or an older epoch.
+        """Return the peer's public key, empty without keys. `user_id`: this key in hex, as the connection proved it.
 
-        `user_id`: the public key, in hex, that the connection has proved to own.
+        Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """
         node_id, epoch = parse_peer(peer)
         key = self._check_key(node_id, user_id) if self._ring is not None else b""

@@ -48,8 +48,8 @@ ROUTER_EVENTS = zmq.EVENT_ACCEPTED | ENDS
 BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
 NAME_PROPERTY = "X-Peer"  # the peer's name, sent in each handshake
-USER_PROPERTY = "User-Id"  # the connection's public key, set by the authenticator
-HANDSHAKE_MS = 10_000  # for a handshake; then the connection is closed
+USER_PROPERTY = "User-Id"  # the public key, set by the authenticator
+HANDSHAKE_MS = 10_000  # longest handshake
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
@@ -141,7 +141,7 @@ class RouterSocket:
         self._port = tcp_port(self.endpoint)
 
     def _make_socket(self) -> None:
-        """The former socket must be closed. The new socket is not bound."""
+        """The former socket must be closed. The new one is not bound."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
@@ -151,7 +151,7 @@ class RouterSocket:
 
     @property
     def address(self) -> str:
-        """The address for peers: the endpoint, and the key that a node with keys listens with."""
+        """The endpoint, and the key that a node with keys listens with."""
         if self._ring is None or self._keys is None or self._ring.kind == ROUTER:
             return self.endpoint
         return f"{self.endpoint}{KEY_MARK}{self._ring.listener(self._keys).public.hex()}"
@@ -184,7 +184,7 @@ class RouterSocket:
 
     @property
     def pollables(self) -> list[zmq.Socket[bytes]]:
-        """The sockets to wait for; none while no descriptor is free for a listening socket."""
+        """Empty while no descriptor is free for a listening socket."""
         return [] if self.socket.closed else [self.socket, self.monitor]
 
     def readable(self) -> bool:
@@ -241,7 +241,7 @@ class RouterSocket:
     # ---- keys that change
 
     def _follow_keys(self) -> list[str]:
-        """Stop accepting messages from peers whose key is no longer allowed, and return these peers.
+        """Forget peers whose key is no longer allowed, and return them.
 
         After a change of a router's own key, return all peers: their connections have ended."""
         ring = self._ring
@@ -262,7 +262,7 @@ class RouterSocket:
         return out
 
     def _listen_again(self) -> None:
-        """Bind again if necessary. This fails until libzmq has released the address and a descriptor."""
+        """Bind again. This fails until libzmq has released the address and a descriptor."""
         if self._is_bound:
             return
         try:
@@ -300,14 +300,14 @@ class DealerSocket:
         self.endpoint = endpoint
         self.server = server
         self.state = "dialling"  # later "up" or "closed"
-        self.has_failed = False  # in the handshake
+        self.has_failed = False  # whether the handshake failed
         self._context = context
         self._identity = identity
         self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._port = tcp_port(endpoint)
-        self._connection: Connection | None = None  # None: not watched
+        self._connection: Connection | None = None  # watched if not None
         self._events: list[int] = []
         self._connect()
 

@@ -74,7 +74,7 @@ def bytes_waiting(fd: int) -> int:
 class ProcessMemory:
     """This process's private memory, without files and shared KV pools.
 
-    An open descriptor lets reading work while no other descriptor is free.
+    Its open descriptor lets it work while no other descriptor is free.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Return bytes."""
+        """In bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 
@@ -93,7 +93,7 @@ class ProcessMemory:
 
 
 class Shears:
-    """Shuts down connections from any thread. Keeps one descriptor, and so works while no other is free."""
+    """Shuts down connections from any thread, even while no other descriptor is free."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

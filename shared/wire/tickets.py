@@ -27,7 +27,7 @@ ENCODER = msgspec.msgpack.Encoder()
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # of each sequence, prompt and answer together
+    most_tokens: Count  # prompt and answer of each sequence
     deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
@@ -61,7 +61,7 @@ def make_ticket(
 ) -> Ticket:
     """Return the ticket for all sequences of a request, for the node with this key.
 
-    `holder`: the node that will show the ticket. `page`: for a pull, the last page's identity.
+    `holder`: the node that will show it. `page`: for a pull, the last page's identity.
     """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))

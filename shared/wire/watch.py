@@ -5,9 +5,8 @@ thread compares the bytes that TCP has received on each descriptor with the byte
 
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
-libzmq keeps a record of each part, so a part counts for more than its bytes. libzmq does not tell how many parts an
-unfinished message has. So for each connection the watch also adds up the growth of the process's memory while bytes
-come and no message is delivered.
+A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
+also adds up the growth of the process's memory while a connection brings bytes, but no message.
 
 The watch shuts down:
 
@@ -37,11 +36,11 @@ BURST_BYTES = 32 << 20  # the allocator may keep this much after a burst
 CALM_S = 5.0
 MAX_SILENT = 512  # connections that have not sent a message
 MAX_OF_ONE_PEER = 16
-HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways; libzmq never delivers them
+HEARTBEAT_BYTES = 256  # of one interval, encrypted, both ways; libzmq never delivers them
 SHORT_BYTES = 255  # a larger part has a longer header
-CURVE_BYTES = 33  # of each part, from CURVE: command name, nonce, code and flags
+CURVE_BYTES = 33  # added to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # parts between two looks that mark a flood; control messages have fewer
+MANY_PARTS = 256  # in one look, they mark a flood; control messages have fewer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
 MOST_SWELLING = 64  # counted growth, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
@@ -75,16 +74,16 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
-    swollen: float = 0.0  # bytes by which memory grew since the last delivery, while much is unread
+    swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
     _num_parts: int = 0
-    _part_bytes: float = math.inf  # average of the newest parts if there were many, else infinite
+    _part_bytes: float = math.inf  # average of the newest parts in a flood, else infinite
     _looked_at: float = field(default=0.0)
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
-        """Take account of bytes since the last look. `delivered` is read first, and so never exceeds the received
-        bytes. `grown`: growth of this process's memory in bytes since then."""
+        """`delivered` is read first, and so never exceeds the received bytes. `grown`: growth of this process's memory
+        in bytes since the last look."""
         delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
         if inflow is None:
             return
@@ -103,12 +102,12 @@ class Connection:
 
     @property
     def held(self) -> float:
-        """The estimated memory of the unread parts, in bytes, if they are as long as the newest parts."""
+        """Estimated memory in bytes: the unread parts count as long as the newest parts."""
         return self.unread * (1 + PART_BYTES / self._part_bytes)
 
 
 class Watch:
-    """Watches the connections of one link. The link's loop thread calls all methods except `look`.
+    """Watches one link. The link's loop thread calls all methods except `look`.
 
     Sockets may report a closed connection late. By then a connection of the other kind (bound or dialled) may have the
     same descriptor."""
@@ -199,7 +198,7 @@ class Watch:
                 del self._of_peer[connection.peer]
 
     def take_refused(self) -> list[tuple[str, str]]:
-        """Return (reason, log text) of each connection that was shut down since the last call."""
+        """Return (reason, log text) of the connections shut down since the last call."""
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
@@ -227,7 +226,7 @@ class Watch:
     def look(self) -> float:
         """Shut down connections beyond their limits. Return the sum of unread bytes.
 
-        Runs on the watch's thread every LOOK_S, and sooner while much is unread."""
+        Runs on the watch's thread."""
         now, limits = self._clock(), self._limits
         connections = [one for one in list(self._connections.values()) if not one.is_shut]
         process_bytes = self._process_bytes()
@@ -263,8 +262,7 @@ class Watch:
             self._shut(largest, REFUSED_FLOOD, "connections sent more than was read from them")
 
     def _bound_swelling(self, connections: Sequence[Connection]) -> None:
-        """Limit the memory of unfinished messages with many tiny parts. Shut down the connection with the largest
-        `swollen`, if that exceeds the limit on all unread bytes, and SWOLLEN times their sum."""
+        """Limit the memory of unfinished messages with many tiny parts."""
         left = [one for one in connections if not one.is_shut]
         most = max(self._limits.unread_bytes_in_all, SWOLLEN * sum(one.unread for one in left))
         worst = max(left, key=lambda one: one.swollen, default=None)
@@ -291,7 +289,7 @@ class Watch:
                 self._shears.shut_down(one.fd, one.inode)
 
     def _shut(self, connection: Connection, reason: str, why: str) -> None:
-        """End the connection. libzmq then frees all its memory."""
+        """libzmq then frees all memory of this connection."""
         if not connection.is_shut:
             connection.is_shut = True
             if self._shears.shut_down(connection.fd, connection.inode):

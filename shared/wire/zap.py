@@ -55,7 +55,7 @@ class Authenticator:
         self._socket.close(0)
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Return the reply. libzmq attaches its user id, which is the public key, to the connection's messages."""
+        """libzmq attaches the reply's user id, which is the public key, to the connection's messages."""
         request_id, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         public = credentials[0] if mechanism == CURVE and len(credentials) == 1 else b""
         if self._ring.node_of(public) is None:
