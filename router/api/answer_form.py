@@ -41,7 +41,7 @@ def form_of(
     continued: str,
     request_id: str | None,
 ) -> AnswerForm:
-    """Return the form of the answer to `prompt`. `continued`: the message that the answer continues."""
+    """`continued`: the message that the answer continues."""
     thought = thought_of(text.template.sources, prompt, continued)
     if row is None and thought is None:
         return AnswerForm()

@@ -123,8 +123,6 @@ Choice = ChatChunkChoice | ChatChoice | CompletionChoice
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream."""
-
     id: str
     object: str
     created: int

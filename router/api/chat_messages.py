@@ -1,6 +1,6 @@
 """Turn clients' chat messages into the conversation that a template renders.
 
-Agents send whole histories. Text, reasoning and calls reach the template. Images, audio and files are refused by name.
+Text, reasoning and calls reach the template. Images, audio and files are refused by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Return freed memory to the system after a burst of work.
 
-When bodies, connections and answers end, glibc keeps their memory. While a router uses more memory than its lowest use
-so far, the task returns freed memory again and again. A return that finds nothing free takes a few milliseconds.
+When bodies, connections and answers end, glibc keeps their memory. A return that finds nothing free takes a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORTH_BYTES = 4 << 20
 class Surplus:
     """Decides when to return memory: use is above its lowest, and has stopped growing.
 
-    Memory in use during a return may be freed later without notice. So returns are repeated."""
+    Memory in use during a return may be freed later without notice, so returns are repeated."""
 
     def __init__(self) -> None:
         self._least = self._before = math.inf

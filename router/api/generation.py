@@ -179,7 +179,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """0 if no token came."""
+        """Tokens of prompts and answers; 0 if no token came."""
         if self._num_waiting == len(self._choices):
             return 0
         counts = self._counts()

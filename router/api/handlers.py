@@ -63,9 +63,8 @@ class Asked:
 
 
 class Handlers:
-    """One method per path. `max_context`: 0 leaves the limit to model and nodes.
-
-    `tenants` and `operators`: the keys that may see nodes and metrics."""
+    """`max_context`: 0 leaves the limit to model and nodes. `tenants`, `operators`: keys that may see nodes and
+    metrics."""
 
     def __init__(
         self,
@@ -102,7 +101,6 @@ class Handlers:
         self._detokenize = self._parser(DETOKENIZE)
 
     def max_context(self) -> int:
-        """The smallest limit of configuration, model and nodes."""
         return self._within(self._registry.max_context())
 
     def _within(self, context: int | None) -> int:
@@ -185,7 +183,7 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Parse a body. Count its fields without effect, and name them in a response header."""
+        """Count the body's fields without effect, and name them in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))

@@ -1,4 +1,4 @@
-"""The protocol for the choices of completions and chats in JSON, and their shared code."""
+"""The protocol for the choices of completions and chats in JSON, and shared code."""
 
 from __future__ import annotations
 

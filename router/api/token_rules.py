@@ -1,4 +1,4 @@
-"""Check rules for single tokens: bias, stops, allowed ids, bad words. InvalidRequest names the field."""
+"""Check rules for single tokens: bias, stops, allowed ids, bad words. An InvalidRequest names the field."""
 
 from __future__ import annotations
 

@@ -52,20 +52,16 @@ class Writer(Protocol):
     num_events: int  # numbered events so far; the caller sets it for a stream that can be resumed
 
     def opening(self) -> bytes:
-        """Return the bytes before the first token. The prompt's scores must be known."""
+        """The prompt's scores must be known."""
         ...
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        """Return one batch's bytes, or b""."""
+        """Return b"" if the batch shows nothing."""
         ...
 
-    def ending(self) -> bytes:
-        """Return the bytes after the last choice."""
-        ...
+    def ending(self) -> bytes: ...
 
-    def failed(self, error: BatonError) -> bytes:
-        """Return the bytes that end a failed stream."""
-        ...
+    def failed(self, error: BatonError) -> bytes: ...
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
         """`answers`: one delta per choice."""

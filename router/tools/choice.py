@@ -29,7 +29,7 @@ NO_TOOLS = ToolChoice(ChoiceMode.NONE)
 
 
 def parse_tool_choice(value: object, tools: Sequence[Tool], param: str = "tool_choice") -> ToolChoice:
-    """Return the checked choice. Null means `auto` with tools, else `none`. InvalidRequest names the invalid member."""
+    """Null means `auto` with tools, else `none`. Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return ToolChoice(ChoiceMode.AUTO, tuple(tools)) if tools else NO_TOOLS
     if isinstance(value, str):

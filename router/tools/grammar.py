@@ -1,10 +1,8 @@
 """Make the grammar of an answer with tools in llguidance's dialect of Lark, from a format's row.
 
-    auto       text, or text up to a call's beginning, then only calls
-    required   calls only; named: one call only
-    a thought  may precede both, or must be closed first if the prompt has opened it
-
-White space is allowed where models write it, within bounds.
+auto       text, or text up to a call's beginning, then only calls
+required   calls only; named: one call only
+a thought  may precede both, or must be closed first if the prompt has opened it
 """
 
 from __future__ import annotations

@@ -89,15 +89,13 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Return rank 0's plan. With a pipeline, `threads` is per stage, and the stages share the cores.
-
-    Together they have the threads of a model without stages, but each has at least one."""
+    """Return rank 0's plan. Pipeline stages share its cores, and divide its threads: at least one for each stage."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may run on, within the container's CPU quota."""
+    """Within the container's CPU quota."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
     quota = cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]

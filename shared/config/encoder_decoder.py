@@ -1,4 +1,4 @@
-"""Facts about models with an encoder, from JSON files. For routers and nodes."""
+"""Facts about models with an encoder, from JSON files."""
 
 from __future__ import annotations
 

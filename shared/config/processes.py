@@ -113,8 +113,6 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcessConfig:
-    """The argument of `prefill_node.app.run` and `decode_node.app.run`."""
-
     parts: NodeParts = field(default_factory=NodeParts)
     cores: CorePlan = field(default_factory=CorePlan)
 
@@ -137,7 +135,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RayClusterConfig:
-    """The settings of `baton ray up`, the twin of ClusterConfig. Nodes get addresses when they are placed."""
+    """The settings of `baton ray up`. Nodes get addresses when they are placed."""
 
     ray: RayConfig = field(default_factory=RayConfig)
     share: ShareConfig = field(default_factory=ShareConfig)

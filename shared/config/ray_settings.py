@@ -75,7 +75,7 @@ def is_local(address: str) -> bool:
 
 
 def environment(address: str) -> dict[str, str]:
-    """Return the variables for Ray and for processes that import it. They also turn usage reports off."""
+    """The variables also turn usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 

@@ -1,4 +1,4 @@
-"""The router's settings, except text, HTTP and limits (text_settings.py, http_settings.py, settings.py)."""
+"""The router's settings, except text, HTTP and limits."""
 
 from __future__ import annotations
 

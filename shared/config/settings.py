@@ -223,7 +223,7 @@ class SpecConfig:
 
     @property
     def width(self) -> int:
-        """The largest number of tokens that a running row adds per step."""
+        """The most tokens that a running row adds per step."""
         return 1 if self.spec == "none" else self.spec_width
 
 

@@ -78,7 +78,7 @@ class PartnerOverloaded(Overloaded):
 
 
 class NoNodes(BatonError):
-    """No pair of prefill and decode node can serve the request. The answer has Retry-After."""
+    """No pair of nodes can serve the request. The answer has Retry-After."""
 
     code = "no_nodes"
     status = 503
@@ -135,16 +135,12 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
-    """The operator ended the request."""
-
     code = "aborted"
     status = 503
 
 
 class StepFailed(BatonError):
-    """A step with this request failed twice, the second time without other requests, or its grammar failed. Other
-    requests continue.
-    """
+    """A step with this request failed twice, the second time alone, or its grammar failed. Other requests continue."""
 
     code = "step_failed"
 
@@ -173,7 +169,7 @@ class HandoffFailed(BatonError):
 
 
 class WireError(BatonError):
-    """A malformed, truncated, oversized, unknown or outdated frame. It is dropped, counted and logged once."""
+    """An invalid or outdated frame. It is dropped, counted and logged once."""
 
     code = "wire_error"
 

@@ -1,7 +1,4 @@
-"""Caches a function's newest result.
-
-A batch's sampling parameters stay one object until a row joins or leaves, so derived values are made only once.
-"""
+"""Caches a function's newest result, for example of a batch's sampling parameters: they change only with its rows."""
 
 from __future__ import annotations
 

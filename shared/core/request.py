@@ -17,8 +17,6 @@ TokenIds = npt.NDArray[np.int64]
 
 
 class RequestState(enum.Enum):
-    """TRANSITIONS lists the allowed changes."""
-
     WAITING = "waiting"  # no row and no pages
     PREFILLING = "prefilling"  # the row and all pages of the prompt are reserved
     RUNNING = "running"  # decoding
@@ -42,8 +40,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence and its progress, owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`,
-    which tells the request's age."""
+    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age."""
 
     key: RequestKey
     prompt_ids: TokenIds

@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
 class PageState(StrEnum):
     """Each page of the pool is in exactly one state.
 
-    Rows tag their pages. Among several tags of a page, ACTIVE takes precedence over GRANTED, and GRANTED over HELD.
+    Rows tag their pages. Of several tags, ACTIVE takes precedence over GRANTED, and GRANTED over HELD.
     """
 
     FREE = "free"

@@ -47,8 +47,6 @@ MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """`max_control_bytes` limits the message itself. `max_frame_bytes` limits each page frame."""
-
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
@@ -60,7 +58,6 @@ class WireLimits:
 
 DEFAULT_LIMITS = WireLimits()
 AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-# for a decode node's answers
 BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
 MOST_BYTES = 1 << 20  # for kinds that the next table lacks
 MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked

@@ -1,4 +1,4 @@
-"""Decides whether one node can use another node's pages and records.
+"""Decides whether a node can use another node's pages and records.
 
 A prefill node without a draft head fits a decode node with one: its planes are the decode node's first planes.
 """

@@ -41,7 +41,7 @@ class KeyRing:
     """One thread calls `refresh`, which replaces `now`. Any thread may read `now`."""
 
     def __init__(self, folder: Path, kind: str, name: str) -> None:
-        """Raise ConfigError, which says what the folder lacks."""
+        """Raise ConfigError if the folder lacks a key."""
         self.kind = kind
         self.name = name
         self._folder = folder

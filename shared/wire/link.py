@@ -26,7 +26,7 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # an idle router's wait between looks for changed keys and refused connections
+LOOK_S = 0.5  # between an idle router's looks for changed keys and refused connections
 MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -129,7 +129,7 @@ class NodeLinks:
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
-        """After a change of keys, close connections with outdated keys, and redial their peers where allowed."""
+        """Close connections with outdated keys, and redial their peers where allowed."""
         if not self._dialling.keys_changed():
             return []
         inbound = self._router.receive()
@@ -220,7 +220,7 @@ class RouterLink:
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         sent = self._router.send(peer, message, frames)
-        # ZMQ's descriptor is edge-triggered, and a send may use up a new message's edge.
+        # The descriptor is edge-triggered, and a send may use up a new message's edge.
         if self._waiter is not None and self._router.readable():
             self._wake()
         return sent

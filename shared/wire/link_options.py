@@ -25,7 +25,6 @@ class LinkOptions:
     - unread_bytes: a connection with more unread bytes is shut down.
     - caller_bytes: the largest part that a caller may send. Unread bytes may reach 4 times this size for each caller,
       and 32 times for all callers together. With 0, the general limits hold.
-    - brings_pages: a dialled peer answers with page frames.
     - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
     """
 

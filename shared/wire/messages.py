@@ -128,7 +128,7 @@ class Unwelcome(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Tells a node to accept no new requests. `then`: the node's next step once it is idle; "" means wait. After
+    """Tells a node to accept no new requests. `then`: its next step once it is idle; "" means wait. After
     `move_after_ms` all routers move their unfinished requests; heartbeats announce that time.
     """
 
@@ -202,8 +202,8 @@ class Tokens(Message, frozen=True):
 
 
 class Scores(Message, frozen=True):
-    """Log-probabilities of consecutive prompt tokens, sent before the first output token. first_pos counts from the
-    prompt's first token, which has no entry."""
+    """Log-probabilities of consecutive prompt tokens, sent before the first output token. The prompt's first token has
+    position 0, but no entry."""
 
     node_id: Name
     epoch: Unsigned
@@ -358,7 +358,7 @@ class Join(Message, frozen=True):
 
 
 class StoreEntry(Message, frozen=True):
-    """An entry that one end of a process group publishes in the store, so that both ends can connect."""
+    """A store entry of one end of a process group, with which both ends connect."""
 
     group: Count
     name: Name
@@ -366,7 +366,7 @@ class StoreEntry(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """D asks P for this part of these pages, as transfer `order` of the group. P must send this part."""
+    """D asks P for this part of these pages, as transfer `order` of the group."""
 
     group: Count
     order: Count

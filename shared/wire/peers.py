@@ -51,7 +51,8 @@ class PeerUp:
 class PeerClosed:
     """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
 
-    `accepted`: the peer dialled this connection. Of two prefill nodes' mutual connections, either may end alone.
+    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other. Either connection may end
+    alone.
     """
 
     peer: str

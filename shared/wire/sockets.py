@@ -1,4 +1,4 @@
-"""Two kinds of ZMQ sockets. They never block, each has a monitor, and with keys they use CURVE.
+"""ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE.
 
 connections.py finds out which peers have left a ROUTER. peer_gate.py decides which peers may send to it.
 """

@@ -20,8 +20,7 @@ STATM, STATM_BYTES = "/proc/self/statm", 256
 
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
-    """Return the inode of the descriptor's TCP connection with this port. Return None if the descriptor is closed or
-    belongs to another connection."""
+    """Return the inode of the descriptor's TCP connection with this port, or None for another or closed descriptor."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -109,7 +108,7 @@ class Shears:
             if self._is_closed:
                 return False
             try:
-                os.dup2(fd, self._own, inheritable=False)  # nothing can reuse our copy between check and shutdown
+                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused before the shutdown
                 return self._shut_down_own(inode)
             except OSError:
                 return False

@@ -59,9 +59,9 @@ def make_ticket(
     deadline_ms: int,
     page: bytes = HANDS_OVER,
 ) -> Ticket:
-    """Return the ticket for all sequences of a request, for the node with this key.
+    """Return the ticket for all sequences of a request.
 
-    `holder`: the node that will show it. `page`: for a pull, the last page's identity.
+    `key`: of the node that checks it. `holder`: the node that shows it. `page`: for a pull, the last page's identity.
     """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))

@@ -27,7 +27,7 @@ class Wakeup:
 
     def close(self) -> None:
         with self._lock:
-            write_fd, self._write_fd = self._write_fd, -1  # so that a late `set` can't write to a reused descriptor
+            write_fd, self._write_fd = self._write_fd, -1  # a late `set` must not write to a reused descriptor
             for fd in (self.fd, write_fd):
                 with contextlib.suppress(OSError):
                     os.close(fd)

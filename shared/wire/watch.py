@@ -127,7 +127,7 @@ class Watch:
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
         self._after_burst = after_burst
         self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several small bursts leave as much memory behind as a large one
+        # several small bursts leave as much memory as a large one
         self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
@@ -281,8 +281,7 @@ class Watch:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
     def _close_mute(self, connections: Sequence[Connection]) -> None:
-        """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late, and the host
-        is not at fault."""
+        """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late."""
         for one in connections:
             if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:
                 one.is_shut = True

@@ -1,6 +1,6 @@
-"""The authenticator of one context (ZAP, ZeroMQ RFC 27), which accepts connections by their keys.
+"""Accepts one context's connections by their keys (ZAP, ZeroMQ RFC 27).
 
-It has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
+The authenticator has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION, CURVE = b"1.0", b"CURVE"
 
 
 class Authenticator:
-    """Make it before the context's first socket is bound: without its answer no peer can connect."""
+    """Made before the context's first socket is bound: without its answer no peer can connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
         self._ring = ring
@@ -37,7 +37,7 @@ class Authenticator:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the thread has ended and its socket is closed."""
+        """Return when the thread has ended."""
         self._stopping = True
         self._stop.set()
         self._thread.join()
