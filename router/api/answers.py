@@ -66,7 +66,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole call, or one part of a call. The first part has id and name, and later parts have arguments."""
+    """A whole call, or one part. The first part has id and name, and later parts have arguments."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET

@@ -37,7 +37,6 @@ class Block:
 
     @property
     def text(self) -> str:
-        """The block's text, or a call's arguments."""
         return "".join(self.pieces)
 
 

@@ -20,7 +20,7 @@ ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the temp
 
 
 class ContentPart(Body, frozen=True, kw_only=True):
-    """`type` names the field that is read."""
+    """`type` decides which field is read."""
 
     type: str = "text"
     text: str | None = None

@@ -81,7 +81,6 @@ class ChoiceText:
         return delta
 
     def finish(self, reason: FinishReason) -> Delta:
-        """End the sequence. Show the text that was held back."""
         delta = Delta()
         self._show(self._matcher.flush(), delta)
         self._end(reason, delta)

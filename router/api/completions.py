@@ -16,7 +16,7 @@ from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
-DEFAULT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
+DEFAULT_TOKENS = 16  # OpenAI's default; a chat may fill the context
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):

@@ -128,13 +128,12 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return an exchange for the same request that keeps its answer in `data`."""
+        """Return an exchange for the same request. It keeps its answer in `data`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
         return unsent
 
     def _hang_up(self) -> None:
-        """Close the connection at once, if the server can do this."""
         hang_up = self.scope.get("state", {}).get(HANG_UP)
         if hang_up is not None:
             hang_up()

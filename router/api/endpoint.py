@@ -130,7 +130,7 @@ class Endpoint:
 
 
 def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, ...]:
-    """Return the keys in a request's headers. Anthropic's clients send either header, or both."""
+    """Anthropic's clients send either header, or both."""
     scheme, _, given = (authorization or "").partition(" ")
     return (given.strip() if scheme.lower() == "bearer" else "", x_api_key or "")
 

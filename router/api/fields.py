@@ -63,7 +63,6 @@ class FieldTable(Generic[B]):
     refused: Mapping[str, Refused] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError for a field in two lists, or a served field without a description."""
         served = set(self.served.__struct_fields__)
         if served != set(self.about):
             raise ValueError(f"{self.path}: described and served differ by {served ^ set(self.about)}")

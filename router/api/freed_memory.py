@@ -20,7 +20,7 @@ WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Decides when to return memory: use is above its lowest, and has stopped growing.
+    """Asks for a return while memory is above its lowest use, and does not grow.
 
     Memory in use during a return may be freed later without notice, so returns are repeated."""
 

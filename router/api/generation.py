@@ -119,7 +119,7 @@ class Generation:
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
         self._num_open = num_choices
-        self._num_waiting = num_choices  # for their first token
+        self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
@@ -248,7 +248,7 @@ class Generation:
         return data if self._marks is None else self._marks.stamp(data)
 
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
-        """Wait for news. Send pings before the first tokens and while a resumed stream catches up."""
+        """Send pings before the first tokens, and while a resumed stream catches up."""
         while self._num_waiting or self._is_behind:
             news = await news_within(PING_S, mailbox)
             if news is not None:

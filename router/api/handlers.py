@@ -152,7 +152,7 @@ class Handlers:
                 bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
-        """Answer a request with an idempotency key. A hang-up does not stop the work, so a retry gets the answer."""
+        """A hang-up does not stop the work, so a retry gets the answer."""
         name = name_of_request(keys_of(connection), key)
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
@@ -284,7 +284,6 @@ class Handlers:
         raise NotFound("there is nothing at this path")
 
     def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
-        """The adapters have the model as their parent."""
         base = self._resolver.model_name
         names = self._resolver.for_tenant(tenant).adapters()
         adapters = [self._model_card(name) | {"parent": base} for name in names]

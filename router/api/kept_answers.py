@@ -77,7 +77,7 @@ class KeptAnswers:
         if entry.task.cancelled() or entry.task.exception() is not None or self._is_too_long(entry):
             del self._entries[name]
             return
-        del self._entries[name]  # and insert it again as the newest: the oldest answers stay first
+        del self._entries[name]  # inserted again below, so that the oldest answers stay first
         self._entries[name] = entry
         entry.num_bytes, entry.ends_at = len(entry.task.result()), self._clock() + KEPT_S
         self.num_bytes += entry.num_bytes

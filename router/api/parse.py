@@ -72,7 +72,7 @@ class BodyParser(Generic[B]):
 
 
 def is_one_of(value: object, others: tuple[object, ...]) -> bool:
-    """Whether the value and its type equal one of `others`: JSON's true is not 1."""
+    """Whether the value equals one of `others`, including its type: JSON's true is not 1."""
     return any(type(value) is type(other) and value == other for other in others)
 
 

@@ -18,7 +18,7 @@ TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class InputPart(Body, frozen=True, kw_only=True):
-    """`type` names the field that is read."""
+    """`type` decides which field is read."""
 
     type: str = "input_text"
     text: str | None = None

@@ -74,7 +74,7 @@ def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
 
 
 def named(plan: GenerationPlan, body: Any, name: str) -> GenerationPlan:
-    """Derive the ids of tool calls from `name`, so that a router that resumes the stream makes the same ids."""
+    """Any router that resumes the stream makes the same ids of tool calls."""
     if body.request_id or plan.show.form.is_plain:
         return plan
     return replace(plan, show=replace(plan.show, form=replace(plan.show.form, request_id=name)))

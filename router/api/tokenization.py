@@ -101,7 +101,7 @@ def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object
 
 
 def tokenizer_info(text: TextModel) -> dict[str, object]:
-    """Return the members of a tokenizer_config.json, with the template from any file."""
+    """Return the members of a tokenizer_config.json. The template may come from another file."""
     sources = text.template.sources
     named = [{"name": name, "template": source} for name, source in sources.items()]
     template = {"chat_template": sources.get(DEFAULT) if len(sources) < 2 else named}

@@ -2,7 +2,7 @@
 
 Any web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or
 if the page's owner points the page's host name at this server. So host names are checked, and form requests from other
-pages are refused. Programs other than browsers send no Origin, and are not affected.
+pages are refused. Other programs send no Origin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WebRules:
         self._origins = frozenset(map(str.lower, cors_origins))
 
     def check(self, connection: Connection) -> None:
-        """Raise HostNotAllowed, or MediaTypeRefused for a request of another page without a preflight."""
+        """Raise HostNotAllowed, or MediaTypeRefused for another page's request without a preflight."""
         self._check_host(connection)
         origin = connection.header(b"origin")
         if origin is None or connection.scope["method"] in ("GET", "HEAD", "OPTIONS"):

@@ -49,7 +49,7 @@ class Writer(Protocol):
 
     answer_id: str
     ping: bytes  # for a time without news
-    num_events: int  # numbered events so far; the caller sets it for a stream that can be resumed
+    num_events: int  # numbered events; set by the caller if the stream can be resumed
 
     def opening(self) -> bytes:
         """The prompt's scores must be known."""

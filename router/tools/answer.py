@@ -77,7 +77,6 @@ class _CallReader:
                 self._sink.content(self._source.take(self._source.at + 1))
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
-        """Return False if no group of calls follows."""
         self._source.mark()
         try:
             yield from skip_space(self._source)
@@ -102,7 +101,6 @@ class _CallReader:
         yield from self._skip_mark(row.ends)
 
     def _next_call(self) -> Reading[bool]:
-        """Return False if no further call follows."""
         source = self._source
         source.mark()
         try:

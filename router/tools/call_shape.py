@@ -21,10 +21,9 @@ MAX_CHOICES = 256  # a grammar lists at most this many of a schema's values
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The parts of a grammar for one tool's calls.
+    """`head`: a regular expression for the beginning that identifies a call.
 
-    `head`: a regular expression for the beginning that identifies a call. `rest`: the right side of the rule for the
-    rest. `rules`: rules that `rest` uses.
+    `rest`: the right side of the rule for the rest. `rules`: rules that `rest` uses.
     """
 
     head: str

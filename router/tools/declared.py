@@ -1,4 +1,4 @@
-"""Check a request's tools, for all endpoints. An InvalidRequest names the invalid member.
+"""Check a request's tools. An InvalidRequest names the invalid member.
 
 Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}. /v1/responses has
 these members without the inner object.

@@ -30,7 +30,6 @@ def tool_grammar(
     """Return an answer's grammar; None allows any text. Raise InvalidRequest for a tool that can't be called.
 
     - `special_ids`: markers that are special tokens, which llguidance matches only by id
-    - `thought`: from `thought_of`
     - `has_body`: an answer without calls must follow the grammar that `with_body` adds
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
@@ -176,7 +175,6 @@ class _Grammar:
         return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))
 
     def _end(self) -> str:
-        """The end of a group is optional if its beginning is optional."""
         is_needed = not self._row.may_begin_bare
         marks = (self._markers.written if is_needed else self._markers.written_if_any)(self._row.ends)
         if not marks:

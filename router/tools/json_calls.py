@@ -1,4 +1,4 @@
-"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. This JSON is not changed."""
+"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The JSON is not changed."""
 
 from __future__ import annotations
 

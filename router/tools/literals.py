@@ -39,7 +39,7 @@ def read_json(text: str) -> object:
 
 
 def from_tagged(text: str, kinds: frozenset[str]) -> str:
-    """Return a value between tags as JSON. `kinds`: JSON types in the value's schema; an empty set allows all."""
+    """`kinds`: JSON types in the value's schema; an empty set allows all."""
     if kinds == {"string"}:
         return json_string(text)
     value = from_python(text.strip())

@@ -114,7 +114,7 @@ def copy_until(
 ) -> Reading[str]:
     """Show text up to the first mark. Move past this mark and return it; return "" at the text's end.
 
-    `shows_half_mark`: at the text's end, a mark's beginning is text.
+    `shows_half_mark`: a mark's beginning at the text's end is shown.
     """
     while True:
         first = _first_mark(source, marks)

@@ -45,7 +45,7 @@ def _tags_in(*templates: str) -> ThoughtTags | None:
 
 
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
-    """Return the Thought in the answer to `prompt`; None if there can't be a thought.
+    """Return None if the answer can't have a thought.
 
     Tags count only at the prompt's end, because users may write them too. `continued`: the message that the answer
     continues.

@@ -31,7 +31,6 @@ def kind_of(value: object) -> str:
 
 
 def kinds_of(schema: object, root: Schema, steps: int = MAX_STEPS) -> frozenset[str]:
-    """Return the allowed types, or UNKNOWN without a limit."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or steps == 0:
         return UNKNOWN

@@ -131,7 +131,6 @@ class XmlCalls:
 
 
 def _texts_of(schema: object) -> list[str]:
-    """Return a schema's listed texts, or none if they are too many for a grammar."""
     choices = (choices_of(schema) if isinstance(schema, Mapping) else None) or []
     texts = [choice for choice in choices if isinstance(choice, str) and PARAMETER_END not in choice]
     return texts if len(texts) <= MAX_CHOICES else []

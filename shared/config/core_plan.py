@@ -1,4 +1,4 @@
-"""Divide the machine's cores among processes, and apply one process's share.
+"""Divide the machine's cores among processes.
 
 Idle OpenMP threads spin by default. On two cores, this slows a forward pass fifty times while another process is busy.
 So each process gets its own cores, one compute thread per core, and threads that sleep while they wait. A process must
@@ -95,7 +95,7 @@ def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Within the container's CPU quota."""
+    """Return no more cores than the container's CPU quota allows."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
     quota = cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
@@ -135,7 +135,6 @@ def environment(plan: CorePlan) -> dict[str, str]:
 
 
 def apply(plan: CorePlan) -> None:
-    """Call this function before anything loads torch or numpy."""
     os.environ.update(environment(plan))
     if not plan.cpus or not hasattr(os, "sched_setaffinity"):
         return

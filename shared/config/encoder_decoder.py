@@ -20,7 +20,7 @@ def has_encoder(config: Mapping[str, Any]) -> bool:
 def decoder_start_id(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the token that begins the decoder's text. Raise ConfigError if no token is known.
 
-    Look in generation_config.json, then in `config` (config.json), then for the padding token, like transformers."""
+    Look where transformers looks, in its order."""
     generation = read_json_if_there(folder / "generation_config.json")
     told = [generation.get(START), config.get(START), config.get("pad_token_id")]
     index = next((value for value in told if value is not None), None)

@@ -16,7 +16,7 @@ Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 
 def holds_sections(kind: type) -> bool:
-    """Whether a type is a group of sections, such as a process configuration."""
+    """Whether a type is a group of sections."""
     return all(dataclasses.is_dataclass(inner) for inner in get_type_hints(kind).values())
 
 

@@ -202,7 +202,6 @@ class SpecConfig:
             self._check_tree()
 
     def _check_tree(self) -> None:
-        """The tree must fill the window, and its inner levels must fit into the window's slots."""
         topk, inner = self.spec_topk, self.spec_steps - 1
         most = topk + inner * topk**2
         given = f"--spec-topk {topk} --spec-steps {self.spec_steps} --spec-width {self.spec_width}"

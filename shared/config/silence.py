@@ -5,17 +5,16 @@
     link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
            answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
 
-With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer. A peer
-that freezes for one second is kept.
+With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LINK_SHARE = 1 / 3  # of the setting; then a mute link is dropped
-PING_SHARE = 1 / 20  # of the setting; the longest time between two pings
-MOST_PING_MS = 250  # between two pings, because the other end may have a shorter setting
+LINK_SHARE = 1 / 3  # share of the setting after which a mute link is dropped
+PING_SHARE = 1 / 20  # longest time between two pings, as a share of the setting
+MOST_PING_MS = 250  # longest time between two pings, because the other end may have a shorter setting
 
 
 @dataclass(frozen=True, slots=True)

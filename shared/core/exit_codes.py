@@ -1,4 +1,4 @@
-"""A drained node's exit codes tell its parent process whether, and in which role, to restart the node."""
+"""A drained node's exit codes tell its parent whether, and in which role, to restart the node."""
 
 from __future__ import annotations
 

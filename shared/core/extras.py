@@ -46,7 +46,7 @@ def install_line(extra: str = "") -> str:
 
 
 def pip_line(*args: str) -> str:
-    """For this environment, even if the shell uses another one."""
+    """The command is for this environment, even if the shell uses another one."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 

@@ -1,4 +1,4 @@
-"""Request is the scheduler's record of one sequence. It has no tensors."""
+"""The scheduler's record of one sequence, without tensors."""
 
 from __future__ import annotations
 

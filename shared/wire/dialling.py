@@ -92,7 +92,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """A new dealer with a closed peer's name must not inherit its time."""
+        """A new dealer with a closed peer's name must not inherit the time of that peer."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:

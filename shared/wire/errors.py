@@ -53,7 +53,6 @@ BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
 
 def error_of(code: str, message: str, *, subject: str | None = None) -> BatonError:
-    """Return a BatonError for an unknown code."""
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
@@ -66,12 +65,11 @@ AT_PARTNER: dict[str, type[BatonError]] = {
 
 
 def refuse(key: Key, error: BatonError) -> Refuse:
-    """Cut the error's text, because it may quote the Offer."""
+    """Cut the error's text, because it may quote a message."""
     return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
-    """Cut the error's text, because it may quote a peer."""
     return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 

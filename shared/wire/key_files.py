@@ -1,8 +1,8 @@
 """Reads and writes a keys folder: the allowed public keys, and one secret per name.
 
     DIR/allowed           one line per key: kind, name, public key; the same file on every machine
-    DIR/NAME.secret       the secret key of NAME; on the machine of NAME, and on the machine that makes the keys
-    DIR/NAME.next         the next secret key of NAME, during a rotation
+    DIR/NAME.secret       the secret key of NAME; on its machine, and where keys are made
+    DIR/NAME.next         its next secret key, during a rotation
 
 The folder must have mode 0700, the files 0600: a key that others can read proves nothing.
 """

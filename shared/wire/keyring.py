@@ -54,7 +54,6 @@ class KeyRing:
         return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
-        """Return the node that owns this allowed key, if any."""
         entry = self.now.allowed.find(public)
         return entry.name if entry is not None and entry.kind == NODE else None
 
@@ -117,7 +116,6 @@ def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """The twin of `ring_of_router`."""
     if not folder:
         return None
     path = Path(folder).expanduser()

@@ -1,9 +1,7 @@
 """Owns the sockets of a node or router. NodeLinks waits with one poll, RouterLink with asyncio. Sends never block.
 
-    node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
-    router: ROUTER (bound, nodes dial in)
-
-With keys, bound sockets are CURVE servers.
+node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
+router: ROUTER (bound, nodes dial in)
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # between an idle router's looks for changed keys and refused connections
+LOOK_S = 0.5  # time between an idle router's looks for changed keys and refused connections
 MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -54,7 +52,7 @@ class NodeLinks:
 
     @property
     def endpoint(self) -> str:
-        """With this node's key, if there are keys."""
+        """The address for peers, with this node's key if there are keys."""
         return self._router.address
 
     @property
@@ -105,7 +103,7 @@ class NodeLinks:
             dealer.close()
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
-        """Return False if the queue is full or the peer is unknown. Never block, or raise an error that a peer caused.
+        """Return False if the queue is full or the peer is unknown. Never raise an error that a peer caused.
 
         `back`: send only over the connection that the peer dialled.
         """

@@ -45,7 +45,7 @@ class LinkOptions:
 
     @property
     def watch_limits(self) -> WatchLimits:
-        """With room for the largest page frame."""
+        """Leave room for the largest page frame."""
         unread_bytes = max(self.unread_bytes, self.limits.max_frame_bytes + (16 << 20))
         in_all = max(self.unread_bytes_in_all, 2 * unread_bytes)
         return WatchLimits(

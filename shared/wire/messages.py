@@ -151,7 +151,8 @@ class CacheReplay(Message, frozen=True):
 
 
 class Spending(Message, frozen=True):
-    """A router's charges to its tenants in this epoch. Nodes pass the latest Spending to their other routers unread."""
+    """A router's charges to its tenants in this epoch. Nodes pass the latest Spending on to their other routers,
+    without reading it."""
 
     router_id: Name
     router_epoch: Unsigned
@@ -358,7 +359,7 @@ class Join(Message, frozen=True):
 
 
 class StoreEntry(Message, frozen=True):
-    """A store entry of one end of a process group, with which both ends connect."""
+    """One end of a process group publishes a store entry, so that both ends can connect."""
 
     group: Count
     name: Name

@@ -43,7 +43,7 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens of each running row in a step; 1 means no drafts
-    # Totals since the epoch began (steps, wire errors, idle seconds, ...); they never fall.
+    # Totals since the epoch began, such as steps; they never fall.
     counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
     # histogram samples since the last heartbeat, by metric name
     observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]

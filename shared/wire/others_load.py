@@ -8,7 +8,7 @@ from shared.wire.ranges import Count
 
 
 class OthersLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The load of all routers except the receiver."""
+    """The load that all routers, except the receiver of this message, put on the node."""
 
     routers: Count  # with requests on this node
     sequences: Count  # running or waiting

@@ -15,7 +15,7 @@ def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireSt
     """Return False if the queue is full or the peer is unknown.
 
     pyzmq doesn't copy parts above its copy threshold, so they must not change until the peer has them. Pages stay
-    pinned until Installed, and digests show pages that changed too early.
+    pinned until Installed.
     """
     try:
         socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)

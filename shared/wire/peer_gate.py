@@ -23,7 +23,8 @@ class PeerGate:
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key, empty without keys. `user_id`: this key in hex, as the connection proved it.
+        """Return the peer's public key, empty without keys. `user_id`: this key in hex,
+        which the connection has proved to own.
 
         Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """

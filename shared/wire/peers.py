@@ -125,7 +125,6 @@ class WireStats:
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
 
     def shut_out(self, what: str, reason: str = REFUSED_KEY) -> None:
-        """Count a connection without an allowed key, or one that was shut down."""
         self.counts[REFUSED_COUNT[reason]] += 1
         if (what, "") not in self._logged:
             self._logged.add((what, ""))

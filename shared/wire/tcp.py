@@ -14,7 +14,7 @@ import termios
 import threading
 from typing import NamedTuple
 
-INFO_BYTES = 136  # struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later)
+INFO_BYTES = 136  # length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later)
 RECEIVED_AT, IDLE_AT = 128, 52  # offsets of tcpi_bytes_received and tcpi_last_data_recv
 STATM, STATM_BYTES = "/proc/self/statm", 256
 

@@ -61,14 +61,14 @@ def make_ticket(
 ) -> Ticket:
     """Return the ticket for all sequences of a request.
 
-    `key`: of the node that checks it. `holder`: the node that shows it. `page`: for a pull, the last page's identity.
+    `key`: that of the node that checks the ticket. `holder`: the node that shows it. `page`: for a pull, the last
+    page's identity.
     """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))
 
 
 def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: Ticket, page: bytes = HANDS_OVER) -> bool:
-    """Whether the router with this key made this ticket for this request, node and page."""
     if not key or request.seq_index >= ticket.num_sequences:
         return False
     return hmac.compare_digest(_code(key, request, holder, ticket, page), ticket.code)

@@ -10,7 +10,7 @@ also adds up the growth of the process's memory while a connection brings bytes,
 
 The watch shuts down:
 
-- a connection with too many unread bytes; if all connections together have too many, the ones with the most
+- a connection with too many unread bytes; if all together have too many, the ones with the most
 - a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
 - a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
@@ -30,19 +30,19 @@ from shared.observe.metric_names import REFUSED_FLOOD, REFUSED_IDLE
 from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, inode_of
 
 LOOK_S = 0.05
-SOON_S = 0.005  # to the next look, while more than MUCH_BYTES are unread
+SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
 MUCH_BYTES = 4 << 20
 BURST_BYTES = 32 << 20  # the allocator may keep this much after a burst
 CALM_S = 5.0
 MAX_SILENT = 512  # connections that have not sent a message
 MAX_OF_ONE_PEER = 16
-HEARTBEAT_BYTES = 256  # of one interval, encrypted, both ways; libzmq never delivers them
+HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
 SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # added to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # in one look, they mark a flood; control messages have fewer
+MANY_PARTS = 256  # a flood has at least this many between two looks; control messages have fewer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
-MOST_SWELLING = 64  # counted growth, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
+MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
