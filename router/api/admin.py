@@ -64,7 +64,7 @@ ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's id, as its
 
 
 class AdminHandlers:
-    """No method waits until a node has left: the status shows this."""
+    """No method waits until a node has left: the status shows leaving nodes."""
 
     def __init__(
         self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits

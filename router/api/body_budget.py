@@ -1,4 +1,4 @@
-"""Limit the memory of request bodies, in all and for each address."""
+"""Limit the memory of request bodies, for all connections together and for each address."""
 
 from __future__ import annotations
 

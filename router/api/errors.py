@@ -76,7 +76,7 @@ class UnknownStream(InvalidRequest):
 
 
 class ResumeMismatch(InvalidRequest):
-    """The request differs, or its tokens do. Clients don't retry this status."""
+    """The request or its tokens differ. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
@@ -166,7 +166,7 @@ def error_json(error: BatonError) -> bytes:
 
 
 def internal_error() -> BatonError:
-    """Return an error that hides an exception. The log has the details."""
+    """Hide an exception, which is in the log."""
     return BatonError("the server failed on this request")
 
 

@@ -8,7 +8,7 @@
         | '-- events since the last new token: one token may make several events
         '-- events so far
 
-Token ids determine the text. So an event's id determines the shown text, for any batches of tokens.
+Token ids determine the text. So an event's id determines the shown text, however the tokens were batched.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class Marks:
         """Raise ResumeMismatch if the reader saw more tokens than the answer has."""
 
     def _mark(self, event: bytes) -> bytes:
-        """Add an id without moving the reader's position."""
         self._num_more += 1
         self.num_events += 1
         return self._with_id(event)

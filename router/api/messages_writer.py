@@ -130,7 +130,6 @@ def grown(block: Block, text: str) -> Json:
 
 
 def is_usable(call: Block) -> bool:
-    """Whether the call's arguments are a complete JSON object."""
     try:
         return call.is_whole and isinstance(json.loads(call.text or "{}"), dict)
     except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ GONE = "gone"  # an impossible digest: the adapter's last node has just left
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """`adapters` returns digests by name. Each use calls it anew, because nodes come and go."""
+    """`adapters` returns digests by name. Each use calls this function anew, because nodes come and go."""
 
     model_name: str
     text: TextModel

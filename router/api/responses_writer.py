@@ -158,6 +158,5 @@ def status_of(ended: Delta) -> str:
 
 
 def failure(error: BatonError) -> Json:
-    """Return an error with a code that OpenAI's clients know."""
     code = ERROR_CODES.get(error.status, "invalid_prompt" if error.status < 500 else "server_error")
     return {"code": code, "message": error.message}

@@ -38,7 +38,7 @@ def begin_stream(
 ) -> tuple[GenerationPlan, StreamStart | None]:
     """Return the plan to run and the stream's start, which is None for too many choices.
 
-    Raise UnknownStream for an id without our signature, ResumeMismatch for another request.
+    Raise UnknownStream for an id without our signature, and ResumeMismatch for another request.
     """
     num_choices = len(plan.jobs) * plan.num_sequences
     if last_event_id is None:

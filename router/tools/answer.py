@@ -32,7 +32,7 @@ class AnswerReader:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the last call's arguments are incomplete. After `finish`: the call was cut off."""
+        """Whether the last call's arguments are incomplete. After `finish`, True means a cut-off call."""
         return self._sink.is_in_call
 
     def feed(self, text: str) -> list[AnswerDelta]:

@@ -19,7 +19,7 @@ class ChoiceMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`tools`: callable tools. With NONE the model may still see others."""
+    """`tools`: callable tools. With NONE the model may still see all tools."""
 
     mode: ChoiceMode
     tools: tuple[Tool, ...] = ()

@@ -113,7 +113,6 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
 
 
 def skipped_tools(tools: Sequence[Mapping[str, Any]] | None, served: Collection[str | None]) -> list[str]:
-    """Return the paths of tools whose type is not in `served`."""
     sent = (tools or ())[:MAX_TOOLS]
     return [f"tools[{index}]" for index, tool in enumerate(sent) if tool.get("type") not in served]
 

@@ -69,7 +69,6 @@ class PythonCalls:
 
 
 def _in_order(is_required: list[bool], prefix: str, rules: dict[str, str]) -> str:
-    """Return a rule's right side for arguments in a fixed order, with commas."""
     num = len(is_required)
     after = [f"{prefix}_after{index}" if index + 1 < num else "" for index in range(num)]
     for index in range(1, num):

@@ -168,7 +168,6 @@ def _place(start_and_mark: tuple[int, str]) -> tuple[int, int]:
 
 
 def _possible_prefix(source: Source, marks: Sequence[str]) -> int:
-    """Return the length of the longest suffix that may begin a mark."""
     longest = max(map(len, marks), default=1) - 1
     for length in range(min(longest, len(source.text) - source.at), 0, -1):
         if any(mark.startswith(source.text[-length:]) for mark in marks):

@@ -82,7 +82,6 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def takes_others(schema: Schema) -> bool:
-    """Whether the schema allows properties, but names none."""
     return not properties_of(schema) and schema.get("additionalProperties") is not False
 
 

@@ -71,7 +71,7 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
 
 
 def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
-    """Give each node neighbouring cores. Prefill nodes gain most from more cores, so the first nodes get the rest."""
+    """Give each node neighbouring cores. Prefill nodes gain most, so the first nodes get the leftover cores."""
     if len(cores) < num_nodes:
         return [(cores[i % len(cores)],) for i in range(num_nodes)]
     each, extra = divmod(len(cores), num_nodes)

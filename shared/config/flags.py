@@ -21,7 +21,6 @@ def holds_sections(kind: type) -> bool:
 
 
 def concerns_of(process: type) -> dict[str, type]:
-    """Return settings classes by section name, including those of groups."""
     found: dict[str, type] = {}
     for name, kind in get_type_hints(process).items():
         found |= concerns_of(kind) if holds_sections(kind) else {name: kind}

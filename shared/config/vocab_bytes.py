@@ -13,7 +13,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes, and characters from U+0100 on
+    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes. Characters from U+0100 on stand
     for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]

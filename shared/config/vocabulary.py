@@ -1,4 +1,4 @@
-"""Read the bytes of each token id from tokenizer files. Routers decode with them, and nodes compile grammars."""
+"""Read the bytes of each token id from tokenizer files, for decoding (routers) and grammars (nodes)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
 
 
 def is_byte_level(described: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json writes each byte as one printable character."""
     return "ByteLevel" in repr(described.get("decoder"))
 
 

@@ -1,4 +1,7 @@
-"""Caches a function's newest result, for example of a batch's sampling parameters: they change only with its rows."""
+"""Caches a function's newest result.
+
+A batch's sampling parameters stay one object until a row joins or leaves.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# P's error for each code from D. A passed deadline is final. Any other code means that the hand-off failed.
+# P's error for each code from D. If D is full or draining, the router places the request elsewhere. A passed deadline
+# is final. Any other code means that the hand-off failed.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,

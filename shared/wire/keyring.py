@@ -123,7 +123,7 @@ def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
 
 
 def only_one(folder: Path, kind: str) -> str:
-    """Raise ConfigError if no router or node of this kind has a secret here, or if several have."""
+    """Raise ConfigError for none or several."""
     require_folder(folder)
     names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
     here = [name for name in names_with_secret(folder) if name in names]

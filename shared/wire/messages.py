@@ -367,7 +367,7 @@ class StoreEntry(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """D asks P for this part of these pages, as transfer `order` of the group."""
+    """D asks P for this part of these pages, as transfer `order` of the group. P must send this part."""
 
     group: Count
     order: Count

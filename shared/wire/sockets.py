@@ -29,7 +29,7 @@ from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.watch import Connection, Watch, tcp_port
 
-SHUT_OUT = {  # handshakes that failed for their keys
+SHUT_OUT = {  # handshakes that failed because of keys
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
     int(
         zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

@@ -48,7 +48,7 @@ MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an emp
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
     """`caller_bytes`: for one accepted connection. `callers_bytes_in_all`: for all of them. With 0, the general limit
-    holds. `silent_s` is infinite if peers need not send anything, `mute_s` if peers don't ping."""
+    holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -61,8 +61,8 @@ class WatchLimits:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One descriptor, from accept or connect to close. The loop's thread writes `delivered`, the watch's thread
-    `unread`."""
+    """One descriptor, from accept or connect to close. The loop's thread writes `delivered`. The watch's thread
+    writes `unread`."""
 
     fd: int
     inode: int
@@ -78,7 +78,7 @@ class Connection:
     _received: int = 0
     _delivered: int = 0
     _num_parts: int = 0
-    _part_bytes: float = math.inf  # average of the newest parts in a flood, else infinite
+    _part_bytes: float = math.inf  # average size of the newest parts in a flood, else infinite
     _looked_at: float = field(default=0.0)
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
@@ -102,7 +102,7 @@ class Connection:
 
     @property
     def held(self) -> float:
-        """Estimated memory in bytes: the unread parts count as long as the newest parts."""
+        """Estimate the memory in bytes, as if the unread parts had the size of the newest parts."""
         return self.unread * (1 + PART_BYTES / self._part_bytes)
 
 
@@ -288,7 +288,7 @@ class Watch:
                 self._shears.shut_down(one.fd, one.inode)
 
     def _shut(self, connection: Connection, reason: str, why: str) -> None:
-        """libzmq then frees all memory of this connection."""
+        """End the connection, so that libzmq frees its memory."""
         if not connection.is_shut:
             connection.is_shut = True
             if self._shears.shut_down(connection.fd, connection.inode):
