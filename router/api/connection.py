@@ -38,7 +38,7 @@ class Connection:
     ) -> None:
         self.scope = scope
         self.status: int | None = None
-        self.failure: BatonError | None = None  # a stream's error behind its headers
+        self.failure: BatonError | None = None  # a stream's error after its headers
         self.request_id = ""
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}

@@ -69,7 +69,7 @@ class ShowOptions:
     num_logprobs: int  # likeliest tokens to show for each token; -1 shows no log-probabilities
     prompt_logprobs: int = -1  # the same for the prompt, in a separate field
     echoes_logprobs: bool = False  # logprobs begin with the prompt's tokens
-    hides_answer: bool = False  # for an answer of 0 tokens: its one computed token is hidden
+    hides_answer: bool = False  # hide the one computed token of an answer of 0 tokens
     keeps_stop: bool = False  # show the stop string or token
     shows_special: bool = False
     names_tokens_by_id: bool = False  # in logprobs

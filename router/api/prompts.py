@@ -1,4 +1,4 @@
-"""The parts of answers that show prompts: echo, token ids, log-probabilities."""
+"""Parts of answers that show prompts: echo, token ids, log-probabilities."""
 
 from __future__ import annotations
 

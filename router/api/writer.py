@@ -48,7 +48,7 @@ class Writer(Protocol):
     """Writes one request's answer. A delta's key is its choice's index: prompt * n + sequence."""
 
     answer_id: str
-    ping: bytes  # for a time without news
+    ping: bytes  # sent while no news arrives
     num_events: int  # numbered events; set by the caller if the stream can be resumed
 
     def opening(self) -> bytes:

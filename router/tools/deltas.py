@@ -73,7 +73,7 @@ class DeltaSink:
         self._add(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The arguments are complete; the call's syntax may not be."""
+        """The arguments are complete. The end of the call's syntax may follow."""
         self.is_in_call = False
 
     def taken(self) -> list[AnswerDelta]:

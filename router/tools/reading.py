@@ -25,8 +25,6 @@ class NotACall(Exception):
 
 
 class Source:
-    """The text so far, the position of the next character, and a mark to return to."""
-
     __slots__ = ("_mark", "at", "has_ended", "text")
 
     def __init__(self) -> None:

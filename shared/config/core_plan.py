@@ -1,8 +1,8 @@
 """Divide the machine's cores among processes.
 
-Idle OpenMP threads spin by default. On two cores, this slows a forward pass fifty times while another process is busy.
-So each process gets its own cores, one compute thread per core, and threads that sleep while they wait. A process must
-apply its plan before it loads torch or numpy, so this module loads neither.
+Idle OpenMP threads spin by default. On two cores, spinning makes a forward pass fifty times slower while another
+process is busy. So each process gets its own cores, one compute thread per core, and threads that sleep while they
+wait. A process must apply its plan before it loads torch or numpy, so this module loads neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Declare and check configuration fields. Their help texts and limits make flags (flags.py) and TOML keys (load.py)."""
+"""Declare and check configuration fields, with help texts and limits."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: Trans
 
 @dataclass(frozen=True, slots=True)
 class RouterProcessConfig:
-    """The argument of `router.app.run`. The router reads the model's tokenizer and chat template, never its weights."""
+    """The router reads the model's tokenizer and chat template, never its weights."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)

@@ -65,8 +65,6 @@ class QueueFull(BatonError):
 
 
 class DeadlineUnreachable(BatonError):
-    """The queue before this request takes longer than the deadline allows."""
-
     code = "deadline_unreachable"
     status = 503
 
@@ -140,7 +138,10 @@ class Aborted(BatonError):
 
 
 class StepFailed(BatonError):
-    """A step with this request failed twice, the second time alone, or its grammar failed. Other requests continue."""
+    """A step with this request failed twice, the second time without other requests. Or the request's grammar failed.
+
+    Other requests continue.
+    """
 
     code = "step_failed"
 
