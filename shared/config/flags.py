@@ -16,7 +16,6 @@ Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 
 def holds_sections(kind: type) -> bool:
-    """Whether a type is a group of sections."""
     return all(dataclasses.is_dataclass(inner) for inner in get_type_hints(kind).values())
 
 

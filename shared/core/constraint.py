@@ -31,7 +31,7 @@ class Constraint(Protocol):
 
         `emitted`: all tokens so far. parents[i] is 0 if drafts[i] follows `emitted`, else 1 + the index of the draft
         that drafts[i] follows. If a draft is disallowed, or is an EOS token, its row and the rows of the drafts behind
-        it stay unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first. Raises
-        BatonError if the tokens break the grammar, or if the grammar became too complex.
+        it stay unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first.
+        Raises BatonError if the tokens break the grammar, or if the grammar became too complex.
         """
         ...
