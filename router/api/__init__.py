@@ -1,1 +1,1 @@
-"""The router's HTTP API: requests, answers, errors and streams in OpenAI's and Anthropic's forms."""
+"""The router's HTTP API, in OpenAI's and Anthropic's forms."""

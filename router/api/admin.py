@@ -1,4 +1,4 @@
-"""/admin/*: show, drain or restart nodes, change roles, abort answers. All these paths need the operators' key."""
+"""/admin/*, for the operators' key: show, drain or restart nodes, change roles, abort answers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ Seconds = Annotated[float, Meta(ge=0, le=86400)]
 
 
 class DrainRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/drain. `force`: the node leaves even if no other node can serve."""
-
     node: Annotated[str, Meta(min_length=1, max_length=256)]
     then: Literal["stop", "restart"] = "stop"
     move_after_s: Seconds | None = None
@@ -36,9 +34,6 @@ class DrainRequest(Body, frozen=True, kw_only=True):
 
 
 class RoleRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/role. `least`: how many other nodes must keep the old role. If fewer would keep it, the node keeps
-    its role."""
-
     node: Annotated[str, Meta(min_length=1, max_length=256)]
     role: Literal["prefill", "decode"]
     least: Annotated[int, Meta(ge=0, le=4096)] = 0
@@ -47,8 +42,6 @@ class RoleRequest(Body, frozen=True, kw_only=True):
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):
-    """POST /admin/abort. `id`: the answer's id, as the client sees it."""
-
     id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -71,7 +64,7 @@ ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's id, as its
 
 
 class AdminHandlers:
-    """One method per path. No method waits until a node has left; the status shows which nodes are leaving."""
+    """No method waits until a node has left: the status shows leaving nodes."""
 
     def __init__(
         self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits
@@ -177,13 +170,13 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "waiting_tokens": node.waiting_tokens,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        "others": node.others,  # other routers' load: routers, sequences, pages, waiting tokens
+        "others": node.others,  # load from other routers
         "lacks_routers": node.lacks,
-        # The following figures are recent measurements. Only prefill nodes have `handoff_s`.
+        # Recent measurements follow. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,
-        "slowness": round(node.slowness.times, 2),  # the node's step times, divided by its peers' step times
+        "slowness": round(node.slowness.times, 2),  # step times divided by the peers' step times
         "share": node.slowness.share,
     }
 

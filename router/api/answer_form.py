@@ -1,4 +1,4 @@
-"""Decide whether a chat's answer may contain reasoning and tool calls, and choose the answer's grammar."""
+"""Decide which parts a chat's answer may have, and choose its grammar."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from shared.core.errors import InvalidRequest
 
 
 def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
-    """Return the model's format of tool calls; None if calls are not allowed.
+    """Return the model's format of tool calls, or None if calls are not allowed.
 
-    `name`: the value of --tool-format; if "", the template tells the format. Raise InvalidRequest for an unknown
-    format.
+    `name`: the value of --tool-format; "" means the template's format. Raise InvalidRequest for an unknown format.
     """
     if choice.mode is ChoiceMode.NONE:
         return None
@@ -42,7 +41,7 @@ def form_of(
     continued: str,
     request_id: str | None,
 ) -> AnswerForm:
-    """Return the form of the answer to a rendered prompt. `continued`: the message that the answer continues."""
+    """`continued`: the message that the answer continues."""
     thought = thought_of(text.template.sources, prompt, continued)
     if row is None and thought is None:
         return AnswerForm()
@@ -61,10 +60,10 @@ def form_of(
 def grammar_of_answer(
     fields: GenerationFields, facts: VocabFacts, form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool
 ) -> str:
-    """Return the grammar of the answer; "" if any text is allowed.
+    """Return the answer's grammar; "" allows any text.
 
-    After the reasoning, if any, the grammar allows either calls, or text in the grammar that the request's fields ask
-    for. A required call overrides response_format.
+    Reasoning may come first. Then come calls, or text in the grammar of the request's fields. A required call overrides
+    response_format.
     """
     asked = grammar_of(fields, facts)
     if form.row is None:
@@ -80,9 +79,8 @@ def grammar_of_answer(
 
 
 def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_parallel: bool) -> str:
-    """Return the grammar of an answer that may have calls. Raise InvalidRequest for an unusable schema.
-
-    `body`: the grammar of an answer without calls; "" if any text is allowed."""
+    """`body`: the grammar of an answer without calls; "" allows any text. Raise InvalidRequest for an unusable
+    schema."""
     assert form.row is not None
     with blamed_on("tools"):
         for tool in form.tools:

@@ -1,4 +1,4 @@
-"""OpenAI's answers as structs. UNSET fields are left out, None is written as null."""
+"""OpenAI's answers as structs. UNSET fields are left out; None becomes null."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The log-probabilities of a completion. The first token of an echoed prompt has no logprob."""
+    """The first token of an echoed prompt has no log-probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,15 +50,14 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """One token's log-probability, in vLLM's form. `rank`: None if the token is not among the requested likeliest
-    tokens."""
+    """In vLLM's form. `rank`: None for a token that is not among the requested likeliest tokens."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one entry per prompt token; None for the first token
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one entry per prompt token; the first entry is None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -67,7 +66,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole call, or a chunk's part of a call: the first part has id and name, the other parts have arguments."""
+    """A whole call, or one part. The first part has id and name, and later parts have arguments."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -76,7 +75,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
-    """The new parts of a chat's answer. Reasoning is sent under both names that clients use."""
+    """Reasoning is sent under both names that clients use."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -124,8 +123,6 @@ Choice = ChatChunkChoice | ChatChoice | CompletionChoice
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream."""
-
     id: str
     object: str
     created: int
@@ -139,7 +136,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> Usage:
-    """Return the answer's usage. `reasoning_tokens`: None if the model does not think."""
+    """`reasoning_tokens`: None if the model does not think."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

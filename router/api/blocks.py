@@ -2,7 +2,7 @@
 
 deltas of tokens -> Blocks -> BlockBegun, BlockGrew, BlockGrew, BlockEnded, BlockBegun, ...
 
-Blocks don't depend on the deltas' boundaries. White space next to a call begins no block of its own.
+The boundaries of deltas do not change the blocks. White space next to a call begins no block of its own.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class BlockKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """`index`: the block's number in the answer. `call`: a call's number among the calls. `is_whole`: whether the block
-    is complete, not cut off by the answer's end."""
+    """`index`: the block's number in the answer. `call`: the number among the calls. `is_whole`: false if the answer's
+    end cut the block off."""
 
     index: int
     kind: BlockKind
-    name: str = ""  # name of the called function
+    name: str = ""  # of the called function
     call: int = 0
     pieces: list[str] = field(default_factory=list)
     is_whole: bool = True
 
     @property
     def text(self) -> str:
-        """The block's text; for a call, its arguments."""
         return "".join(self.pieces)
 
 
@@ -61,13 +60,13 @@ BlockEvent = BlockBegun | BlockGrew | BlockEnded
 
 
 class Blocks:
-    """Splits one answer. Use each event before you take the next event, because the event's block grows."""
+    """Splits one answer. Use each event before you take the next event: its block grows."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
-        self.ended = Delta()  # the last delta, which has the finish reason
+        self.ended = Delta()  # the last delta, with the finish reason
         self._open: Block | None = None
-        self._space: list[str] = []  # white space that may lie between blocks
+        self._space: list[str] = []  # white space that is in no block yet
 
     def feed(self, delta: Delta) -> Iterator[BlockEvent]:
         if delta.finish_reason is not None:
@@ -93,7 +92,6 @@ class Blocks:
         yield from self._end()
 
     def cut(self) -> None:
-        """Mark the open block as incomplete, because the answer ends early."""
         if self._open is not None:
             self._open.is_whole = False
 
@@ -129,7 +127,7 @@ class Blocks:
 
 
 def parts_of(delta: Delta) -> list[AnswerDelta]:
-    """Return the delta's parts. In a plain answer, all text is content."""
+    """In a plain answer, all text is content."""
     return delta.parts or ([ContentText(delta.text)] if delta.text else [])
 
 

@@ -1,4 +1,4 @@
-"""Limit the memory of request bodies, for all connections and for each address."""
+"""Limit the memory of request bodies, for all connections together and for each address."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 
 from router.api.errors import BodiesFull
 
-SHARE_OF_ONE = 0.75  # the share of the budget that one address can use
+SHARE_OF_ONE = 0.75  # of the budget, for one address
 
 
 class BodyBudget:
-    """Owned by the event loop. A body's bytes count from their arrival until the body is parsed or the request ends.
+    """Owned by the event loop. A body's bytes count until the body is parsed or the request ends.
 
-    `largest`: the size of the largest allowed body. A body of this size fits if no other bodies are counted.
+    `largest`: the size of the largest allowed body. One such body always fits into an empty budget.
     """
 
     def __init__(self, limit: int, largest: int = 0) -> None:
@@ -22,7 +22,7 @@ class BodyBudget:
         self.used = 0
 
     def take(self, source: str, num_bytes: int) -> None:
-        """Count bytes of a body from the client address `source`. Raise BodiesFull if they don't fit."""
+        """Raise BodiesFull if the bytes don't fit. `source`: the client's address."""
         if self.used + num_bytes > self._limit:
             raise BodiesFull("the server's memory for request bodies is full; try again")
         if self._of_source[source] + num_bytes > self._most_of_one:

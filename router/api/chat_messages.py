@@ -1,7 +1,6 @@
 """Turn clients' chat messages into the conversation that a template renders.
 
-Agents send whole histories: null content, parts, tool calls with results, reasoning, vendors' own fields. Text,
-reasoning and calls reach the template. Images, audio and files are refused by name.
+Text, reasoning and calls reach the template. Images, audio and files are refused by name.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from shared.core.errors import InvalidRequest
 Turn = dict[str, object]
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> field
 REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}
-ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the templates' name
+ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the template's role
 
 
 class ContentPart(Body, frozen=True, kw_only=True):
-    """One part of a message's content. `type` says which other field is read."""
+    """`type` decides which field is read."""
 
     type: str = "text"
     text: str | None = None
@@ -64,8 +63,6 @@ class ChatMessage(Body, frozen=True, kw_only=True):
 
 
 class TemplateFields(Protocol):
-    """The fields for the model's chat template, in the bodies of endpoints that render this template."""
-
     @property
     def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
     @property
@@ -106,7 +103,6 @@ def conversation_of(
 
 
 def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, Scalar]:
-    """Return the template variables for the kind of thinking that the request asks for."""
     kwargs: dict[str, Scalar] = {}
     if effort is not None:
         kwargs["reasoning_effort"] = effort
@@ -147,7 +143,7 @@ def call_of(call: ToolCall) -> dict[str, object]:
 
 
 def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
-    """Return (text, reasoning) of a message's content."""
+    """Return (text, reasoning)."""
     if message.content is None or isinstance(message.content, str):
         return message.content or "", ""
     texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Check grammars on a thread, not on the event loop."""
+"""Check grammars on a thread, off the event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def too_deep() -> InvalidRequest:
 
 
 class CheckThread:
-    """Owned by the handlers. Checks one request at a time. llguidance bounds the time of each check."""
+    """Owned by the handlers. Checks one request at a time. llguidance limits the time of each check."""
 
     def __init__(self) -> None:
         self._thread = one_thread("check")
         self._waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the work's result. Raise Overloaded if too many callers wait."""
+        """Raise Overloaded if too many callers wait."""
         if self._waiting >= MOST_WAITING:
             raise Overloaded("too many requests with grammars or tools wait to be checked; try again")
         self._waiting += 1

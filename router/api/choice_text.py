@@ -1,4 +1,4 @@
-"""Turn one choice's tokens into visible text, for Generation. Knows no JSON.
+"""Turn one choice's tokens into visible text. Knows no JSON.
 
 ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
 text -> AnswerReader -> parts                    only if an answer may hold reasoning or calls
@@ -22,16 +22,16 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Delta:
-    """One batch's addition to a choice. `offsets`: number of characters before each token, set only with logprobs."""
+    """What one batch adds to a choice. `offsets`: characters before each token, only with logprobs."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    parts: list[AnswerDelta] = field(default_factory=list)  # used instead of `text` if not all text is content
+    parts: list[AnswerDelta] = field(default_factory=list)  # replaces `text` if not all text is content
     finish_reason: FinishReason | None = None
-    has_calls: bool = False  # set in the last delta: whether the answer has calls
-    stopped_by: str = ""  # set in the last delta: the matched stop string
+    has_calls: bool = False  # set in the last delta
+    stopped_by: str = ""  # the matched stop string, set in the last delta
 
     def add(self, more: Delta) -> None:
         self.text += more.text
@@ -45,17 +45,17 @@ class Delta:
 
 
 class ChoiceText:
-    """`num_tokens`: how many tokens a client pays for, including the stop token."""
+    """`num_tokens`: tokens that a client pays for, including the stop token."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
-        """`num_before`: number of characters of the echo. Offsets start at 0 at the echo's beginning."""
+        """`num_before`: characters of the echo. Offsets begin before the echo."""
         form = show.form
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
         )
         self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought)
         self._is_thinking = form.thought is not None and form.thought.is_open
-        self.num_reasoning = 0  # number of reasoning tokens
+        self.num_reasoning = 0  # tokens
         self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
@@ -81,7 +81,6 @@ class ChoiceText:
         return delta
 
     def finish(self, reason: FinishReason) -> Delta:
-        """End the sequence and show held-back text."""
         delta = Delta()
         self._show(self._matcher.flush(), delta)
         self._end(reason, delta)
@@ -112,5 +111,5 @@ class ChoiceText:
         piece = self._detokenizer.feed(token)
         self._num_chars += len(piece)
         if self.num_tokens <= self._min_tokens:
-            return piece  # stop strings are ignored until the answer has min_tokens tokens
+            return piece  # stop strings count only after min_tokens tokens
         return self._matcher.feed(piece)

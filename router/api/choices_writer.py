@@ -1,4 +1,4 @@
-"""Write answers with choices, for /v1/completions and /v1/chat/completions. A Shape makes the choices."""
+"""Write answers of /v1/completions and /v1/chat/completions. A Shape makes the choices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChoicesWriter:
     """See `router.api.writer.Writer`."""
 
     ping = COMMENT
-    num_events = 0  # events are not numbered
+    num_events = 0  # not numbered
 
     def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
         self._shape = shape

@@ -16,21 +16,21 @@ from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # in a scope's state: the key of the function that closes the connection
+HANG_UP = "hang_up"  # in a scope's state: the function that closes the connection
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
 
 
 class ClientGone(Exception):
-    """The client hung up."""
+    """The client has hung up."""
 
 
 class Connection:
     """One request and its answer. `status` is None until the headers are sent.
 
-    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The code that made
-    the Connection returns these bytes: it calls `release_body`.
+    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
+    owner must return them with `release_body`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Connection:
         return values[0].decode("latin-1") if values else None
 
     async def body(self, limit: int) -> bytes:
-        """Return the whole body. Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
+        """Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
         declared = self.header(b"content-length") or "0"
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
@@ -94,13 +94,13 @@ class Connection:
             self._body_bytes += num_bytes
 
     def release_body(self) -> None:
-        """Return the body's bytes to the budget. Idempotent."""
+        """Idempotent."""
         if self._bodies is not None:
             self._bodies.give_back(self._source, self._body_bytes)
             self._body_bytes = 0
 
     async def hung_up(self) -> None:
-        """Wait until the client closes the connection. Call this method only after `body`."""
+        """Wait until the client closes the connection. Call `body` before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -119,7 +119,7 @@ class Connection:
         await self.write(data, last=True)
 
     async def _out(self, message: Message) -> None:
-        """Send a message. If the client reads too slowly, hang up and raise ClientGone."""
+        """If the client reads too slowly, hang up and raise ClientGone."""
         try:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)
@@ -128,13 +128,12 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return another exchange for the same request, which keeps the answer instead of sending it."""
+        """Return an exchange for the same request. It keeps its answer in `data`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
         return unsent
 
     def _hang_up(self) -> None:
-        """Close the connection at once, if the server can."""
         hang_up = self.scope.get("state", {}).get(HANG_UP)
         if hang_up is not None:
             hang_up()

@@ -1,4 +1,4 @@
-"""Wrap every handler: check method and key, answer errors as JSON, stop work when the client hangs up."""
+"""Wrap every handler: check method and key, answer errors as JSON, stop work after a hang-up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Handler = Callable[[Connection], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """Shared by all endpoints. `tenants`: the holders of keys."""
+    """`tenants`: the holders of keys."""
 
     log: Logger
     metrics: RequestMetrics
@@ -47,7 +47,7 @@ class EndpointRules:
 
 
 class Endpoint:
-    """An ASGI application for one path. `counts`: whether baton_requests_total counts refusals."""
+    """An ASGI application for one path. `counts`: baton_requests_total counts refusals."""
 
     def __init__(
         self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
@@ -102,10 +102,7 @@ class Endpoint:
             connection.tenant = tenant
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
-        """Log our own failures, and failed resumptions of streams.
-
-        Retryable errors come in floods, so they are counted by metrics only.
-        """
+        """Log our own failures and failed resumptions. Retryable errors come in floods, so metrics alone count them."""
         if isinstance(error, FOREIGN):
             self._once.warning(error.code, "a web page's request was refused", code=error.code, why=error.message)
         is_ours = error is not None and error.status >= 500 and error.status not in RETRYABLE
@@ -119,7 +116,7 @@ class Endpoint:
             )
 
     async def _refuse(self, connection: Connection, error: BatonError) -> None:
-        """Answer with the error. Do nothing if headers were sent, because then the stream contains the error."""
+        """Answer with the error. After the headers do nothing: the stream contains the error."""
         if connection.status is not None:
             return
         if (self._counts or isinstance(error, FOREIGN)) and not connection.was_admitted:
@@ -133,8 +130,7 @@ class Endpoint:
 
 
 def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, ...]:
-    """Return the keys in a request's headers. OpenAI's clients send `authorization`. Anthropic's clients send either
-    header, or both."""
+    """Anthropic's clients send either header, or both."""
     scheme, _, given = (authorization or "").partition(" ")
     return (given.strip() if scheme.lower() == "bearer" else "", x_api_key or "")
 
@@ -144,7 +140,7 @@ def keys_of(connection: Connection) -> tuple[str, ...]:
 
 
 async def until_hang_up(connection: Connection, work: Awaitable[None]) -> None:
-    """Run `work`. Once the client closes the connection, cancel `work` and raise ClientGone."""
+    """When the client hangs up, cancel `work` and raise ClientGone."""
     task = asyncio.current_task()
     assert task is not None
     gone = False

@@ -18,7 +18,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }  # by status
-NO_THREADS = {"error_code": "thread_unsupported_request"}  # after this code, SDKs send the whole conversation
+NO_THREADS = {"error_code": "thread_unsupported_request"}  # makes SDKs send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -70,19 +70,19 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class UnknownStream(InvalidRequest):
-    """No router with this key began the stream that Last-Event-ID names."""
+    """No router with this key began the stream in Last-Event-ID."""
 
     code = "unknown_stream"
 
 
 class ResumeMismatch(InvalidRequest):
-    """The stream can't be resumed, because the request or its tokens differ. Clients don't retry this status."""
+    """The request or its tokens differ. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
 
     def __init__(self, why: str) -> None:
-        """Put the code into the message, because Anthropic's form has no field for a code."""
+        """Put the code into the message: Anthropic's form has no field for it."""
         super().__init__(f"{self.code}: {why}")
 
 
@@ -111,7 +111,7 @@ class HeaderTimeout(InvalidRequest):
 
 
 class HostNotAllowed(InvalidRequest):
-    """The Host header is not our name: another site's name may point here."""
+    """Another site's host name may point here."""
 
     code = "host_not_allowed"
     status = 421
@@ -139,7 +139,7 @@ def error_type(status: int) -> str:
 
 
 def error_body(path: str, error: BatonError, request_id: str) -> bytes:
-    """Return the body in Anthropic's form for /v1/messages and paths below it, else in OpenAI's."""
+    """Return the body in Anthropic's form at and below /v1/messages, else in OpenAI's."""
     return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
 
 
@@ -166,12 +166,12 @@ def error_json(error: BatonError) -> bytes:
 
 
 def internal_error() -> BatonError:
-    """Return an error that hides an exception from the client. The log has the details."""
+    """Hide an exception, which is in the log."""
     return BatonError("the server failed on this request")
 
 
 def whole(seconds: float, per_second: int) -> int:
-    """Convert a wait to whole units, rounded up. An excess of one microsecond is ignored."""
+    """Convert a wait to whole units, rounded up. One microsecond above a unit is ignored."""
     return max(1, math.ceil((seconds - 1e-6) * per_second))
 
 

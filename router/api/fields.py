@@ -1,10 +1,10 @@
 """The fields of each endpoint's body, in one table per endpoint.
 
     served    has an effect: a field of the endpoint's struct, with its type and limits
-    ignored   is accepted without effect; a response header names it
-    refused   would have an unsupported effect: a 400 names it, unless its value asks for nothing
+    ignored   is accepted without effect; a response header names the field
+    refused   would have an unsupported effect: a 400 names the field, unless its value is harmless
 
-The parser and docs/http-api.md use the tables. resolve.py checks configured limits.
+Both the parser and docs/http-api.md use these tables. resolve.py checks configured limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all request bodies and of their objects."""
+    """Base of request bodies and of the objects in them."""
 
 
 B = TypeVar("B", bound=Body)
@@ -46,7 +46,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The reason why a field can't be served. `harmless`: the field's values that ask for nothing."""
+    """`harmless`: the values that ask for nothing."""
 
     why: str
     harmless: tuple[object, ...] = NOTHING
@@ -54,7 +54,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldTable(Generic[B]):
-    """One endpoint's fields. `about`: what each served field does, by name."""
+    """`about`: the effect of each served field, by name."""
 
     path: str
     served: type[B]
@@ -63,7 +63,6 @@ class FieldTable(Generic[B]):
     refused: Mapping[str, Refused] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError for a field that is in two lists, and for a served field without a description."""
         served = set(self.served.__struct_fields__)
         if served != set(self.about):
             raise ValueError(f"{self.path}: described and served differ by {served ^ set(self.about)}")
@@ -75,11 +74,11 @@ class FieldTable(Generic[B]):
 class StreamOptions(Body, frozen=True, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # has no effect: our events are never padded
+    include_obfuscation: bool | None = None  # without effect: our events are never padded
 
 
 class JsonSchemaFormat(Body, frozen=True, kw_only=True):
-    """A JSON schema in OpenAI's form. The answer follows the schema even without `strict`."""
+    """In OpenAI's form. The answer follows the schema even without `strict`."""
 
     schema: Schema | None = None
     name: ShortText | None = None
@@ -93,7 +92,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(Body, frozen=True, kw_only=True):
-    """The grammar in vLLM's form. A request sets one of these fields."""
+    """In vLLM's form. A request sets one of these fields."""
 
     json: Schema | str | None = None
     json_object: bool | None = None

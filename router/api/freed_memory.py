@@ -1,7 +1,6 @@
 """Return freed memory to the system after a burst of work.
 
-When bodies, connections and answers end, glibc keeps their memory for later. While a router uses more memory than its
-lowest use so far, the task returns freed memory again and again. A return that finds nothing free takes a few
+When bodies, connections and answers end, glibc keeps their memory. A return that finds nothing free takes a few
 milliseconds.
 """
 
@@ -15,28 +14,28 @@ from shared.device.malloc import give_freed_memory_back
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 6  # number of looks between two returns; a return stops all threads for up to 50 ms
-CALM_BYTES = 1 << 20  # memory that grows by at least this between two looks is not returned yet
+LOOKS_BETWEEN = 6  # looks from one return to the next; a return stops all threads for up to 50 ms
+CALM_BYTES = 1 << 20  # growth of this size between two looks defers a return
 WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Decides when to return memory: once the process uses more than its lowest use, and has stopped growing.
+    """Asks for a return while memory is above its lowest use, and does not grow.
 
-    Memory that is in use during a return may be freed later, and nothing reports that. So returns are repeated."""
+    Memory in use during a return may be freed later without notice, so returns are repeated."""
 
     def __init__(self) -> None:
         self._least = self._before = math.inf
-        self._looks = 0  # number of looks since the last return
+        self._looks = 0  # since the last return
 
     def is_worth_returning(self, memory: int) -> bool:
-        """Call it every LOOK_S. `memory`: the process's bytes now."""
+        """Call this method every LOOK_S. `memory`: the process's bytes now."""
         is_calm = memory - self._before < CALM_BYTES
         self._before, self._least, self._looks = memory, min(self._least, memory), self._looks + 1
         return is_calm and self._looks >= LOOKS_BETWEEN and memory - self._least >= WORTH_BYTES
 
     def returned(self, memory: int) -> None:
-        """Record that memory was returned. `memory`: the process's bytes afterwards."""
+        """`memory`: the process's bytes after a return."""
         self._before, self._looks = memory, 0
 
 

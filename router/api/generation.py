@@ -1,4 +1,4 @@
-"""Answer one generation request, streamed or whole. The per-token path is `_absorb` and `Writer.more`.
+"""Answer one generation request, streamed or whole. `_absorb` and `Writer.more` run for every token.
 
 plan -> gateway.open -> mailbox ... news -> ChoiceText -> Writer -> one write per batch of news
 """
@@ -34,7 +34,7 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-PING_S = 3.0  # proxies and clients close silent connections
+PING_S = 3.0  # because proxies and clients close silent connections
 MAX_SESSION_CHARS = 256
 DEADLINE = b"x-envoy-expected-rq-timeout-ms"
 MAX_DEADLINE_DIGITS = 12
@@ -42,7 +42,7 @@ ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
-    """Return the mailbox's next news; None after `seconds` without news."""
+    """Return None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()
@@ -50,7 +50,7 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
-Step = tuple[int, Delta]  # (choice index, the choice's next part)
+Step = tuple[int, Delta]  # (choice index, addition)
 
 
 def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
@@ -68,7 +68,7 @@ def one_by_one(update: Update) -> Iterator[Update]:
 
 
 def session_of(connection: Connection) -> str:
-    """Return the client's session id, or "". Requests of a session share nodes."""
+    """Return the client's session id, or "". Requests of one session share nodes."""
     given = connection.header(b"x-session-id") or connection.header(b"x-correlation-id") or ""
     return given[:MAX_SESSION_CHARS]
 
@@ -77,7 +77,7 @@ def session_of(connection: Connection) -> str:
 class Asker:
     affinity: str = ""
     tenant: Tenant = EVERYBODY
-    within_s: float | None = None  # the client's time limit for the whole answer
+    within_s: float | None = None  # the client's limit for the whole answer
 
 
 def time_left(connection: Connection, arrived: float) -> float | None:
@@ -91,7 +91,7 @@ def time_left(connection: Connection, arrived: float) -> float | None:
 
 
 class Generation:
-    """Owned by its HTTP request's task. Choice index = prompt * n + sequence."""
+    """Owned by its request's task. Choice index = prompt * n + sequence."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Generation:
         arrived: float,
         start: StreamStart | None = None,
     ) -> None:
-        """`start`: the stream's start, if its events have ids."""
+        """`start`: set if the stream's events have ids."""
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
         self._gateway = gateway
@@ -124,12 +124,12 @@ class Generation:
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
-        self._held: dict[int, Delta] = {}  # parts of choices, held until the other choices catch up
+        self._held: dict[int, Delta] = {}  # additions to choices that wait for the others to catch up
         self._is_behind = start is not None and start.seen is not None
         self.was_admitted = False
 
     async def run(self, connection: Connection) -> None:
-        """Run the request and send its answer. Raise an error before the headers; write a later error to the stream."""
+        """Send the answer. Raise errors before the headers; write a later error into the stream."""
         asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived))
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
@@ -161,7 +161,7 @@ class Generation:
             self._metrics.ended(outcome, time.monotonic() - self._arrived)
 
     def _new_request(self, job: int, asker: Asker) -> NewRequest:
-        """Append the decoder's start tokens to the prompt. These tokens are neither shown nor counted."""
+        """Append the decoder's start tokens, which are neither shown nor counted."""
         own = self._plan.jobs[job]
         ids = own.ids + self._start_ids
         plan = self._plan
@@ -179,7 +179,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """The number of prompt and answer tokens; 0 if no token came."""
+        """Tokens of prompts and answers; 0 if no token came."""
         if self._num_waiting == len(self._choices):
             return 0
         counts = self._counts()
@@ -190,12 +190,12 @@ class Generation:
         while self._num_open:
             for index, delta in self._absorb(await mailbox.take()):
                 totals[index].add(delta)
-        is_long = self._plan.sampling.prompt_logprobs >= 0  # such an answer is written on a thread
+        is_long = self._plan.sampling.prompt_logprobs >= 0  # a long answer is written on a thread
         data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Send headers with the first news or ping, so that an immediate failure gets the HTTP status of its error.
+        """Send headers with the first news or ping, so that an immediate failure gets its own HTTP status.
 
         A resumed stream sends headers once it has caught up, or with its first ping.
         """
@@ -222,7 +222,7 @@ class Generation:
         await connection.write(data, last=last)
 
     def _more(self, steps: Iterable[Step]) -> bytes:
-        """Return the events with their ids. Raise ResumeMismatch if the reader saw other tokens."""
+        """Return events with their ids. Raise ResumeMismatch if the reader saw other tokens."""
         marks = self._marks
         if marks is None:
             return b"".join([self._writer.more({index: delta}) for index, delta in steps])
@@ -248,7 +248,7 @@ class Generation:
         return data if self._marks is None else self._marks.stamp(data)
 
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
-        """Wait for news. Send pings while a prompt waits or a resumed stream catches up."""
+        """Send pings before the first tokens, and while a resumed stream catches up."""
         while self._num_waiting or self._is_behind:
             news = await news_within(PING_S, mailbox)
             if news is not None:
@@ -257,9 +257,9 @@ class Generation:
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """Return a batch's additions to each choice. Raise the error of a failed request.
+        """Raise a failed request's error.
 
-        While a resumed stream catches up, each token is an addition of its own.
+        While a resumed stream catches up, each token is a separate addition.
         """
         now = time.monotonic()
         deltas: dict[int, Delta] = {}
@@ -299,7 +299,7 @@ class Generation:
         return delta
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """Observe TTFT and ITL. The time since the last batch is divided equally among a batch's tokens."""
+        """Observe TTFT and ITL. A batch's tokens divide the time since the last batch equally."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]

@@ -1,4 +1,4 @@
-"""The protocol of endpoints that generate text. handlers.py runs them."""
+"""The protocol of endpoints that generate text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GenerationApi(Protocol[B]):
     table: FieldTable[B]
 
     def plan(self, body: B, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-        """Return the request's plan. Raise InvalidRequest with the faulty field's name."""
+        """Raise InvalidRequest with the faulty field's name."""
         ...
 
     def skipped(self, body: B) -> Sequence[str]:
-        """Return the paths of values that were parsed but have no effect."""
+        """Return the paths of parsed values without effect."""
         ...
 
     def writer(self, body: B, facts: AnswerFacts) -> Writer: ...

@@ -1,4 +1,4 @@
-"""The handlers of all paths except /admin, independent of the server. routes.py maps paths to handlers."""
+"""The handlers of all paths except /admin."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
 STREAM_IDS = b"x-stream-ids"  # opt-in, because many clients expect one data line per event
-LONG_BODY_BYTES = 8_192  # longer bodies could delay other streams by milliseconds
+LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
@@ -58,16 +58,13 @@ class Asked:
     body: Any = None
 
     def drop_raw(self) -> None:
-        """Free the raw body before a long answer."""
         self.raw = b""
         self.release()
 
 
 class Handlers:
-    """One method per path. `max_context`: 0 if only model and nodes limit the context. `strict_fields`: whether to
-    refuse unknown fields.
-
-    `tenants` and `operators`: holders of keys that may see nodes and metrics."""
+    """`max_context`: 0 leaves the limit to model and nodes. `tenants`, `operators`: keys that may see nodes and
+    metrics."""
 
     def __init__(
         self,
@@ -104,7 +101,6 @@ class Handlers:
         self._detokenize = self._parser(DETOKENIZE)
 
     def max_context(self) -> int:
-        """Return the smallest limit of configuration, model and nodes."""
         return self._within(self._registry.max_context())
 
     def _within(self, context: int | None) -> int:
@@ -156,13 +152,12 @@ class Handlers:
                 bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
-        """Answer a request with an idempotency key. The work continues after a hang-up, so that a retry gets the
-        answer."""
+        """A hang-up does not stop the work, so a retry gets the answer."""
         name = name_of_request(keys_of(connection), key)
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
         async def make() -> bytes:
-            connection.was_admitted = True  # `make` counts the outcome, so this connection must not count it
+            connection.was_admitted = True  # `make` counts the outcome, and the connection must not repeat this
             unsent = connection.unsent()
             try:
                 await self._run(asked, unsent)
@@ -188,7 +183,7 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Parse a body. Count the request's fields without effect, and name these fields in a response header."""
+        """Count the body's fields without effect, and name them in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))
@@ -205,7 +200,6 @@ class Handlers:
         make: Callable[[B], object],
         skipped: Callable[[B], Sequence[str]] = lambda body: (),
     ) -> None:
-        """Answer with the result of `make`. The request needs no node."""
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def work() -> bytes:
@@ -240,7 +234,7 @@ class Handlers:
         await connection.answer(200, msgspec.json.encode(card))
 
     async def health(self, connection: Connection) -> None:
-        """Answer 200 while this process runs, even without nodes."""
+        """Answer 200 even without nodes."""
         await connection.answer(200, b'{"status":"ok"}')
 
     async def ready(self, connection: Connection) -> None:
@@ -290,7 +284,6 @@ class Handlers:
         raise NotFound("there is nothing at this path")
 
     def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
-        """Return the model, and the tenant's adapters with the model as parent."""
         base = self._resolver.model_name
         names = self._resolver.for_tenant(tenant).adapters()
         adapters = [self._model_card(name) | {"parent": base} for name in names]

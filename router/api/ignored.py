@@ -1,4 +1,4 @@
-"""Name the fields without effect, for the response header and the metric."""
+"""Name fields without effect, for the response header and the metric."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router.api.fields import FieldTable
 
 IGNORED = b"x-baton-ignored-fields"
 MAX_NAMES = 16
-MAX_CHARS = 64  # characters of one name
-MAX_BYTES = 1024  # bytes of all names together, because proxies limit headers
-SAFE = "[]._-"  # allowed besides letters and digits
+MAX_CHARS = 64  # of one name
+MAX_BYTES = 1024  # of all names together, because proxies limit headers
+SAFE = "[]._-"  # besides letters and digits
 
 
 def names_in_header(names: Sequence[str]) -> bytes:
-    """Return the first names, escaped and comma-separated. `...` replaces the other names."""
+    """Return the first names, escaped and comma-separated. `...` replaces the rest."""
     shown = [quote(name[:MAX_CHARS], safe=SAFE, errors="replace") for name in names[:MAX_NAMES]]
     while len(",".join(shown)) > MAX_BYTES:
         shown.pop()
@@ -24,5 +24,5 @@ def names_in_header(names: Sequence[str]) -> bytes:
 
 
 def known_fields(tables: Iterable[FieldTable[Any]]) -> frozenset[str]:
-    """Return the metric's labels. Names from clients are not labels, because their number is unbounded."""
+    """Return the metric's labels. Clients' names are not labels: their number has no bound."""
     return frozenset(name for table in tables for name in table.ignored)

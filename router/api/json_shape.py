@@ -1,4 +1,4 @@
-"""Limit a body's nesting, lists and objects before parsing, because the parser holds the GIL and every stream waits."""
+"""Limit nesting, lists and objects in a body before parsing: the parser holds the GIL, and every stream waits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from shared.core.errors import InvalidRequest
 
 MOST_CONTAINERS = 50_000
 OPENING = b"[{"
-# A string, or brackets. An unclosed string is matched to the body's end, because a search from each quote would take
-# hours.
+# A string, or brackets. An unclosed string matches up to the body's end: a search from each quote would take hours.
 _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([\[\]{}]+)', re.DOTALL)
 
 
 def check_shape(raw: bytes, max_depth: int) -> None:
-    """Raise InvalidRequest for too many levels, lists or objects. Invalid JSON may be miscounted."""
+    """Raise InvalidRequest beyond a limit. Invalid JSON may be miscounted."""
     if raw.count(b"[") + raw.count(b"{") <= max_depth:
         return
     depth = num_brackets = 0

@@ -1,7 +1,7 @@
-"""Keep whole answers by Idempotency-Key, so that a repeat gets the first answer.
+"""Keep whole answers by Idempotency-Key, so that a repeated request gets the first answer.
 
 first request --> computed to its end, even if the client hangs up --> kept for KEPT_S
-the same again --> waits for the first answer                          another body --> 422
+same again    --> waits for the first answer                          another body --> 422
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class Entry:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the answer is complete, and counted in `num_bytes`."""
         return self.ends_at < float("inf")
 
 
 class KeptAnswers:
-    """Owned by the event loop. A failure reaches all waiting requests and is not kept."""
+    """Owned by the event loop. A failure reaches every waiting request and is not kept."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
@@ -52,7 +51,7 @@ class KeptAnswers:
         return len(self._entries)
 
     async def answer(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
-        """Return the answer, and whether it was begun earlier. Raise KeyReused for another body."""
+        """Return the answer, and whether an earlier request began it. Raise KeyReused for another body."""
         self._forget_old()
         entry = self._entries.get(name)
         is_again = entry is not None
@@ -78,7 +77,7 @@ class KeptAnswers:
         if entry.task.cancelled() or entry.task.exception() is not None or self._is_too_long(entry):
             del self._entries[name]
             return
-        del self._entries[name]  # insert the entry again below, so that the oldest answers stay first
+        del self._entries[name]  # inserted again below, so that the oldest answers stay first
         self._entries[name] = entry
         entry.num_bytes, entry.ends_at = len(entry.task.result()), self._clock() + KEPT_S
         self.num_bytes += entry.num_bytes
@@ -94,7 +93,7 @@ class KeptAnswers:
             self._drop(name)
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest kept answer. Return False if there is none."""
+        """Return False if no answer is kept."""
         name = next((name for name, entry in self._entries.items() if entry.is_kept), None)
         if name is not None:
             self._drop(name)

@@ -1,4 +1,4 @@
-"""Write the ids of a stream's events, and continue after the position in such an id. Pure.
+"""Write the ids of a stream's events, and continue from such an id. Pure.
 
     id: TOKEN/7.0.12-0123456789abcdef,9-fedcba9876543210e       the first event of a connection
     id: 8.0.13-89abcdef01234567,9-fedcba9876543210e             the next event
@@ -8,7 +8,7 @@
         | '-- events since the last new token: one token may make several events
         '-- events so far
 
-Token ids determine the text, so an event's id determines the shown text, however the tokens were batched.
+Token ids determine the text. So an event's id determines the shown text, however the tokens were batched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.api.choice_text import Delta
 from router.api.errors import ResumeMismatch, UnknownStream
 
 DIGEST_BYTES = 8
-MAX_CHOICES = 32  # streams of more choices have no ids, because each id lists all choices
+MAX_CHOICES = 32  # each id lists all choices, so streams of more choices have no ids
 END_OF_EVENT = b"\n\n"
 ID_WORD = re.compile(r"([A-Za-z0-9_-]{1,200})/(\d{1,9})\.(\d{1,6})\.([0-9a-f,e-]{1,2048})", re.ASCII)
 CHOICE_WORD = re.compile(r"(\d{1,9})-([0-9a-f]{16})(e?)", re.ASCII)
@@ -46,7 +46,7 @@ class Position:
 
 
 def read_id(header: str) -> tuple[str, Position]:
-    """Return token and position of a Last-Event-ID. Raise UnknownStream if it is malformed."""
+    """Return the token and position in a Last-Event-ID. Raise UnknownStream for a malformed id."""
     found = ID_WORD.fullmatch(header.strip())
     choices = [CHOICE_WORD.fullmatch(word) for word in found[4].split(",")] if found else []
     places = [Place(int(one[1]), one[2], bool(one[3])) for one in choices if one]
@@ -56,7 +56,7 @@ def read_id(header: str) -> tuple[str, Position]:
 
 
 class Marks:
-    """Writes one stream's ids. The connection's first id contains `token`."""
+    """Writes one stream's ids. The first id contains `token`."""
 
     def __init__(self, num_choices: int, token: str) -> None:
         self.num_events = 0
@@ -69,8 +69,7 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Add ids to events. `delta`: the part of a choice that the events show. Only the last event's
-        id includes this part."""
+        """Add ids to events. `delta`: the part of a choice in these events. Only the last id includes this part."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:
@@ -82,18 +81,17 @@ class Marks:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader has seen more than has been recomputed so far."""
+        """Whether the reader has seen more than was recomputed so far."""
         return False
 
     def holds(self, index: int) -> bool:
-        """Whether this choice must wait until the others catch up."""
+        """Whether this choice must wait until other choices catch up."""
         return False
 
     def finish(self) -> None:
         """Raise ResumeMismatch if the reader saw more tokens than the answer has."""
 
     def _mark(self, event: bytes) -> bytes:
-        """Add an id to an event that does not move the reader's position."""
         self._num_more += 1
         self.num_events += 1
         return self._with_id(event)
@@ -120,7 +118,7 @@ class Marks:
 class ResumedMarks(Marks):
     """Shows nothing until every choice of a resumed stream has reached the reader's position.
 
-    Until then each delta has one token, and the owner holds back choices that have caught up.
+    Until then each delta has one token, and the owner holds back choices that `holds` names.
     """
 
     def __init__(self, seen: Position, token: str) -> None:
@@ -141,7 +139,7 @@ class ResumedMarks(Marks):
         return bool(self._behind) and index not in self._behind
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Return only events that the reader lacks. Raise ResumeMismatch if the reader saw other tokens."""
+        """Show only events that the reader lacks. Raise ResumeMismatch if the reader saw other tokens."""
         if not self._behind:
             return super().stamp(data, index, delta)
         if delta is not None:
@@ -164,7 +162,7 @@ class ResumedMarks(Marks):
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Continue the count of events from the reader's position once all choices have caught up."""
+        """Once all choices have caught up, continue with the reader's number of events."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 

@@ -1,4 +1,4 @@
-"""Anthropic's POST /v1/messages and /v1/messages/count_tokens: fields and plan."""
+"""Anthropic's POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from router.text.conversation import Conversation
 from router.tools.choice import ToolChoice, parse_tool_choice
 from router.tools.declared import Tool, check_number, check_together, make_tool, skipped_tools
 
-FUNCTIONS = (None, "custom")  # Anthropic's other tool types work only with its own models
-MODES = {"auto": "auto", "any": "required", "none": "none"}  # tool_choice's type -> its name in chats
-THINKING = {"enabled": True, "disabled": False}  # with other types the template decides
+FUNCTIONS = (None, "custom")  # Anthropic's other tool types need its own models
+MODES = {"auto": "auto", "any": "required", "none": "none"}  # tool_choice's type -> the name in chats
+THINKING = {"enabled": True, "disabled": False}  # other types leave the choice to the template
 OWN_NAMES = {"stop": "stop_sequences", "continue_final_message": "messages"}
 
 
@@ -208,7 +208,7 @@ def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
-    """Return the function tools. Raise InvalidRequest with the invalid member's name."""
+    """Raise InvalidRequest with the invalid member's name."""
     check_number(tools or (), "tools")
     found = tuple(
         make_tool(

@@ -1,7 +1,6 @@
 """Turn a conversation of /v1/messages into a template's turns.
 
-Tool results come from user messages, and calls from assistant messages. Images and documents are refused; redacted
-reasoning is left out.
+Images and documents are refused. Redacted reasoning is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
 BILLING = "x-anthropic-billing-header:"
-FAILED = "Error: "  # put before a failed tool's output
+FAILED = "Error: "  # before a failed tool's output
 
 
 class ResultBlock(Body, frozen=True, kw_only=True):
@@ -26,7 +25,7 @@ class ResultBlock(Body, frozen=True, kw_only=True):
 
 
 class Block(Body, frozen=True, kw_only=True):
-    """`type` says which other fields are read."""
+    """`type` decides which fields are read."""
 
     type: str = "text"
     text: str | None = None
@@ -51,7 +50,7 @@ class Message(Body, frozen=True, kw_only=True):
 
 
 def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
-    """Return the conversation's turns. Raise InvalidRequest with the path of the first part that is not text."""
+    """Raise InvalidRequest with the path of the first part that is not text."""
     turns = Turns()
     if system and (text := without_billing(_text_of(system, "system"))):
         turns.add("system", text)
@@ -66,13 +65,13 @@ def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) 
 
 
 def without_billing(text: str) -> str:
-    """Remove Claude Code's first line, which differs per request and defeats the prefix cache."""
+    """Remove Claude Code's first line, which differs in each request and defeats the prefix cache."""
     first, _, rest = text.partition("\n")
     return rest.lstrip("\n") if first.startswith(BILLING) else text
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
-    """Whether the answer continues the assistant's last message. Raise InvalidRequest if that message calls tools,
+    """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls tools,
     because no results follow."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
@@ -83,7 +82,7 @@ def goes_on(messages: Sequence[Message]) -> bool:
 
 
 def _add_other(turns: Turns, message: Message, path: str) -> None:
-    """Put tool results first, because they answer the previous turn."""
+    """Put tool results first: they answer the previous turn."""
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     results: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Write answers of /v1/messages: content blocks, or a stream's events."""
+"""Write answers of /v1/messages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shared.core.states import FinishReason
 
 Json = dict[str, object]
 NOT_ENDED: Json = {"stop_reason": None, "stop_sequence": None}
-SIGNATURE = "baton"  # without a signature, clients don't send reasoning back in later requests
+SIGNATURE = "baton"  # without a signature, clients send no reasoning back in later requests
 
 
 class MessagesWriter:
     """See `router.api.writer.Writer`. Answers have one choice."""
 
     ping = named_event({"type": "ping"})
-    num_events = 0  # events are not numbered
+    num_events = 0  # not numbered
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
@@ -47,7 +47,7 @@ class MessagesWriter:
         return named_event(messages_error(error))
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
-        """Return the answer without a cut-off or malformed call, because the input of such a call is not an object."""
+        """Leave out cut-off and malformed calls: their input is not an object."""
         delta = answers[0]
         blocks = [block for block in whole_blocks(delta) if block.kind is not BlockKind.CALL or is_usable(block)]
         has_calls = any(block.kind is BlockKind.CALL for block in blocks)
@@ -66,7 +66,7 @@ class MessagesWriter:
         }
 
     def _usage(self) -> Json:
-        """Count cached tokens separately from input tokens. The cached tokens are known only at the end."""
+        """Cached tokens are not among the input tokens, and are known only at the end."""
         counts = self._facts.counts()
         return {
             "input_tokens": counts.prompt - counts.cached,
@@ -130,7 +130,6 @@ def grown(block: Block, text: str) -> Json:
 
 
 def is_usable(call: Block) -> bool:
-    """Whether the call's arguments are a complete JSON object."""
     try:
         return call.is_whole and isinstance(json.loads(call.text or "{}"), dict)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Parse a body into a checked object, by its FieldTable. Errors name the field.
+"""Parse a body by its FieldTable. Errors name the field.
 
 bytes -> strict decoder -> body                                   served fields only, as in most requests
    '---> any JSON -> pruned of nulls and other fields -> converted -> body, and the ignored fields
@@ -19,19 +19,19 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # limit of the unknown inner fields that are named
+MAX_PRUNED = 1000  # unknown inner fields that are named
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[B]):
-    """`ignored`: paths of sent fields without effect, such as messages[0].cache_control."""
+    """`ignored`: paths of fields without effect, such as messages[0].cache_control."""
 
     body: B
     ignored: tuple[str, ...] = ()
 
 
 class BodyParser(Generic[B]):
-    """Decodes one endpoint's body. Stateless. `strict`: refuse unknown fields."""
+    """For one endpoint. Stateless. `strict`: refuse unknown fields."""
 
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table
@@ -41,7 +41,6 @@ class BodyParser(Generic[B]):
         self._shape = inspect.type_info(table.served)
 
     def parse(self, raw: bytes) -> Parsed[B]:
-        """Return the checked body. Raise InvalidRequest with the first invalid field's name."""
         try:
             return Parsed(self._decoder.decode(raw))
         except msgspec.ValidationError:
@@ -61,7 +60,7 @@ class BodyParser(Generic[B]):
         return Parsed(body, tuple(name for name in others if self._is_ignored(name, sent)))
 
     def _is_ignored(self, name: str, sent: dict[str, Any]) -> bool:
-        """Whether to report the field as ignored. Raise InvalidRequest for a refused field."""
+        """Raise InvalidRequest for a refused field."""
         refused = self._table.refused.get(name)
         if refused is None:
             if self._strict and name not in self._table.ignored:
@@ -84,7 +83,7 @@ def not_json(error: Exception) -> InvalidRequest:
 
 
 def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
-    """Return the value without nulls and without members that the type lacks. Add these members' names to `unknown`."""
+    """Drop nulls and members that the type lacks. Add the names of these members to `unknown`."""
     if isinstance(value, dict):
         struct = next((one for one in alternatives(kind) if isinstance(one, inspect.StructType)), None)
         return value if struct is None else prune_object(value, struct, path, unknown)
@@ -130,5 +129,5 @@ def field_error(text: str) -> InvalidRequest:
 
 
 def shorten(text: str) -> str:
-    """Cut long text: errors may quote a megabyte."""
+    """Cut long text, because errors may quote a megabyte."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

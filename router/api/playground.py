@@ -1,4 +1,4 @@
-"""The playground at `/`: one static page without outside resources."""
+"""The playground at `/`: a static page without outside resources."""
 
 from __future__ import annotations
 

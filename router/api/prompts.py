@@ -1,4 +1,4 @@
-"""Collect prompts' scores. Make the parts of answers that show prompts: echo, token ids, log-probabilities."""
+"""Parts of answers that show prompts: echo, token ids, log-probabilities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Prompts:
         return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
 
     def shown(self, job: int) -> PromptShown:
-        """Return the prompt as the answer shows it. Call this method once all scores have come."""
+        """Call this method once all scores have come."""
         if job not in self._shown:
             self._shown[job] = self._make(job)
         return self._shown[job]
@@ -49,8 +49,7 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """Return the prompt's tokens and scores. A score lists the likeliest tokens, as many as the
-        request asks for in the answer."""
+        """A score has as many likeliest tokens as the answer shows."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)

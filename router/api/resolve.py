@@ -30,18 +30,18 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
-GONE = "gone"  # an impossible digest, used for an adapter whose last node has just left
+GONE = "gone"  # an impossible digest: the adapter's last node has just left
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """`adapters` returns digests by name. The function is called anew each time, because nodes come and go."""
+    """`adapters` returns digests by name. Each use calls this function anew, because nodes come and go."""
 
     model_name: str
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
-    tool_format: str = ""  # format of the model's calls; "": the chat template tells it
+    tool_format: str = ""  # format of the model's calls; "": the chat template's format
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
@@ -50,14 +50,13 @@ class Resolver:
         return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
 
     def check_model(self, name: str | None) -> None:
-        """Raise ModelNotFound unless `name` is the model or an adapter."""
         if name is not None and name != self.model_name and name not in self.adapters():
             raise ModelNotFound(
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
             )
 
     def check_shared(self, body: GenerationFields) -> None:
-        """Check the shared fields that need no tokenizer."""
+        """Check the fields that need no tokenizer."""
         self.check_model(body.model)
         limits = self.limits
         if (body.n or 1) > limits.max_n:
@@ -95,7 +94,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. If `most` is -1, return as many of the last ids as the answer leaves room for."""
+        """Return the last `most` ids. -1 keeps as many as leave room for the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]
@@ -104,7 +103,7 @@ class Resolver:
         return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
 
     def size(self, ids: Sequence[int]) -> int:
-        """Return the prompt's number of tokens, including the decoder's start tokens."""
+        """The decoder's start tokens count, too."""
         return len(ids) + len(self.text.tokenizer.facts.start_ids)
 
     def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
@@ -138,13 +137,13 @@ class Resolver:
         form: AnswerForm = PLAIN,
         grammar: str = "",
     ) -> GenerationPlan:
-        """Return the plan. `grammar`: the answer's grammar; "" if any text is allowed."""
+        """`grammar`: the answer's grammar; "" allows any text."""
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
         self._check_scores(body, scores, sum(len(ids) for ids, _ in prompts))
         model = body.model or self.model_name
-        # Every prompt gets the client's seed, so that each prompt can be repeated alone.
+        # Every prompt gets the client's seed, so that each can be repeated alone.
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
         return GenerationPlan(
             model=model,
@@ -236,7 +235,7 @@ def _seed(seed: int | None) -> int:
 
 
 def _salt(text: str | None) -> int:
-    """Return the salt's 64-bit digest; 0 if the request has no salt. The digest is the same on every router."""
+    """Return the salt's 64-bit digest, the same on every router; 0 for no salt."""
     if text is None:
         return 0
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, person=b"cache_salt").digest()

@@ -1,4 +1,4 @@
-"""POST /v1/responses, without stored state: its fields and plan."""
+"""POST /v1/responses, without stored state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from router.tools.declared import parse_tools, skipped_tools
 from shared.core.errors import InvalidRequest
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
-FUNCTIONS = ("function",)  # the types of tools that are served
+FUNCTIONS = ("function",)  # the served types of tools
 LOGPROBS = "message.output_text.logprobs"
 ALONE = "answers are not stored; send the whole conversation as input"
 
@@ -50,12 +50,12 @@ class TextFormat(Body, frozen=True, kw_only=True):
 
 
 class TextFields(Body, frozen=True, kw_only=True):
-    verbosity: Any = None  # the served models have no such setting
+    verbosity: Any = None  # without effect: the served models have no such setting
     format: TextFormat | None = None
 
 
 class ReasoningFields(Body, frozen=True, kw_only=True):
-    """All reasoning is shown, so no summary is made."""
+    """All reasoning is shown, so there is never a summary."""
 
     effort: ShortText | None = None
     summary: Any = None

@@ -1,7 +1,6 @@
 """Turn the input of /v1/responses into a template's turns.
 
-Reasoning, text, each call and each call's output are items. Images and files are refused; encrypted reasoning is left
-out.
+Images and files are refused. Encrypted reasoning is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class InputPart(Body, frozen=True, kw_only=True):
-    """`type` says which other field is read."""
+    """`type` decides which field is read."""
 
     type: str = "input_text"
     text: str | None = None
@@ -29,7 +28,7 @@ class InputPart(Body, frozen=True, kw_only=True):
 
 
 class InputItem(Body, frozen=True, kw_only=True):
-    """`type` says which other fields are read."""
+    """`type` decides which fields are read."""
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -46,7 +45,7 @@ class InputItem(Body, frozen=True, kw_only=True):
 
 
 def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Turn]:
-    """Return the input's turns. Raise InvalidRequest with the path of the first invalid item."""
+    """Raise InvalidRequest with the path of the first invalid item."""
     turns = Turns()
     if instructions:
         turns.add("system", instructions)

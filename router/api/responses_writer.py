@@ -1,4 +1,4 @@
-"""Write answers of /v1/responses: items, or a stream's numbered events."""
+"""Write answers of /v1/responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomp
 
 
 class ResponsesWriter:
-    """See `router.api.writer.Writer`. Answers have one choice. `echo`: the request's fields that answers repeat."""
+    """See `router.api.writer.Writer`. Answers have one choice. `echo`: request fields that answers repeat."""
 
     ping = COMMENT
 
@@ -126,7 +126,7 @@ class ResponsesWriter:
         return f"{ID_PREFIXES[block.kind]}{self._facts.token}{block.index:04x}"
 
     def _item(self, block: Block, status: str = "") -> Json:
-        """Return a block as an item. `status`: set if the item has just begun; the item's parts are then left out."""
+        """`status`: for an item that has just begun, without its parts."""
         parts = [] if status else [part_of(block)]
         known: Json = {"id": self._item_id(block), "status": status or (COMPLETED if block.is_whole else INCOMPLETE)}
         match block.kind:
@@ -144,7 +144,7 @@ STEMS = {
     BlockKind.THOUGHT: "response.reasoning_text",
     BlockKind.TEXT: "response.output_text",
     BlockKind.CALL: "response.function_call_arguments",
-}  # used in the names of events
+}  # in the names of events
 
 
 def part_of(block: Block) -> Json:
@@ -158,6 +158,5 @@ def status_of(ended: Delta) -> str:
 
 
 def failure(error: BatonError) -> Json:
-    """Return an error as JSON, with a code that OpenAI's clients know."""
     code = ERROR_CODES.get(error.status, "invalid_prompt" if error.status < 500 else "server_error")
     return {"code": code, "message": error.message}

@@ -16,7 +16,7 @@ from router.tenants.book import Tenants
 def build_routes(
     rules: EndpointRules, handlers: Handlers, playground: Playground, admin: AdminHandlers, operators: Tenants
 ) -> Router:
-    """Return all routes. Paths that compute or show texts need the API key, if set; /admin needs the operators' key."""
+    """Paths that compute or show texts need the API key, if set; /admin needs the operators' key."""
     generating = [
         Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
         for path, handler in handlers.generating().items()

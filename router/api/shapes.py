@@ -1,4 +1,4 @@
-"""The protocol for completions' and chats' choices in JSON, and code that both share."""
+"""The protocol for the choices of completions and chats in JSON, and shared code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from router.text.interface import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """The part of a choice that shows its prompt. `echoed`: the tokens of `echo`, with logprobs for all
-    but the first."""
+    """`echoed`: the tokens of `echo`; the first token has no logprob."""
 
     echo: str = ""
     echoed: Delta | None = None
@@ -35,7 +34,7 @@ class Shape(Protocol):
     prompt_on_top: bool  # whether prompt ids and logprobs are outside the choices
 
     def opening(self, index: int, prompt: PromptShown) -> Choice | None:
-        """Return the choice for the stream's first chunk, which has no tokens of the answer."""
+        """The first chunk has no tokens of the answer."""
         ...
 
     def chunk(self, index: int, delta: Delta) -> Choice: ...
@@ -53,7 +52,7 @@ class TokenNames:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text, or OpenAI's form of its bytes if they are not whole characters."""
+    """Return a token's text, or OpenAI's form of bytes that are not whole characters."""
     raw = tokenizer.token_bytes(token)
     try:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""Begin a stream with event ids, or resume it after the reader's position. See marks.py and stream_token.py."""
+"""Begin a stream with event ids, or resume it. See marks.py and stream_token.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """`name`: base of the answer's ids. `seen`: the reader's position; None for the beginning."""
+    """`name`: base of the answer's ids. `seen`: the reader's position; None at the beginning."""
 
     token: str
     name: str
@@ -36,9 +36,9 @@ class StreamStart:
 def begin_stream(
     path: str, body: Any, plan: GenerationPlan, signer: Signer, last_event_id: str | None
 ) -> tuple[GenerationPlan, StreamStart | None]:
-    """Return the plan to run and its stream's start. The start is None if there are too many choices.
+    """Return the plan to run and the stream's start, which is None for too many choices.
 
-    Raise UnknownStream for an id without our signature, ResumeMismatch for another request.
+    Raise UnknownStream for an id without our signature, and ResumeMismatch for another request.
     """
     num_choices = len(plan.jobs) * plan.num_sequences
     if last_event_id is None:
@@ -66,7 +66,7 @@ def start_of(token: str, facts: StreamFacts, seen: Position | None) -> StreamSta
 
 
 def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
-    """Derive each prompt's seed from one seed. If the client sent a seed, every prompt keeps that seed."""
+    """Derive each prompt's seed from `seed`. A client's own seed serves every prompt unchanged."""
     if body.seed is not None:
         return plan
     jobs = tuple(replace(job, seed=sequence_seed(seed, index << 32)) for index, job in enumerate(plan.jobs))
@@ -74,15 +74,14 @@ def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
 
 
 def named(plan: GenerationPlan, body: Any, name: str) -> GenerationPlan:
-    """Derive the ids of the answer's tool calls from `name`. So if another router resumes the stream, it makes the same
-    ids."""
+    """Any router that resumes the stream makes the same ids of tool calls."""
     if body.request_id or plan.show.form.is_plain:
         return plan
     return replace(plan, show=replace(plan.show, form=replace(plan.show.form, request_id=name)))
 
 
 def digest_of_body(path: str, body: Any) -> bytes:
-    """Return a body's digest. Bodies that are equal after parsing have equal digests."""
+    """Bodies that are equal after parsing have equal digests."""
     encoded = msgspec.json.encode([path, body], order="deterministic")
     return blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 

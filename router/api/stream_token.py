@@ -1,8 +1,8 @@
-"""Sign and read a stream's token, with which any router can recompute the answer. The token contains no text.
+"""Sign and read a stream's token. With it any router can recompute the answer. The token contains no text.
 
 created, seed, longest answer, nonce, digest of body and prompt   +   HMAC-SHA256, cut to 16 bytes
 
-Routers with the same key file share the secret, and read each other's tokens.
+Routers with the same key file read each other's tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PURPOSE = b"baton: tokens of streams"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """`created`: seconds since 1970. `digest` covers body and prompt ids, see stream_start.py."""
+    """`created`: seconds since 1970. `digest`: of body and prompt ids."""
 
     created: int
     seed: int
@@ -34,7 +34,7 @@ class StreamFacts:
 
 
 class Signer:
-    """`secret`: the secret that the cluster's routers share. If it is "", the Signer draws a random secret."""
+    """`secret`: shared by the cluster's routers. If it is "", the Signer draws one."""
 
     def __init__(self, secret: str) -> None:
         key = secret.encode() if secret else secrets.token_bytes(32)
@@ -45,7 +45,7 @@ class Signer:
         return base64.urlsafe_b64encode(payload + self._mac(payload)).decode().rstrip("=")
 
     def read(self, token: str) -> StreamFacts:
-        """Return the facts in a token. Raise UnknownStream for a token that was not signed with this secret."""
+        """Raise UnknownStream for a token that was not signed with this secret."""
         try:
             raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError:
@@ -63,5 +63,4 @@ class Signer:
 
 
 def name_of(token: str) -> str:
-    """Return the base of the answer's ids."""
     return blake2b(token.encode(), digest_size=12).hexdigest()

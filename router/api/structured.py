@@ -1,4 +1,4 @@
-"""Read a request's grammar from OpenAI's response_format, vLLM's structured_outputs and guided_*, or SGLang's fields.
+"""Read the grammar in OpenAI's response_format, vLLM's structured_outputs and guided_*, or SGLang's fields.
 
 A request may set only one of these fields.
 """
@@ -33,7 +33,7 @@ def asks_for_grammar(body: object) -> bool:
 
 
 def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
-    """Return the text of the answer's grammar; "" if the request asks for no grammar."""
+    """Return "" if the request has no grammar."""
     asked = [*_shared(body), *_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
     if not asked:
         return ""
@@ -52,7 +52,7 @@ def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
 
 @contextlib.contextmanager
 def blamed_on(field: str) -> Iterator[None]:
-    """Name this field in each InvalidRequest that the `with` block raises."""
+    """Name this field in each InvalidRequest of the `with` block."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,7 +1,4 @@
-"""Check a request's rules for single tokens: bias, stops, allowed ids, bad words.
-
-Each function raises InvalidRequest with the field's name.
-"""
+"""Check rules for single tokens: bias, stops, allowed ids, bad words. An InvalidRequest names the field."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...
 
 
 def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of each word, once at the beginning of a text and once after a space."""
+    """Return the tokens of each word, both at the beginning of a text and after a space."""
     if not words:
         return ()
     spellings = dict.fromkeys(tuple(encode(space + word.lstrip())) for word in words for space in ("", " "))

@@ -1,4 +1,4 @@
-"""Collect a template's turns from items of /v1/responses and blocks of /v1/messages."""
+"""Collect a template's turns, for /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 from router.api.chat_messages import Turn
 
-BETWEEN = "\n\n"  # stands between merged texts
+BETWEEN = "\n\n"  # merged texts
 
 
 class Turns:
     """Merges neighbouring turns of one role, because many templates require that roles alternate.
 
-    The assistant's text, reasoning and calls become one turn. Neighbouring user messages are merged too, and so are
-    system messages at the beginning.
+    The assistant's text, reasoning and calls become one turn. System messages are merged only at the beginning.
     """
 
     def __init__(self) -> None:
         self.all: list[Turn] = []
-        self._own: dict[str, str] = {}  # texts of the open assistant turn
+        self._own: dict[str, str] = {}  # the open assistant turn
         self._calls: list[dict[str, object]] = []
-        self._call_ids: list[str] = []  # call ids of the last assistant turn
+        self._call_ids: list[str] = []  # of the last assistant turn
 
     def add(self, role: str, text: str) -> None:
         self.close()
@@ -31,18 +30,17 @@ class Turns:
             self.all.append({"role": role, "content": text})
 
     def add_results(self, results: Sequence[tuple[str, str]]) -> None:
-        """Add (call id, output) pairs in the order of calls, because some templates show no ids."""
+        """Add (call id, output) pairs in the order of the calls, because some templates show no ids."""
         self.close()
         known = {call_id: place for place, call_id in enumerate(self._call_ids)}
         for call_id, text in sorted(results, key=lambda result: known.get(result[0], len(known))):
             self.all.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def add_own(self, name: str, text: str) -> None:
-        """Append `text` to the assistant's field `name`, which is `content` or `reasoning_content`."""
+        """Append to the assistant's field `name`: `content` or `reasoning_content`."""
         self._own[name] = self._own.get(name, "") + text
 
     def add_call(self, call_id: str, name: str, arguments: object) -> None:
-        """Add one of the assistant's calls. `arguments`: JSON text, or an object."""
         function = {"name": name, "arguments": arguments}
         self._calls.append({"id": call_id, "type": "function", "function": function})
 

@@ -1,8 +1,8 @@
-"""Check browsers' requests: which host name they use, and which page sends them.
+"""Check the host name that a browser uses, and the page that sends its request.
 
-A web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or if
-the page's owner points the page's host name at this server. So host names are checked, and form-type requests from
-other pages are refused. Other programs send no Origin and are not affected.
+Any web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or
+if the page's owner points the page's host name at this server. So host names are checked, and form requests from other
+pages are refused. Other programs send no Origin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.config.http_settings import ANY
 
 JSON = "application/json"
 UNITS = (b"requests", b"tokens")
-KEPT_S = b"600"  # how long browsers may cache a preflight's answer
+KEPT_S = b"600"  # browsers may cache a preflight's answer for this time
 RATES = b", ".join(b"x-ratelimit-%b-%b" % (what, unit) for what in (b"limit", b"remaining", b"reset") for unit in UNITS)
 SHOWN = b"x-request-id, request-id, retry-after, retry-after-ms, x-baton-ignored-fields, " + RATES + b", " + REPLAYED
 VARIES = (b"vary", b"Origin")
@@ -25,7 +25,7 @@ MAX_SHOWN = 100
 
 
 class WebRules:
-    """`allowed_hosts`: allowed host names, besides loopback names. `cors_origins`: pages that may read answers."""
+    """`allowed_hosts`: host names besides loopback names. `cors_origins`: pages that may read answers."""
 
     def __init__(self, allowed_hosts: Sequence[str], cors_origins: Sequence[str]) -> None:
         self._takes_all_hosts = ANY in allowed_hosts
@@ -34,7 +34,7 @@ class WebRules:
         self._origins = frozenset(map(str.lower, cors_origins))
 
     def check(self, connection: Connection) -> None:
-        """Raise HostNotAllowed, or MediaTypeRefused if another page's request had no preflight."""
+        """Raise HostNotAllowed, or MediaTypeRefused for another page's request without a preflight."""
         self._check_host(connection)
         origin = connection.header(b"origin")
         if origin is None or connection.scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -45,7 +45,7 @@ class WebRules:
             raise MediaTypeRefused(f"from other web pages this path takes {JSON} only")
 
     def _check_host(self, connection: Connection) -> None:
-        """Check the Host header. Requests without this header are allowed: browsers always send it."""
+        """Allow requests without a Host header: browsers always send it."""
         hosts = [value for name, value in connection.scope["headers"] if name == b"host"]
         if self._takes_all_hosts or not hosts:
             return
@@ -57,7 +57,7 @@ class WebRules:
         return self._takes_all_origins or origin.lower() in self._origins
 
     def headers(self, connection: Connection) -> list[Header]:
-        """Return CORS headers. If only listed origins may read answers, tell caches that answers vary by origin."""
+        """Return CORS headers. `Vary` tells caches that answers differ by origin."""
         origin = connection.header(b"origin")
         if origin is None or not self._may_use(origin):
             return [VARIES] if self._origins else []
@@ -91,7 +91,7 @@ def host_name(host: str) -> str:
 
 
 def is_same(origin: str, host: str) -> bool:
-    """Whether the page comes from this server. A TLS proxy may stand before the server."""
+    """Whether the page comes from this server, perhaps through a TLS proxy."""
     return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 

@@ -1,4 +1,4 @@
-"""The protocol that writes an answer's bytes, implemented per endpoint.
+"""The protocol that writes an answer's bytes.
 
 opening -> more, more, ... -> ending       a stream of server-sent events; `failed` may replace any of them
 whole                                      an answer that is not streamed
@@ -24,8 +24,7 @@ ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A request's token counts so far. `cached` is known only at the end. `reasoning`: None if the model doesn't
-    think."""
+    """A request's tokens so far. `cached` is known only at the end. `reasoning`: None if the model doesn't think."""
 
     prompt: int
     answer: int
@@ -35,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """`token`: a random text that is part of the answer's ids. `created`: seconds since 1970."""
+    """`token`: random text in the answer's ids. `created`: seconds since 1970."""
 
     token: str
     created: int
@@ -46,30 +45,26 @@ class AnswerFacts:
 
 
 class Writer(Protocol):
-    """The writer of one request's answer. Each delta's key is the index of its choice: prompt * n + sequence."""
+    """A delta's key is its choice's index: prompt * n + sequence."""
 
     answer_id: str
     ping: bytes  # sent while no news arrives
-    num_events: int  # numbered events so far; for a stream that can be resumed, the caller sets it
+    num_events: int  # numbered events; set by the caller if the stream can be resumed
 
     def opening(self) -> bytes:
-        """Return the bytes before the first token, once the prompt's scores are known."""
+        """The prompt's scores must be known."""
         ...
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        """Return one batch's bytes; b"" if the batch shows nothing."""
+        """Return b"" if the batch shows nothing."""
         ...
 
-    def ending(self) -> bytes:
-        """Return the bytes after the last choice has ended."""
-        ...
+    def ending(self) -> bytes: ...
 
-    def failed(self, error: BatonError) -> bytes:
-        """Return the bytes that end a failed stream."""
-        ...
+    def failed(self, error: BatonError) -> bytes: ...
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
-        """Return a whole answer's bytes. `answers`: one delta per choice."""
+        """`answers`: one delta per choice."""
         ...
 
 
@@ -78,5 +73,5 @@ def sse_event(data: bytes) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """Put the event's `type` also on a line of its own. Some clients read it there, others in the data."""
+    """Put `type` on a line of its own too: some clients read it there, others in the data."""
     return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

@@ -1,1 +1,1 @@
-"""Tool calls and reasoning: declared tools, grammars of calls, and readers of growing answers."""
+"""Tool calls and reasoning: declared tools, grammars, and readers of growing answers."""

@@ -1,4 +1,4 @@
-"""Read an answer as it grows: text in, typed deltas out. Text that is not a call stays content.
+"""Read an answer as it grows: text in, typed deltas out.
 
 thought   -> ReasoningText          at the beginning only
 text      -> ContentText            held back only while it may begin a call
@@ -17,11 +17,8 @@ from router.tools.reasoning import Thought, split_thought
 
 
 class AnswerReader:
-    """Reads the answer of one choice."""
-
     def __init__(self, row: ToolFormat | None, tools: Iterable[Tool] = (), thought: Thought | None = None) -> None:
-        """`row`: the format of calls; None if calls are not read. `tools`: the callable tools. A call of any other tool
-        is content."""
+        """`row`: the format of calls; None reads no calls. A call of a tool outside `tools` is content."""
         self._source = Source()
         self._sink = DeltaSink()
         self._row = row
@@ -35,7 +32,7 @@ class AnswerReader:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the last call's arguments are incomplete. After `finish`, True means that the call was cut off."""
+        """Whether the last call's arguments are incomplete. After `finish`, True means a cut-off call."""
         return self._sink.is_in_call
 
     def feed(self, text: str) -> list[AnswerDelta]:
@@ -44,8 +41,7 @@ class AnswerReader:
         return self._sink.taken()
 
     def finish(self) -> list[AnswerDelta]:
-        """Return the held-back part. A call that is cut off stays a call. If even its beginning is incomplete, its
-        text becomes content."""
+        """Return the text that was held back. A cut-off call stays a call; a cut-off beginning of a call is content."""
         self._source.has_ended = True
         next(self._reading, None)
         return self._sink.taken()
@@ -81,7 +77,6 @@ class _CallReader:
                 self._sink.content(self._source.take(self._source.at + 1))
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
-        """Read white space and a group of calls. Return False if there are none."""
         self._source.mark()
         try:
             yield from skip_space(self._source)
@@ -106,7 +101,6 @@ class _CallReader:
         yield from self._skip_mark(row.ends)
 
     def _next_call(self) -> Reading[bool]:
-        """Read a separator and one more call. Return False if there are none."""
         source = self._source
         source.mark()
         try:

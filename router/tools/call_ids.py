@@ -1,4 +1,4 @@
-"""Make ids of tool calls. A request's calls have the same ids on any node and after any retry."""
+"""Make ids of tool calls: the same on any node and after any retry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHORT_CHARS = 9  # Mistral's templates require exactly nine letters and digits
 
 
 def call_id(request_id: str, call: int, *, choice: int = 0, is_short: bool = False) -> str:
-    """Return the id of one call of one choice. `is_short`: see `ToolFormat.has_short_ids`."""
+    """`is_short`: see `ToolFormat.has_short_ids`."""
     spelled = f"{choice}:{call}:{request_id}".encode("utf-8", "surrogatepass")
     digest = blake2b(spelled, digest_size=LONG_BYTES).hexdigest()
     return digest[:SHORT_CHARS] if is_short else f"call_{digest}"

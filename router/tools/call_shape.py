@@ -1,4 +1,4 @@
-"""The protocol of the grammar and the reader for a single call in a format."""
+"""The grammar and the reader for a single call, as a protocol."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
 
-SPACES = r"[ \t\r\n]{0,4}"  # white space that grammars allow between parts
-HEAD_SPACES = r"[ \t\r\n]{0,64}"  # white space before and inside a call's beginning; readers accept as much
-JSON_SPACES = r"[ \t\r\n]{1,32}"  # white space inside arguments; it is enough for indented JSON
+SPACES = r"[ \t\r\n]{0,4}"  # between parts
+HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; readers accept as much
+JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 MAX_NAME_CHARS = 128
-MAX_CHOICES = 256  # a grammar spells out a schema's values only if there are at most this many
+MAX_CHOICES = 256  # a grammar lists at most this many of a schema's values
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The parts of a grammar that are for the calls of one tool.
+    """`head`: a regular expression for the beginning that identifies a call.
 
-    `head`: a regular expression for the beginning that identifies a call. `rest`: the right side of a rule for the rest
-    of the call. `rules`: further rules that `rest` uses.
+    `rest`: the right side of the rule for the rest. `rules`: rules that `rest` uses.
     """
 
     head: str
@@ -33,7 +32,7 @@ class CallRules:
 
 
 class Markers:
-    """The forms of a format's markers in one vocabulary: ids for special tokens, text for other markers."""
+    """How a vocabulary writes a format's markers: special tokens by id, other markers as text."""
 
     def __init__(self, of_format: frozenset[str], special_ids: Mapping[str, int]) -> None:
         self._ids = {mark: special_ids[mark] for mark in of_format if mark in special_ids}
@@ -45,29 +44,29 @@ class Markers:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
     def written(self, marks: Sequence[str]) -> list[str]:
-        """Return the marks that models with this vocabulary write: special tokens, or all marks if none is special."""
+        """Return the marks that models write: the special tokens, or all marks if none is special."""
         return [mark for mark in marks if mark in self._ids] or list(marks)
 
     def written_if_any(self, marks: Sequence[str]) -> list[str]:
-        """Return the optional marks that models may write. If the format has special tokens, leave plain texts out."""
+        """Return optional marks that models may write. If the format has special tokens, leave plain texts out."""
         return [mark for mark in marks if mark in self._ids or not self._ids]
 
 
 class CallShape(Protocol):
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts of a call's syntax. A vocabulary may have special tokens for them."""
+        """The texts of a call's syntax, which may be special tokens."""
         ...
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
-        """Return the grammar of one tool's calls. `prefix` begins the names of its rules.
+        """Return the grammar of one tool's calls. Raise InvalidRequest for a tool that this format can't call.
 
-        Raise InvalidRequest for a tool that this format can't call.
+        `prefix` begins the names of its rules.
         """
         ...
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
-        """Read one call to its end. Raise NotACall only before `sink.begin_call`."""
+        """Read one call. Raise NotACall only before `sink.begin_call`."""
         ...
 
 
@@ -76,7 +75,6 @@ def literal(text: str) -> str:
 
 
 def regex(*parts: str) -> str:
-    """Join regular expressions into one Lark regular expression."""
     return "/" + "".join(parts).replace("/", r"\/") + "/"
 
 
@@ -85,6 +83,6 @@ def escaped(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """Return a rule's right side for a schema. Unsupported keywords are refused only if `is_strict`."""
+    """Return a rule's right side for a schema. Unsupported keywords are errors only if `is_strict`."""
     guidance = {"whitespace_pattern": JSON_SPACES, "lenient": not is_strict}
     return "%json " + json.dumps(dict(schema) | {"x-guidance": guidance}, ensure_ascii=False)

@@ -14,7 +14,7 @@ class ChoiceMode(StrEnum):
     NONE = "none"
     AUTO = "auto"
     REQUIRED = "required"
-    NAMED = "named"  # the answer is exactly one call of the only tool in `tools`
+    NAMED = "named"  # exactly one call, of the only tool in `tools`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,7 @@ NO_TOOLS = ToolChoice(ChoiceMode.NONE)
 
 
 def parse_tool_choice(value: object, tools: Sequence[Tool], param: str = "tool_choice") -> ToolChoice:
-    """Return the checked choice. Null means `auto` if there are tools, else `none`. Raise InvalidRequest with the
-    invalid member's name."""
+    """Null means `auto` with tools, else `none`. Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return ToolChoice(ChoiceMode.AUTO, tuple(tools)) if tools else NO_TOOLS
     if isinstance(value, str):
@@ -55,7 +54,7 @@ def _of_mode(mode: object, tools: tuple[Tool, ...], param: str) -> ToolChoice:
 
 
 def _named(value: dict[str, object], tools: Sequence[Tool], param: str) -> Tool:
-    """Return the tool named by {"type": "function", "function": {"name": ...}}, with or without `function`."""
+    """Find {"type": "function", "function": {"name": ...}}. `function` may be missing around the name."""
     inner = value.get("function", value)
     name = inner.get("name") if isinstance(inner, dict) else None
     for tool in tools:

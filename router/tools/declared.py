@@ -1,7 +1,7 @@
-"""Check a request's tools, for all endpoints.
+"""Check a request's tools. An InvalidRequest names the invalid member.
 
-Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}; /v1/responses
-has the same members without the inner object.
+Chats use OpenAI's {"type": "function", "function": {"name", "description", "parameters", "strict"}}. /v1/responses has
+these members without the inner object.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from shared.core.errors import InvalidRequest
 
-MAX_TOOLS = 512  # limit of tools of all types; agents send more than OpenAI allows
-MAX_SCHEMA_BYTES = 256 << 10  # bytes of all tools' schemas together
+MAX_TOOLS = 512  # of all types; agents send more than OpenAI allows
+MAX_SCHEMA_BYTES = 256 << 10  # of all tools together
 MAX_SCHEMA_DEPTH = 64  # levels of objects and lists
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -25,7 +25,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`parameters`: a JSON schema of an object, which is never changed."""
+    """`parameters`: a JSON schema of an object, never changed."""
 
     name: str
     description: str | None = None
@@ -34,7 +34,7 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema of the arguments, which always describes an object."""
+        """The schema of the arguments, always of an object."""
         if self.parameters is None:
             return NO_PARAMETERS
         return {**ANY_OBJECT, **self.parameters}
@@ -49,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class OtherTool:
-    """A tool of another type than `function`. Endpoints skip or refuse it."""
+    """A tool that is not a function. Endpoints skip or refuse it."""
 
     index: int
     type: str
@@ -62,7 +62,6 @@ class DeclaredTools:
 
 
 def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
-    """Return the declared tools. Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
@@ -89,9 +88,7 @@ def make_tool(
     path: str,
     schema_name: str = "parameters",
 ) -> Tool:
-    """Return a checked tool. Raise InvalidRequest with the invalid member's name.
-    `schema_name`: the endpoint's name for the schema, such as /v1/messages' `input_schema`.
-    """
+    """`schema_name`: the endpoint's name for the schema, such as /v1/messages' `input_schema`."""
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise InvalidRequest(
             f"{path}.name must have 1 to 128 letters, digits, underscores, dots and dashes", param=f"{path}.name"
@@ -106,7 +103,6 @@ def make_tool(
 
 
 def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
-    """Return the schema. Raise InvalidRequest if it does not describe an object, or is too deep."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
     if schema.get("type", "object") != "object":
@@ -117,7 +113,6 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
 
 
 def skipped_tools(tools: Sequence[Mapping[str, Any]] | None, served: Collection[str | None]) -> list[str]:
-    """Return the paths of tools whose type is not in `served`."""
     sent = (tools or ())[:MAX_TOOLS]
     return [f"tools[{index}]" for index, tool in enumerate(sent) if tool.get("type") not in served]
 
@@ -128,7 +123,6 @@ def check_number(tools: Sequence[object], param: str) -> None:
 
 
 def check_together(tools: Sequence[Tool], param: str) -> None:
-    """Raise InvalidRequest for duplicate names, or too many bytes of schemas."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:
@@ -159,8 +153,7 @@ def _member(item: object, name: str, kind: type, path: str) -> object:
 
 
 def _is_deeper(schema: object, depth: int) -> bool:
-    """Whether a schema has more than `depth` levels. Search it level by level, because recursion would hit Python's
-    limit."""
+    """Whether a schema has more than `depth` levels. Recursion would hit Python's limit."""
     level = [schema]
     for _ in range(depth):
         level = [child for value in level for child in _children(value)]

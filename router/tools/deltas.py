@@ -1,4 +1,4 @@
-"""The parts of an answer as they grow. Independent of endpoints."""
+"""The parts of an answer as they grow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call has begun. `index`: its number among the answer's calls, from 0."""
+    """`index`: the call's number in the answer, from 0."""
 
     index: int
     name: str
@@ -26,7 +26,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments. Joined, all pieces of a complete call form a JSON object."""
+    """A piece of a call's arguments. The pieces of a complete call form a JSON object."""
 
     index: int
     text: str
@@ -49,7 +49,7 @@ class WholeAnswer:
 
 
 class DeltaSink:
-    """Collects one feed's deltas and joins adjacent texts of the same kind."""
+    """Joins neighbouring texts of one kind."""
 
     __slots__ = ("_deltas", "is_in_call", "num_calls")
 
@@ -73,7 +73,7 @@ class DeltaSink:
         self._add(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """Record that the call's arguments are complete. Only the end of the call's syntax follows."""
+        """The arguments are complete. The end of the call's syntax may follow."""
         self.is_in_call = False
 
     def taken(self) -> list[AnswerDelta]:

@@ -1,4 +1,4 @@
-"""List the formats of tool calls. Each row defines a format's grammar and reader.
+"""The formats of tool calls. A row has a format's grammar and reader.
 
 answer   text  begins opens  call separator call  closes ends  (more groups, if a group has one call)
 hermes         <tool_call>   {"name": ...}               </tool_call>
@@ -21,23 +21,22 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One format. `signs`: tuples of texts. A chat template has this format if it contains all texts of
-    one tuple."""
+    """`signs`: tuples of texts. A chat template has this format if it contains all texts of one tuple."""
 
     name: str
     shape: CallShape
-    begins: tuple[str, ...]  # each of these texts begins a group of calls
+    begins: tuple[str, ...]  # each of them begins a group of calls
     signs: tuple[tuple[str, ...], ...]
-    may_begin_bare: bool = False  # whether `begins` may be missing at the answer's beginning
+    may_begin_bare: bool = False  # `begins` may be missing at the answer's beginning
     opens: str = ""
-    separator: str = ""  # "" if a group has only one call
+    separator: str = ""  # "": a group has one call
     closes: str = ""
     ends: tuple[str, ...] = ()
-    has_short_ids: bool = False  # ids have nine letters and digits, because Mistral's templates refuse others
+    has_short_ids: bool = False  # nine letters and digits, because Mistral's templates refuse other ids
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts that must reach the reader; any of them may be a special token."""
+        """The texts that must reach the reader, even as special tokens."""
         return frozenset((*self.begins, *self.ends, *self.shape.markers))
 
 
@@ -128,8 +127,7 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolFormat | None:
-    """Return the named format. Without a name, return the templates' format, if any. Raise ConfigError for an
-    unknown name."""
+    """Without a name, return the templates' format, if any. Raise ConfigError for an unknown name."""
     if name is not None:
         if name not in BY_NAME:
             raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")
@@ -139,7 +137,6 @@ def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolForm
 
 @functools.cache
 def _format_in(template: str) -> ToolFormat | None:
-    """Return the template's format, if any. The result is cached, because every request with tools needs it."""
     for row in FORMATS:
         if any(all(sign in template for sign in signs) for signs in row.signs):
             return row

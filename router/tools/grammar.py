@@ -1,10 +1,8 @@
 """Make the grammar of an answer with tools in llguidance's dialect of Lark, from a format's row.
 
-    auto       text, or text up to a call's beginning, then only calls
-    required   calls only; named: one call only
-    a thought  may precede both, or must be closed first if the prompt has opened it
-
-White space is allowed where models write it, within bounds.
+auto       text, or text up to a call's beginning, then only calls
+required   calls only; named: one call only
+a thought  may precede both, or must be closed first if the prompt has opened it
 """
 
 from __future__ import annotations
@@ -29,11 +27,10 @@ def tool_grammar(
     thought: Thought | None = None,
     has_body: bool = False,
 ) -> str | None:
-    """Return the grammar of an answer, or None if any text is allowed. Raise InvalidRequest for an uncallable tool.
+    """Return an answer's grammar; None allows any text. Raise InvalidRequest for a tool that can't be called.
 
     - `special_ids`: markers that are special tokens, which llguidance matches only by id
-    - `thought`: from `thought_of`
-    - `has_body`: whether an answer without calls must follow the grammar that `with_body` adds
+    - `has_body`: an answer without calls must follow the grammar that `with_body` adds
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
         return None
@@ -44,9 +41,9 @@ def tool_grammar(
 
 
 def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int]) -> str:
-    """Return `grammar` with a thought before it. The thought is required if the prompt has opened it.
+    """Put a thought before `grammar`. The thought is required if the prompt has opened it.
 
-    `grammar` and the result are llguidance's JSON."""
+    Both `grammar` and the result are llguidance's JSON."""
     markers = Markers(frozenset((thought.tags.opening, thought.tags.closing)), special_ids)
     begin = "thought" if thought.is_open else "thought?"
     rules = {"start": f"{begin} GAP? @body", "GAP": "/[ \\t\\r\\n]{1,4}/", **thought_rules(thought, markers)}
@@ -55,7 +52,7 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
 
 
 def with_body(lark: str, body: str) -> str:
-    """Serialize two grammars together. `lark` refers to `body` as `@body`."""
+    """Serialize two grammars. `lark` refers to `body` as `@body`."""
     (inner,) = json.loads(body)["grammars"]
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
@@ -107,7 +104,7 @@ class _Grammar:
         return rules
 
     def _add_groups(self, calls: Sequence[CallRules]) -> None:
-        """Add the rules `group` and `calls`. `calls` is a group without its first marker."""
+        """`calls` is a group without its first marker."""
         row = self._row
         self._rules["call"] = " | ".join(f"call_{index}" for index in range(len(calls)))
         for index, call in enumerate(calls):
@@ -137,7 +134,7 @@ class _Grammar:
             self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
-        """Add free text up to a call's beginning. Once a lazy rule is complete, it takes precedence over text."""
+        """Free text ends at a call's beginning: a complete lazy rule takes precedence over text."""
         if self._has_body:
             self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
         else:
@@ -154,7 +151,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Add rules for text up to a marker. Yield right sides for answers with text before their calls."""
+        """Yield right sides for text, a marker and calls. Add their rules."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -163,7 +160,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Add rules for calls without a marker before them. Yield right sides for answers with only such calls."""
+        """Yield right sides for calls without a marker before them. Add their rules."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""
@@ -178,7 +175,6 @@ class _Grammar:
         return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))
 
     def _end(self) -> str:
-        """Return the rule for a group's end. The end is optional if the group's beginning is optional."""
         is_needed = not self._row.may_begin_bare
         marks = (self._markers.written if is_needed else self._markers.written_if_any)(self._row.ends)
         if not marks:

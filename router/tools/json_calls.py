@@ -1,5 +1,4 @@
-"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The arguments' JSON is not
-changed."""
+"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The JSON is not changed."""
 
 from __future__ import annotations
 
@@ -33,15 +32,14 @@ from router.tools.reading import (
     take_run,
 )
 
-LEADING_MEMBER = ("type", "function")  # models may write this member before the member with the name
+LEADING_MEMBER = ("type", "function")  # models may write this member first
 ARGUMENTS = frozenset({"arguments", "parameters"})  # models write either name
 CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: the name of the member with the arguments, as the
-    model has learned it."""
+    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: that member's name, as the model has learned it."""
 
     arguments: str
     markers: tuple[str, ...] = ()
@@ -105,8 +103,7 @@ class JsonCalls:
 
 @dataclass(frozen=True, slots=True)
 class NamedJsonCalls:
-    """Calls like `name[ARGS]{...}` or `name[CALL_ID]id[ARGS]{...}`. The marks in brackets are special tokens if the
-    model's vocabulary has them."""
+    """Calls like `name[ARGS]{...}` or `name[CALL_ID]id[ARGS]{...}`. The marks in brackets may be special tokens."""
 
     arguments: str
     call_id: str
@@ -126,7 +123,7 @@ class NamedJsonCalls:
             raise NotACall
         if (yield from found(source, self.call_id)):
             yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
-        yield from found(source, self.arguments)  # the mark is missing if special tokens are not shown
+        yield from found(source, self.arguments)  # missing if special tokens are not shown
         yield from skip_space(source)
         if (yield from peek(source)) != "{":
             raise NotACall
@@ -137,7 +134,7 @@ class NamedJsonCalls:
 
 
 def _short_string(source: Source) -> Reading[str]:
-    """Read a short JSON string. Raise NotACall if a character of the string can't be in a name."""
+    """Raise NotACall for a character that can't be in a name."""
     yield from expect(source, '"')
     text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
     yield from expect(source, '"')
@@ -145,7 +142,7 @@ def _short_string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show the next JSON value. Show an invalid value up to the character that ends the object's member."""
+    """Show the next JSON value. An invalid value ends where its member ends."""
     while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
         if char in "{[":
             yield from copy_json(source, show)

@@ -1,4 +1,4 @@
-"""Turn values in models' calls into JSON text. Models write them as JSON, Python or plain text."""
+"""Turn values in models' calls into JSON. Models write them as JSON, Python or plain text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def json_string(text: str) -> str:
 
 
 def read_json(text: str) -> object:
-    """Parse JSON. Raise ValueError for anything else, including NaN and deep nesting."""
+    """Raise ValueError for anything but JSON, including NaN and deep nesting."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -39,19 +39,18 @@ def read_json(text: str) -> object:
 
 
 def from_tagged(text: str, kinds: frozenset[str]) -> str:
-    """Return a value between tags as JSON. `kinds`: JSON types that the value's schema allows; empty if it allows any
-    type."""
+    """`kinds`: JSON types in the value's schema; an empty set allows all."""
     if kinds == {"string"}:
         return json_string(text)
     value = from_python(text.strip())
     if value is None or (kinds and not _allows(kinds, kind_of(read_json(value)))):
         return json_string(text)
-    # A quoted text between tags keeps its quotes if strings are allowed.
+    # If strings are allowed, a quoted text keeps its quotes.
     return json_string(text) if "string" in kinds and value.startswith('"') else value
 
 
 def from_argument(text: str, kinds: frozenset[str]) -> str:
-    """Return a Python value as JSON. An unreadable value, or a value that must be a string, becomes a string."""
+    """Return a Python value as JSON. An unreadable value becomes a string, and so does a value that must be one."""
     value = from_python(text.strip())
     if value is None or kinds == {"string"}:
         return json_string(text.strip())
@@ -59,7 +58,7 @@ def from_argument(text: str, kinds: frozenset[str]) -> str:
 
 
 def from_python(text: str) -> str | None:
-    """Return JSON unchanged, and a Python literal as JSON. Return None for any other text."""
+    """Return JSON unchanged, a Python literal as JSON, and None for other text."""
     try:
         read_json(text)
         return text
@@ -79,7 +78,7 @@ def escaped_char(kind: str, digits: str) -> str:
     if kind in HEX_ESCAPES:
         if len(digits) < HEX_ESCAPES[kind] or (code := int(digits, 16)) > 0x10FFFF:
             return json_inside("\\" + kind + digits)
-        # half a surrogate pair can be escaped in JSON, but can't be text
+        # JSON can escape half a surrogate pair, but text can't contain it
         return f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else json_inside(chr(code))
     return json_inside(ESCAPES.get(kind, "\\" + kind))
 

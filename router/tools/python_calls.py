@@ -21,7 +21,7 @@ CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class PythonCalls:
-    """Calls written as Python. The grammar allows only keyword arguments, and the reader skips other arguments."""
+    """The grammar allows only keyword arguments. The reader skips other arguments."""
 
     markers: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class PythonCalls:
                 before = f"{separator}{json_string(key)}: "
                 yield from _read_value(source, kinds_of_property(key, tools[name].schema), before, sink)
                 separator = ", "
-            yield from _copy_value(source, nowhere)  # skip anything but a keyword argument
+            yield from _copy_value(source, nowhere)  # not a keyword argument
             if (yield from found(source, ")")):
                 sink.arguments("{}" if separator == "{" else "}")
                 sink.end_call()
@@ -69,7 +69,6 @@ class PythonCalls:
 
 
 def _in_order(is_required: list[bool], prefix: str, rules: dict[str, str]) -> str:
-    """Return a rule's right side for arguments in a fixed order, with their commas."""
     num = len(is_required)
     after = [f"{prefix}_after{index}" if index + 1 < num else "" for index in range(num)]
     for index in range(1, num):

@@ -1,7 +1,7 @@
 """Make the grammar of Python arguments: the literals that a JSON schema allows.
 
-The grammar enforces a schema's types, its listed values and its schema of list items. It does not enforce lengths,
-patterns, ranges or members of dicts.
+It enforces types, listed values and the schema of list items. It does not enforce lengths, patterns, ranges or members
+of dicts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ RULES = {
 
 
 def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
-    """Return a rule's right side for the schema's Python literals."""
     target = resolved(schema, root)
     if not isinstance(target, Mapping) or steps == 0:
         return "py_any"
@@ -60,7 +59,7 @@ def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
 def _literal_rule(value: object) -> str:
     match value:
         case str():
-            spelled = literal(value)  # the value is spelled the same in JSON and Python
+            spelled = literal(value)  # JSON and Python spell it the same
             return (
                 f"{literal(spelled)} | {literal(chr(39) + spelled[1:-1] + chr(39))}"
                 if "'" not in value

@@ -3,8 +3,7 @@
     text    ....done....|mark ... at ... end so far
                          rewind()  ^ the next character
 
-A scanner is a generator that yields whenever it needs more text. Its result does not depend on how the text is cut into
-pieces.
+A scanner is a generator that yields when it needs more text. Cutting the text elsewhere does not change its result.
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ from typing import TypeVar
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = " \t\r\n"
-MAX_HELD_SPACE = 64  # limit of held-back white space, which may still belong to a call
+MAX_HELD_SPACE = 64  # white space that is held back because a call may follow
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 
 
 class NotACall(Exception):
-    """The text began like a call, but is not a call."""
+    """The text only began like a call."""
 
 
 class Source:
-    """The text so far, the next character's position, and a mark to return to."""
-
     __slots__ = ("_mark", "at", "has_ended", "text")
 
     def __init__(self) -> None:
@@ -50,18 +47,17 @@ class Source:
             self.at, self._mark = self._mark, None
 
     def commit(self) -> None:
-        """Clear the mark. Text before `at` is not read again."""
+        """Text before `at` is not read again."""
         self._mark = None
 
     def take(self, end: int) -> str:
-        """Return the text up to index `end`, and move to `end`."""
         taken = self.text[self.at : end]
         self.at = end
         return taken
 
 
 def peek(source: Source) -> Reading[str]:
-    """Return the next character; "" at the end of the text."""
+    """Return "" at the end of the text."""
     while source.at >= len(source.text):
         if source.has_ended:
             return ""
@@ -83,13 +79,12 @@ def found(source: Source, literal: str) -> Reading[bool]:
 
 
 def expect(source: Source, literal: str) -> Reading[None]:
-    """Move past `literal`. Raise NotACall if other text follows."""
     if not (yield from found(source, literal)):
         raise NotACall
 
 
 def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
-    """Move past white space. Raise NotACall for more white space than may be held back."""
+    """Move past white space. Raise NotACall for more than may be held back."""
     num = 0
     while (char := (yield from peek(source))) and char in SPACE:
         num += 1
@@ -99,13 +94,12 @@ def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
 
 
 def skip_any_space(source: Source) -> Reading[None]:
-    """Move past white space inside a call that has begun. Such white space is not held back."""
+    """Move past white space inside a call, which need not be held back."""
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1
 
 
 def take_run(source: Source, chars: Container[str], limit: int) -> Reading[str]:
-    """Return the longest run of these characters, at most `limit`."""
     run = ""
     while len(run) < limit and (char := (yield from peek(source))) and char in chars:
         run += char
@@ -118,7 +112,7 @@ def copy_until(
 ) -> Reading[str]:
     """Show text up to the first mark. Move past this mark and return it; return "" at the text's end.
 
-    `shows_half_mark`: whether a mark's beginning at the end of the text is shown as text.
+    `shows_half_mark`: a mark's beginning at the text's end is shown.
     """
     while True:
         first = _first_mark(source, marks)
@@ -135,7 +129,7 @@ def copy_until(
 
 
 def copy_json(source: Source, show: Callable[[str], None]) -> Reading[bool]:
-    """Show the next JSON object or list. Check only its brackets. Return whether it is complete."""
+    """Show the next JSON object or list, and check only its brackets. Return whether it is complete."""
     depth = 0
     is_in_string = False
     while (yield from peek(source)):
@@ -162,7 +156,7 @@ def nowhere(text: str) -> None:
 
 
 def _first_mark(source: Source, marks: Sequence[str]) -> tuple[int, str] | None:
-    """Return (start, mark) of the mark that begins first. If several marks begin there, return the longest."""
+    """Return (start, mark) of the first mark; of several at one place, the longest."""
     starts = ((source.text.find(mark, source.at), mark) for mark in marks)
     return min(((start, mark) for start, mark in starts if start >= 0), key=_place, default=None)
 
@@ -172,7 +166,6 @@ def _place(start_and_mark: tuple[int, str]) -> tuple[int, int]:
 
 
 def _possible_prefix(source: Source, marks: Sequence[str]) -> int:
-    """Return the length of the text's longest suffix that may begin a mark."""
     longest = max(map(len, marks), default=1) - 1
     for length in range(min(longest, len(source.text) - source.at), 0, -1):
         if any(mark.startswith(source.text[-length:]) for mark in marks):

@@ -1,4 +1,4 @@
-"""Split an answer into reasoning and content by the tags of the chat template.
+"""Split an answer into reasoning and content by the chat template's tags.
 
 <think> ...reasoning... </think> (blank lines) ...content...
 """
@@ -29,7 +29,7 @@ TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """`is_open`: whether the prompt has opened the thought, so that the answer begins inside it."""
+    """`is_open`: the prompt has opened the thought, and the answer begins inside it."""
 
     tags: ThoughtTags
     is_open: bool
@@ -41,15 +41,14 @@ def thought_tags(sources: Mapping[str, str]) -> ThoughtTags | None:
 
 @functools.cache
 def _tags_in(*templates: str) -> ThoughtTags | None:
-    """Return the tags in the templates, if any. The result is cached, because every request needs it."""
     return next((tags for tags in TAGS if any(tags.opening in t or tags.closing in t for t in templates)), None)
 
 
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
-    """Return the Thought of the answer to a rendered prompt; None if the answer can't have a thought.
+    """Return None if the answer can't have a thought.
 
-    Only the prompt's end is searched for tags, because users may write tags, too. `continued`: the message that the
-    answer continues.
+    Tags count only at the prompt's end, because users may write them too. `continued`: the message that the answer
+    continues.
     """
     tags = thought_tags(sources)
     if tags is None:
@@ -64,7 +63,6 @@ def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> 
 
 
 def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[None]:
-    """Read a thought at the answer's beginning, and the blank lines after it."""
     if not thought.is_open and not (yield from _opens(source, thought.tags.opening)):
         return
     yield from _drop_blank_lines(source)
@@ -83,7 +81,7 @@ def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[
 
 
 def _opens(source: Source, opening: str) -> Reading[bool]:
-    """Move past white space and the opening tag. Return False if there is none."""
+    """Move past white space and the opening tag. Return False without such a tag."""
     source.mark()
     num = 0
     while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:
@@ -98,7 +96,7 @@ def _opens(source: Source, opening: str) -> Reading[bool]:
 
 
 def _drop_blank_lines(source: Source) -> Reading[None]:
-    """Move to the beginning of the first line that is not blank."""
+    """Move to the first line that is not blank."""
     source.mark()
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1

@@ -1,4 +1,4 @@
-"""Find the JSON types that a schema allows, for call formats that don't use JSON."""
+"""Find the JSON types that a schema allows, for call formats other than JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-UNKNOWN: frozenset[str] = frozenset()  # the schema allows any JSON type
+UNKNOWN: frozenset[str] = frozenset()  # any JSON type
 DEFINITIONS = ("$defs", "definitions")
-MAX_STEPS = 8  # limit of nested references and alternatives
+MAX_STEPS = 8  # nested references and alternatives
 
 
 def kind_of(value: object) -> str:
@@ -31,7 +31,6 @@ def kind_of(value: object) -> str:
 
 
 def kinds_of(schema: object, root: Schema, steps: int = MAX_STEPS) -> frozenset[str]:
-    """Return the allowed types, or UNKNOWN if the schema does not limit them."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or steps == 0:
         return UNKNOWN
@@ -83,15 +82,11 @@ def required_of(schema: Schema) -> frozenset[str]:
 
 
 def takes_others(schema: Schema) -> bool:
-    """Whether the schema names no properties, but allows some."""
     return not properties_of(schema) and schema.get("additionalProperties") is not False
 
 
 def standing_alone(schema: object, root: Schema) -> Schema:
-    """Return the schema together with the root's definitions.
-
-    If the schema also refers to anything but these definitions, return {}, which allows all values.
-    """
+    """Return the schema with the root's definitions; {} if it refers to anything else. {} allows all values."""
     if not isinstance(schema, Mapping) or not _refers_only_to_definitions(schema):
         return {}
     return dict(schema) | {name: root[name] for name in DEFINITIONS if name in root}
@@ -107,7 +102,7 @@ def _refers_only_to_definitions(value: object) -> bool:
 
 
 def _target(reference: str, root: Schema) -> object:
-    """Return the target of a JSON pointer such as "#/$defs/Place", or None."""
+    """Follow a JSON pointer such as "#/$defs/Place". Return None if it leads nowhere."""
     if not reference.startswith("#/"):
         return None
     value: object = root

@@ -1,7 +1,7 @@
 """Calls with tags: `<function=f><parameter=a>value</parameter></function>`.
 
-The schema decides which JSON type a value gets. Strings stream. Other values are shown only when they are complete,
-because their type is certain only then.
+The schema decides a value's JSON type. Strings stream. Other values arrive whole, because only then is their type
+certain.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from shared.core.errors import InvalidRequest
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 ANY_KEY = r"[^>\n\r]{1,64}"
-TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the reader ends the text at the same place
+TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the reader ends text there too
 ONLY_TEXT = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
-    """`padding`: text around each value that does not belong to the value. `ends`: text that always ends a call."""
+    """`padding`: text around each value that is not part of it. `ends`: text that always ends a call."""
 
     padding: str
     ends: str
@@ -106,12 +106,12 @@ class XmlCalls:
                 sink.end_call()
                 return
             elif (yield from peek(source)):
-                source.at += 1  # skip other text between parameters
+                source.at += 1  # other text between parameters
             else:
                 return
 
     def _is_left(self, source: Source) -> Reading[bool]:
-        """Whether the call ends here without FUNCTION_END. The source's position does not change."""
+        """Whether the call ends here without FUNCTION_END. The position does not change."""
         is_there = yield from found(source, self.ends)
         source.at -= len(self.ends) * is_there
         return is_there
@@ -131,14 +131,13 @@ class XmlCalls:
 
 
 def _texts_of(schema: object) -> list[str]:
-    """Return a schema's listed texts; return none of them if they are too many for a grammar."""
     choices = (choices_of(schema) if isinstance(schema, Mapping) else None) or []
     texts = [choice for choice in choices if isinstance(choice, str) and PARAMETER_END not in choice]
     return texts if len(texts) <= MAX_CHOICES else []
 
 
 def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
-    """Show a text as the inside of a JSON string. Hold back the text's end while it may begin an end mark."""
+    """Show text as the inside of a JSON string. Hold back an end that may begin an end mark."""
 
     def show(text: str) -> None:
         sink.arguments(json_inside(text))

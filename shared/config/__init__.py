@@ -1,1 +1,1 @@
-"""Configuration: frozen dataclasses with flags and files. Only this package uses environment variables."""
+"""Configuration: frozen dataclasses with flags and files. No other package uses environment variables."""

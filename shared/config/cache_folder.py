@@ -1,4 +1,4 @@
-"""Find the folder of this user's caches by the XDG convention."""
+"""The folder of this user's caches, by the XDG convention."""
 
 from __future__ import annotations
 

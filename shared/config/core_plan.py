@@ -1,7 +1,7 @@
-"""Divide the machine's cores among processes, and apply one process's share.
+"""Divide the machine's cores among processes.
 
 Idle OpenMP threads spin by default. On two cores, spinning makes a forward pass fifty times slower while another
-process is busy. So every process gets cores of its own, one compute thread per core, and threads that sleep while they
+process is busy. So each process gets its own cores, one compute thread per core, and threads that sleep while they
 wait. A process must apply its plan before it loads torch or numpy, so this module loads neither.
 """
 
@@ -45,8 +45,6 @@ class CorePlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCores:
-    """The core plans of a cluster on one machine: one plan for each process."""
-
     router: CorePlan
     prefill: tuple[CorePlan, ...]
     decode: tuple[CorePlan, ...]
@@ -59,8 +57,7 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
         4 cores, 1 + 1:  | router, prefill 0 | prefill 0 | decode 0 | decode 0 |
         5 cores, 1 + 1:  | router | prefill 0 | prefill 0 | decode 0 | decode 0 |
 
-    If there are fewer cores than nodes, nodes share cores, and each node has one thread. `share`: nodes may borrow
-    cores.
+    With fewer cores than nodes, nodes share cores and have one thread each. `share`: nodes may borrow cores.
     """
     num_nodes = num_prefill + num_decode
     if not cores or num_nodes == 0:
@@ -74,8 +71,7 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
 
 
 def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
-    """Give each node neighbouring cores. The first nodes get the cores left over, because prefill nodes gain most from
-    more cores."""
+    """Give each node neighbouring cores. Prefill nodes gain most, so the first nodes get the leftover cores."""
     if len(cores) < num_nodes:
         return [(cores[i % len(cores)],) for i in range(num_nodes)]
     each, extra = divmod(len(cores), num_nodes)
@@ -85,7 +81,7 @@ def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
 
 
 def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
-    """Return one rank's share of a node's plan. With fewer cores than ranks, ranks share cores."""
+    """With fewer cores than ranks, ranks share cores."""
     if size == 1:
         return plan
     share = deal(plan.cpus, size)[rank] if plan.cpus else ()
@@ -93,14 +89,13 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Return the plan of a node's rank 0. With a pipeline, `threads` is per stage. The stages share the node's cores.
-    All stages together have as many threads as a model without stages would have, but each stage has at least one."""
+    """Return rank 0's plan. Pipeline stages share its cores, and divide its threads: at least one for each stage."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return the cores that this process may run on, within the container's CPU quota."""
+    """Return no more cores than the container's CPU quota allows."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
     quota = cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
@@ -111,7 +106,7 @@ def all_cores() -> tuple[int, ...]:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """Return the number of CPUs that the control group may use; None without a limit or a group."""
+    """Return None without a limit or a control group."""
     try:
         limit, period = path.read_text(encoding="ascii").split()
         return None if limit == "max" else int(limit) / int(period)
@@ -133,14 +128,13 @@ def environment(plan: CorePlan) -> dict[str, str]:
     spins = plan.wait_policy == "active"
     return dict.fromkeys(names, threads) | {
         "OMP_WAIT_POLICY": plan.wait_policy.upper(),
-        "GOMP_SPINCOUNT": "10000" if spins else "0",  # GNU OpenMP reads this.
-        "KMP_BLOCKTIME": "200" if spins else "0",  # LLVM's and Intel's OpenMP read this, in ms.
+        "GOMP_SPINCOUNT": "10000" if spins else "0",  # for GNU OpenMP
+        "KMP_BLOCKTIME": "200" if spins else "0",  # in ms, for LLVM's and Intel's OpenMP
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
 def apply(plan: CorePlan) -> None:
-    """Set this process's environment and cores, before anything loads torch or numpy."""
     os.environ.update(environment(plan))
     if not plan.cpus or not hasattr(os, "sched_setaffinity"):
         return

@@ -16,12 +16,10 @@ Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 
 def holds_sections(kind: type) -> bool:
-    """Return whether a type is a group of sections, such as a process configuration."""
     return all(dataclasses.is_dataclass(inner) for inner in get_type_hints(kind).values())
 
 
 def concerns_of(process: type) -> dict[str, type]:
-    """Return the settings classes of a process configuration and of its groups, by section name."""
     found: dict[str, type] = {}
     for name, kind in get_type_hints(process).items():
         found |= concerns_of(kind) if holds_sections(kind) else {name: kind}
@@ -37,7 +35,7 @@ def sections_of(config: Any) -> dict[str, Any]:
 
 
 def from_sections(process: type[P], sections: Mapping[str, Any]) -> P:
-    """Return the process configuration that has these sections. Inverts sections_of."""
+    """The inverse of sections_of."""
     hints = get_type_hints(process).items()
     return process(
         **{name: from_sections(kind, sections) if holds_sections(kind) else sections[name] for name, kind in hints}
@@ -50,8 +48,7 @@ def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
-    """Add an argument group per concern. Flags that are not given stay out of the namespace, so that a file can set
-    their values."""
+    """A flag that is not given stays out of the namespace, so that a file can set it."""
     for section, settings in concerns_of(process).items():
         shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
         if not shown:
@@ -105,7 +102,7 @@ def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
 
 
 def parse_size(text: str) -> int:
-    """Return a size in bytes. Raise argparse's error for other text, because argparse then names the flag."""
+    """Raise argparse's error, because argparse then names the flag."""
     try:
         return parse_bytes(text)
     except ConfigError as error:
@@ -113,7 +110,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_int_list(text: str) -> tuple[int, ...]:
-    """Parse a list of whole numbers: '0,1' -> (0, 1)."""
+    """'0,1' -> (0, 1)."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -121,8 +118,7 @@ def parse_int_list(text: str) -> tuple[int, ...]:
 
 
 def given_values(namespace: argparse.Namespace) -> Values:
-    """Return the given flags' values by concern and field. A name without a dot is not a setting but belongs to the
-    command."""
+    """A name without a dot belongs to the command."""
     values: Values = {}
     for dest, value in vars(namespace).items():
         section, dot, name = dest.partition(".")
@@ -132,7 +128,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 
 
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """Return the flags that reproduce this process configuration. Leave out fields with their default value."""
+    """Leave out default values."""
     argv: list[str] = []
     for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):

@@ -1,7 +1,6 @@
 """Refuse new features on the frozen code paths: pipeline stages (`--pp`) and models with an encoder (T5).
 
-These paths stay tested. For each new feature, add a line to the tables of the frozen paths, and call `refuse` where the
-feature's code begins.
+These paths stay tested. Each new feature needs a line in their tables, and a call of `refuse` where its code begins.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from shared.core.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class FrozenPath:
     name: str
-    lacks: Mapping[str, str]  # missing flag -> the reason, and a replacement
+    lacks: Mapping[str, str]  # missing flag -> reason and replacement
 
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise ConfigError if `asked` contains a feature that this path lacks.
 
-        The keys of `asked` are flags with their values; an entry is True if the user asked for this value. Each flag
-        needs a line in `lacks`. `given`: the flags that chose this path. `of`: the model."""
+        `asked`: flags with their values -> whether the user asked for this value. Each flag needs a line in `lacks`.
+        `given`: the flags that chose this path. `of`: the model."""
         unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
-        if unknown:  # checked even if the flag was not asked for
+        if unknown:  # even for flags that were not asked for
             raise KeyError(f"{', '.join(unknown)}: no line in the table of {self.name}")
         refused = [flag for flag, is_asked in asked.items() if is_asked]
         if refused:

@@ -1,7 +1,6 @@
 """Make a process configuration from defaults, a TOML file and flags. The settings' dataclasses check the values.
 
-A file has one table per concern. All processes may use the same file: each process checks the tables of other
-processes, but does not use their values.
+A file has one table per concern. All processes may use one file: each checks the tables of other processes, too.
 
     [memory]
     kv_bytes = "512MiB"
@@ -25,8 +24,8 @@ P = TypeVar("P")
 
 
 def load(process: type[P], given: Values, file: Path | None = None, fixed: Values | None = None) -> P:
-    """Return the configuration. `given` (the flags) overrides the file. `fixed`, which holds values that the command
-    sets (such as the role), overrides both."""
+    """`given`: the flags, which override the file. `fixed`: the command's own values (such as the role), which override
+    both."""
     layers = [read_file(file) if file is not None else {}, given, fixed or {}]
     sections = {}
     for section, settings in concerns_of(process).items():
@@ -36,7 +35,7 @@ def load(process: type[P], given: Values, file: Path | None = None, fixed: Value
 
 
 def read_file(path: Path) -> Values:
-    """Read a TOML file. Raise ConfigError for tables and keys that no process knows."""
+    """Raise ConfigError for tables and keys that no process knows."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -75,7 +74,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def convert(where: str, value: object, kind: Any, declared: Option) -> Any:
-    """Convert a TOML value to the field's type: text to size, whole number to float, list to tuple."""
     if declared.is_bytes and isinstance(value, str):
         return parse_bytes(value)
     if kind is float and type(value) is int:
@@ -104,7 +102,7 @@ def kind_text(kind: Any, declared: Option) -> str:
 
 
 def replaced(config: P, **changes: Mapping[str, Any]) -> P:
-    """Return a copy with changed fields: replaced(config, node={"node_id": "x"})."""
+    """For example, replaced(config, node={"node_id": "x"})."""
     sections = sections_of(config)
     changed = {section: dataclasses.replace(sections[section], **dict(fields)) for section, fields in changes.items()}
     return from_sections(type(config), sections | changed)

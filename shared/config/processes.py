@@ -1,4 +1,4 @@
-"""Define each kind of process's configuration: one settings class per concern. `app.run(config)` takes it."""
+"""Each kind of process's configuration, as `app.run(config)` takes it: one settings class per concern."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
 
 
 def check_scripted(parts: NodeParts) -> None:
-    """Raise ConfigError if the scripted model is split among ranks or stages, or uses a GPU, adapters or drafts."""
+    """Raise ConfigError for ranks, stages, a GPU, adapters or drafts."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,
@@ -70,7 +70,7 @@ def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: Trans
 
 @dataclass(frozen=True, slots=True)
 class RouterProcessConfig:
-    """The argument of `router.app.run`. The router reads the model's tokenizer and chat template, never its weights."""
+    """The router reads the model's tokenizer and chat template, never its weights."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -113,15 +113,13 @@ class NodeParts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcessConfig:
-    """The argument of `prefill_node.app.run` and `decode_node.app.run`."""
-
     parts: NodeParts = field(default_factory=NodeParts)
     cores: CorePlan = field(default_factory=CorePlan)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The settings of `baton up`: routers and their nodes. The launcher assigns identities, ports and cores."""
+    """The settings of `baton up`. The launcher assigns identities, ports and cores."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
@@ -137,7 +135,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True)
 class RayClusterConfig:
-    """The settings of `baton ray up`: ClusterConfig for a Ray cluster. Nodes get addresses when they are placed."""
+    """The settings of `baton ray up`. Nodes get addresses when they are placed."""
 
     ray: RayConfig = field(default_factory=RayConfig)
     share: ShareConfig = field(default_factory=ShareConfig)

@@ -1,5 +1,4 @@
-"""Settings of `baton ray up` (address, resources per node, scaling), and two variables that Ray reads when it is
-loaded."""
+"""Settings of `baton ray up`, and two variables that Ray reads when it is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
-LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray does not replace 127.0.0.1 by another address
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps 127.0.0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +70,18 @@ class ScalingConfig:
 
 
 def is_local(address: str) -> bool:
-    """Return whether this Ray cluster is only on 127.0.0.1, because it was started here or by a test."""
+    """Whether this Ray cluster is only on 127.0.0.1: it was started here or by a test."""
     return not address or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
 
 
 def environment(address: str) -> dict[str, str]:
-    """Return the variables for Ray and for processes that import it. They also turn usage reports off."""
+    """The variables also turn usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def apply(address: str) -> None:
-    """Set these variables for this process, before `import ray`."""
+    """Call this function before `import ray`."""
     os.environ.update(environment(address))
 
 

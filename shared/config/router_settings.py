@@ -1,4 +1,4 @@
-"""The router's settings, except for text (text_settings.py), HTTP (http_settings.py) and limits (settings.py)."""
+"""The router's settings, except text, HTTP and limits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from shared.config.options import check_fields, option
 from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 
-BY_COST = -1  # value of local_prefill_tokens: choose a prompt's node by the measured cost on either node.
-UNMEASURED_LOCAL_TOKENS = 32  # The limit on the length of local prompts, in tokens, until the cost is measured.
+BY_COST = -1  # local_prefill_tokens: choose a prompt's node by the measured cost
+UNMEASURED_LOCAL_TOKENS = 32  # longest local prompt, in tokens, until the cost is measured
 
 POLICIES = ("prefix_aware", "least_load", "round_robin")
 
@@ -56,5 +56,5 @@ class RouterConfig:
             raise ConfigError("--router-id must have at most 64 characters")
 
     def check_addresses(self, *, has_keys: bool) -> None:
-        """Raise ConfigError if the address needs keys and none are set."""
+        """Raise ConfigError if the address needs keys and there are none."""
         check_endpoint(self.node_endpoint, "--node-endpoint", has_keys=has_keys)

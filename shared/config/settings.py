@@ -1,4 +1,4 @@
-"""Define the settings: one frozen dataclass per concern, which checks its values when it is made.
+"""One frozen dataclass of settings per concern, which checks its values when it is made.
 
 Each field makes a flag (`--page-size`) and a TOML key (`[memory]` / `page_size = 16`), with limits and help.
 """
@@ -62,7 +62,7 @@ class ModelConfig:
 
     @property
     def public_name(self) -> str:
-        """The name in /v1/models: the configured one, else the model's short name."""
+        """The configured name, else the model's short name."""
         stem = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.served_model_name or stem.removesuffix(".gguf")
 
@@ -202,7 +202,6 @@ class SpecConfig:
             self._check_tree()
 
     def _check_tree(self) -> None:
-        """Check that the tree fills the window, and that the tree's inner levels fit into the window's slots."""
         topk, inner = self.spec_topk, self.spec_steps - 1
         most = topk + inner * topk**2
         given = f"--spec-topk {topk} --spec-steps {self.spec_steps} --spec-width {self.spec_width}"
@@ -223,7 +222,7 @@ class SpecConfig:
 
     @property
     def width(self) -> int:
-        """The largest number of tokens that a running row adds per step."""
+        """The most tokens that a running row adds per step."""
         return 1 if self.spec == "none" else self.spec_width
 
 
@@ -259,7 +258,7 @@ class ParallelConfig:
             raise ConfigError(f"{' '.join(given)}: a node splits either its model, its rows or its layers")
 
     def of(self, role: str) -> ParallelConfig:
-        """Return a cluster's settings as they apply to nodes of this role."""
+        """Return a cluster's settings for nodes of this role."""
         return self if role == "decode" else ParallelConfig(tp=self.tp, pp=self.pp)
 
     @property
@@ -302,7 +301,7 @@ class NodeConfig:
         check_fields(self)
 
     def check_addresses(self, *, has_keys: bool) -> None:
-        """Raise ConfigError if an address needs keys and none are set."""
+        """Raise ConfigError if an address needs keys and there are none."""
         check_bind_host(self.bind_host, "--bind-host", has_keys=has_keys)
         for endpoint in self.router:
             check_router(endpoint, "--router", has_keys=has_keys)

@@ -1,23 +1,20 @@
 """Derive every wait for a silent peer from one setting: `--node-silence-s` on routers, `--silence-s` on nodes.
 
-There are two kinds of silence:
-
     loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
            because a step of a large prompt may hold a core, or the interpreter, for seconds.
     link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
            answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
 
-With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer. A peer
-that freezes for only one second is kept.
+With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LINK_SHARE = 1 / 3  # The share of the setting after which a mute link is dropped.
-PING_SHARE = 1 / 20  # The longest time between two pings, as a share of the setting.
-MOST_PING_MS = 250  # Upper limit of the time between two pings, because the other end may have a shorter setting.
+LINK_SHARE = 1 / 3  # share of the setting after which a mute link is dropped
+PING_SHARE = 1 / 20  # longest time between two pings, as a share of the setting
+MOST_PING_MS = 250  # longest time between two pings, because the other end may have a shorter setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +28,12 @@ class LinkSilence:
 
     @property
     def shortest_s(self) -> float:
-        """The shortest time after which a mute peer may be dropped."""
+        """From then on a mute peer may be dropped."""
         return self.timeout_ms / 1000
 
     @property
     def longest_s(self) -> float:
-        """The time after which every mute peer has been dropped."""
+        """By then every mute peer has been dropped."""
         return (self.ping_ms + self.timeout_ms) / 1000
 
 

@@ -31,7 +31,6 @@ class TextConfig:
 
     @property
     def template_kwargs(self) -> dict[str, str | int | float | bool | None]:
-        """The defaults of `chat_template_kwargs`, by variable name."""
         if not self.chat_template_kwargs:
             return {}
         try:

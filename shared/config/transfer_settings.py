@@ -1,4 +1,4 @@
-"""Settings of KV transfers between nodes, except the transport (settings.NodeConfig)."""
+"""Settings of KV transfers, except the transport (settings.NodeConfig)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Turn vocabulary entries into bytes, for the two spellings in use.
+"""Turn vocabulary entries into bytes, for two spellings.
 
-byte level   each byte is written as one printable character ("Ġ" is a space)
+byte level   each byte is one printable character ("Ġ" is a space)
 metaspace    plain text, except that "▁" is a space and <0xE2> a single byte
 """
 
@@ -13,7 +13,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes; characters from U+0100 on stand
+    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes. Characters from U+0100 on stand
     for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
@@ -26,7 +26,7 @@ def byte_level_decoder() -> Callable[[str], bytes]:
     def to_bytes(entry: str) -> bytes:
         try:
             return bytes([alphabet[char] for char in entry])
-        except KeyError:  # this is an added token, written as plain text
+        except KeyError:  # an added token, in plain text
             return entry.encode()
 
     return to_bytes
@@ -40,8 +40,7 @@ def metaspace_bytes(entry: str) -> bytes:
 def byte_table(
     vocab: Mapping[str, int], added: Collection[str], entry_bytes: Callable[[str], bytes], size: int
 ) -> list[bytes]:
-    """Return the bytes of each id below `size`; b"" for ids without an entry, which pad the embedding. Added tokens are
-    plain text."""
+    """Return the bytes of each id below `size`; b"" for ids without an entry. Added tokens are plain text."""
     table = [b""] * size
     for entry, index in vocab.items():
         if index < size:

@@ -1,5 +1,4 @@
-"""Read the bytes of each token id from a model's tokenizer files. Routers decode with these bytes, and nodes compile
-grammars with them."""
+"""Read the bytes of each token id from tokenizer files, for decoding (routers) and grammars (nodes)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from shared.config.model_path import ModelKind, resolve_model
 from shared.config.vocab_bytes import byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
-CONTROL_TYPE = 3  # GGUF's number for control tokens
+CONTROL_TYPE = 3  # control tokens in GGUF
 USER_DEFINED_TYPE = 4
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
@@ -39,10 +38,10 @@ class Vocabulary:
 
 
 def read_vocabulary(model: str) -> Vocabulary:
-    """Return the vocabulary of --model. Raise ConfigError if the model has no supported tokenizer."""
+    """Raise ConfigError if the model has no supported tokenizer."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
-        from shared.config.pieces import make_pieces  # imported here because pieces.py imports this module
+        from shared.config.pieces import make_pieces  # here, because pieces.py imports this module
 
         return make_pieces().vocabulary
     if source.path is None:
@@ -74,13 +73,11 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
 
 
 def is_byte_level(described: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json writes each byte as one printable character."""
     return "ByteLevel" in repr(described.get("decoder"))
 
 
 def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return the ids that end an answer. generation_config.json is read first, because config.json often lacks ids of
-    chat models."""
+    """Return the ids that end an answer. config.json often lacks chat models' ids, so it comes second."""
     for name in ("generation_config.json", "config.json"):
         ids = read_json_if_there(folder / name).get("eos_token_id")
         if ids is not None:
@@ -91,7 +88,7 @@ def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]
 
 
 def token_content(token: object) -> str:
-    """Return the text of a token in tokenizer_config.json. The token is a string, or an object with `content`."""
+    """A token in tokenizer_config.json is a string, or an object with `content`."""
     if isinstance(token, dict):
         return str(token.get("content", ""))
     return str(token or "")

@@ -1,4 +1,4 @@
-"""Defines how the scheduler uses a grammar; shared/grammar implements this interface."""
+"""How the scheduler uses a grammar. shared/grammar implements this interface."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shared.core.errors import BatonError
 class Constraint(Protocol):
     @property
     def is_ready(self) -> bool:
-        """Return whether the grammar's compilation has ended, successfully or not."""
+        """Whether compilation has ended, successfully or not."""
         ...
 
     @property
     def error(self) -> BatonError | None:
-        """Return the error if compilation failed, else None. Valid once `is_ready`."""
+        """The error of a failed compilation. Valid once `is_ready`."""
         ...
 
     def cancel(self) -> None: ...

@@ -1,19 +1,15 @@
-"""Defines typed errors. Each error becomes a status 4xx or 5xx for the client, a count in a metric, and one log
-line."""
+"""Typed errors. Each error becomes a 4xx or 5xx for the client, a count in a metric, and one log line."""
 
 from __future__ import annotations
 
 
 class BatonError(Exception):
-    """The base class of all errors that Baton raises on purpose.
-
-    `code`: a word for metrics and clients, which never changes. `status`: the HTTP status. `subject`: a request key or
-    node id.
-    """
+    """`code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: a request key or
+    node id."""
 
     code = "internal_error"
     status = 500
-    retry_after_s: float | None = None  # seconds until a retry may succeed; sent as Retry-After
+    retry_after_s: float | None = None  # until a retry may succeed; sent as Retry-After
 
     def __init__(self, message: str, *, subject: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -23,7 +19,7 @@ class BatonError(Exception):
 
 
 class InvalidRequest(BatonError):
-    """The client made a mistake. `param`: the field of the request body."""
+    """`param`: the field of the request body."""
 
     code = "invalid_request_error"
     status = 400
@@ -39,7 +35,7 @@ class ModelNotFound(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The request and its answer don't fit on the chosen node, even if the node is empty."""
+    """The request and its answer don't fit even on an empty node."""
 
     code = "too_large"
 
@@ -64,27 +60,23 @@ class RateLimited(BatonError):
 
 
 class QueueFull(BatonError):
-    """The router's queue is full."""
-
     code = "queue_full"
     status = 503
 
 
 class DeadlineUnreachable(BatonError):
-    """The queue ahead of this request takes longer than the deadline allows."""
-
     code = "deadline_unreachable"
     status = 503
 
 
 class PartnerOverloaded(Overloaded):
-    """A prefill node reports that its decode node is full. Clients get Overloaded."""
+    """A prefill node's decode node is full. Clients get Overloaded."""
 
     code = "partner_overloaded"
 
 
 class NoNodes(BatonError):
-    """No pair of prefill and decode node can serve the request. The answer has Retry-After."""
+    """No pair of nodes can serve the request. The answer has Retry-After."""
 
     code = "no_nodes"
     status = 503
@@ -106,16 +98,16 @@ class NodeLost(BatonError):
 class PeerUnreachable(NodeLost):
     """A node can't reach the other node of a hand-off. Clients get NodeLost.
 
-    Neither node counts as failed, because the link may be broken.
+    Neither node counts as failed: the link may be broken.
     """
 
     code = "peer_unreachable"
 
 
 class RequestKillsNodes(BatonError):
-    """Two nodes died while they ran this request, and at the second death this request was the only suspect.
+    """Two nodes died with this request, and at the second death it was the only suspect.
 
-    The status is not a 5xx, because a client's retry would kill two more nodes.
+    A 5xx would make clients retry, and kill two more nodes.
     """
 
     code = "request_kills_nodes"
@@ -123,14 +115,14 @@ class RequestKillsNodes(BatonError):
 
 
 class NodeDraining(NodeLost):
-    """The node is draining, so it refuses new requests or ends unfinished ones."""
+    """The draining node refuses new requests, or ends unfinished ones."""
 
     code = "node_draining"
     status = 503
 
 
 class PartnerDraining(NodeDraining):
-    """A prefill node reports that its decode node is draining. Clients get NodeDraining."""
+    """A prefill node's decode node is draining. Clients get NodeDraining."""
 
     code = "partner_draining"
 
@@ -141,14 +133,13 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
-    """The server's operator ended the request through the admin API."""
-
     code = "aborted"
     status = 503
 
 
 class StepFailed(BatonError):
-    """A step with this request failed twice, the second time without other requests, or the request's grammar failed.
+    """A step with this request failed twice, the second time without other requests. Or the request's grammar failed.
+
     Other requests continue.
     """
 
@@ -179,7 +170,7 @@ class HandoffFailed(BatonError):
 
 
 class WireError(BatonError):
-    """A malformed, truncated, oversized, unknown or outdated frame. The frame is dropped, counted and logged once."""
+    """An invalid or outdated frame. It is dropped, counted and logged once."""
 
     code = "wire_error"
 

@@ -1,6 +1,6 @@
 """Makes the command that installs a missing package.
 
-Baton is not on a package index, so the command names the checkout, wheel or folder from which Baton was installed.
+Baton is not on a package index, so the command names the checkout, wheel or folder that Baton came from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
-PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> imported package
+PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> package
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 ROOT = Path(__file__).parents[2]
 
@@ -27,13 +27,12 @@ def require(extra: str, user: str) -> None:
 
 
 def missing(package: str, user: str) -> str:
-    """Return a sentence that names the missing package, and ends with the command to type."""
     extra = next((extra for extra, name in PACKAGES.items() if name == package), "")
     return f"{user} needs the package {package}; to install it, type: {install_line(extra)}"
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return the missing package's name; "" for a module of Baton, because its absence is a bug."""
+    """Return "" for a module of Baton, whose absence is a bug."""
     package = (error.name or "").partition(".")[0]
     is_missing = bool(package) and package not in OURS and importlib.util.find_spec(package) is None
     return package if is_missing else ""
@@ -41,19 +40,19 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 def install_line(extra: str = "") -> str:
     wanted = f"[{extra}]" if extra else ""
-    if (ROOT / "pyproject.toml").is_file():  # as `make setup` does: install a link to the checkout, not a copy
+    if (ROOT / "pyproject.toml").is_file():  # link to the checkout, like `make setup`
         return pip_line("--editable", f"{ROOT}{wanted}")
     return pip_line(f"{origin()}{wanted}")
 
 
 def pip_line(*args: str) -> str:
-    """Return a pip command for this environment, even if the shell uses another environment."""
+    """The command is for this environment, even if the shell uses another one."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 
 def origin() -> str:
-    """Return the wheel or folder from which Baton was installed, as pip recorded it (PEP 610)."""
-    from importlib import metadata  # a slow import that only this function needs
+    """Return the wheel or folder that Baton came from, as pip recorded it (PEP 610)."""
+    from importlib import metadata  # slow, and needed only here
 
     try:
         own = metadata.distribution(DISTRIBUTION)

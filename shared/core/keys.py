@@ -1,4 +1,4 @@
-"""Defines request keys, and integer hashes that give the same bits on every machine."""
+"""Request keys, and integer hashes with the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MASK64 = (1 << 64) - 1
 
 
 class RequestKey(NamedTuple):
-    """Identifies one attempt at one sequence of one request. Messages with another key never affect this attempt."""
+    """Names one attempt at one sequence of one request. Messages with another key never affect this attempt."""
 
     router_id: str
     router_epoch: int
@@ -20,12 +20,11 @@ class RequestKey(NamedTuple):
         return f"{self.router_id}.{self.router_epoch:x}/{self.rid}#{self.attempt}.{self.seq_index}"
 
     def sibling(self, seq_index: int) -> RequestKey:
-        """Return the key of another sequence (n > 1) of the same attempt."""
         return self._replace(seq_index=seq_index)
 
 
 def mix64(value: int) -> int:
-    """Apply splitmix64's finaliser: 64 bits in, 64 bits out."""
+    """splitmix64's finaliser: 64 bits in, 64 bits out."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64
@@ -33,5 +32,5 @@ def mix64(value: int) -> int:
 
 
 def sequence_seed(seed: int, seq_index: int) -> int:
-    """Return the seed of one sequence of a request with n > 1. Sequence 0 keeps the request's seed."""
+    """Sequence 0 keeps the request's seed."""
     return seed & MASK64 if seq_index == 0 else mix64((seed & MASK64) ^ mix64(seq_index))

@@ -1,6 +1,6 @@
 """Caches a function's newest result.
 
-A batch's sampling parameters stay one object until a row joins or leaves, so derived values are made only once.
+A batch's sampling parameters stay one object until a row joins or leaves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Source, Made]):
-    """Keeps the newest result. Arguments are compared by identity, so an argument must not change."""
+    """Compares arguments by identity, so an argument must not change."""
 
     def __init__(self, make: Callable[[Source], Made]) -> None:
         self._make = make

@@ -2,8 +2,8 @@
 
     ROOT -> identity of page 0 -> identity of page 1 -> ...         the last page may be partly full
 
-The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Nodes find
-cached pages by identity; routers find the nodes that cache these pages. Routers lack numpy, so this file can't use it.
+The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Routers lack
+numpy, so this file can't use it.
 
 Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
 covers the next token:
@@ -22,17 +22,16 @@ from collections.abc import Iterator
 IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
-NEXT_BITS = 24  # the number of bits of the next token
+NEXT_BITS = 24  # for the next token
 MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
-SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # the index of the slot's lowest byte in a key
+SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key
 SALTED = 1 << 63
 
 
 def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
-    """Return one key per token, with the slot of the adapter that makes the token's KV. `tokens`: 64 bits per token.
+    """Return one key per token. `tokens`: 64 bits per token. `slot`: of the adapter that makes the token's KV.
 
-    With lookahead the last token has no key yet. A salt changes only the first key. This is enough, because a page's
-    identity covers all earlier pages, too.
+    With lookahead the last token has no key yet. A salt changes only the first key: identities cover earlier pages.
     """
     if lookahead:
         halves = array("I", tokens)
@@ -51,12 +50,11 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
 
 
 def child_identity(parent: bytes, key: bytes) -> bytes:
-    """Return a page's identity. `parent`: the identity of the page before it. `key`: the keys of its tokens."""
+    """Return a page's identity. `parent`: the previous page's identity. `key`: the keys of the page's tokens."""
     return hashlib.blake2b(parent + key, digest_size=IDENTITY_BYTES).digest()
 
 
 def identities(keys: bytes, page_size: int) -> Iterator[bytes]:
-    """Yield the identities of a request's pages in order; the last page may be partly full."""
     width, parent = page_size * KEY_BYTES, ROOT
     for start in range(0, len(keys), width):
         parent = child_identity(parent, keys[start : start + width])

@@ -1,4 +1,4 @@
-"""Defines Request, the scheduler's record of one sequence. It has no tensors."""
+"""The scheduler's record of one sequence, without tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ TokenIds = npt.NDArray[np.int64]
 
 
 class RequestState(enum.Enum):
-    """The states of a request. TRANSITIONS lists the allowed changes."""
-
-    WAITING = "waiting"  # The request has no row and no pages.
-    PREFILLING = "prefilling"  # The row and all pages of the prompt are reserved.
-    RUNNING = "running"  # The request is decoding.
-    RESTORING = "restoring"  # Row and pages are reserved; KV is coming from the cold tier.
-    GRANTED = "granted"  # Decode node: row and pages are reserved; KV is coming.
-    HANDED_OFF = "handed_off"  # Prefill node: the first token is known; pages stay pinned until Installed.
+    WAITING = "waiting"  # no row and no pages
+    PREFILLING = "prefilling"  # the row and all pages of the prompt are reserved
+    RUNNING = "running"  # decoding
+    RESTORING = "restoring"  # row and pages are reserved; KV is coming from the cold tier
+    GRANTED = "granted"  # decode node: row and pages are reserved; KV is coming
+    HANDED_OFF = "handed_off"  # prefill node: the first token is known; pages stay pinned until Installed
     FINISHED = "finished"
 
 
@@ -42,8 +40,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence and its progress, owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`,
-    which tells how old the request is."""
+    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age."""
 
     key: RequestKey
     prompt_ids: TokenIds
@@ -53,19 +50,19 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
-    adapter: str = ""  # The LoRA adapter's digest; "": no adapter. Only requests with the same adapter share KV.
+    adapter: str = ""  # LoRA adapter's digest; "": no adapter. Only requests with the same adapter share KV.
     cache_salt: int = 0  # 64 bits; 0 means no salt. Only requests with the same salt share KV.
-    constraint: Constraint | None = None  # Enforces sampling.grammar.
-    scored: int = 0  # The number of prompt tokens whose log-probabilities were reported.
+    constraint: Constraint | None = None  # enforces sampling.grammar
+    scored: int = 0  # prompt tokens whose log-probabilities were reported
 
     state: RequestState = RequestState.WAITING
     incarnation: int = 0
     finish_reason: FinishReason | None = None
-    row: int = 0  # 0 means no row.
-    awaits_prefix: bool = False  # Another node is sending pages of this request's prompt.
-    cached_tokens: int = 0  # The number of prompt tokens found in the prefix cache, for `usage`.
-    lacks_draft_state: bool = False  # The request's pages have no draft KV, so no other request can use them.
-    computed: int = 0  # The number of tokens that have KV in this incarnation, from processed steps or a hand-off.
+    row: int = 0  # 0: no row
+    awaits_prefix: bool = False  # another node is sending pages of this prompt
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, for `usage`
+    lacks_draft_state: bool = False  # the pages have no draft KV, so no other request can use them
+    computed: int = 0  # tokens with KV in this incarnation, from processed steps or a hand-off
 
     def to(self, state: RequestState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -78,19 +75,18 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """Return the first prompt position whose log-probability is not reported yet, if any. Position 0 has none."""
+        """The first prompt position without a reported log-probability. Position 0 never gets one."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """Return the tokens of prompt and output. A (repeated) prefill computes their KV."""
+        """Prompt and output. A (repeated) prefill computes their KV."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the request may begin. Its grammar (if any) must be compiled, and its prompt must not wait for
-        pages."""
+        """Whether the grammar (if any) is compiled, and the prompt doesn't wait for pages."""
         return not self.awaits_prefix and (self.constraint is None or self.constraint.is_ready)
 
     @property

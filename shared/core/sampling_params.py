@@ -1,5 +1,4 @@
-"""Defines the sampling parameters of a request, after the router has filled in all defaults and replaced text by
-ids."""
+"""A request's sampling parameters, with all defaults filled in and text replaced by ids."""
 
 from __future__ import annotations
 
@@ -9,42 +8,39 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 128  # This limit counts token sequences. One bad word has several sequences.
-MAX_BAD_WORD_TOKENS = 32  # The largest number of token ids in one of these sequences.
+MAX_BAD_WORDS = 128  # token sequences; one bad word has several
+MAX_BAD_WORD_TOKENS = 32  # in one of these sequences
 MAX_GRAMMAR_CHARS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's parameters.
-
-    - stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
+    """- stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
-    - bad_words: runs of token ids. A run's last id isn't drawn after the run's other ids, unless no other id is
-      allowed.
-    - num_logprobs: with -1, no log-probabilities are returned. With 0, the sampled token gets one. With k, the
-      k likeliest tokens get one, too. Log-probabilities are computed before penalties, bias, temperature and filters.
+    - bad_words: runs of token ids. A run's last id isn't drawn after its other ids, unless no other id is allowed.
+    - num_logprobs: -1 returns no log-probabilities, 0 the sampled token's, and k also the k likeliest tokens'.
+      Log-probabilities are computed before penalties, bias, temperature and filters.
     """
 
     max_tokens: int
     temperature: float = 1.0
-    top_k: int = 0  # 0 means no limit
+    top_k: int = 0  # 0: no limit
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # It applies to tokens that occur in the prompt or the output.
-    presence_penalty: float = 0.0  # It applies to tokens that occur in the output, like frequency_penalty.
+    repetition_penalty: float = 1.0  # for tokens in the prompt or the output
+    presence_penalty: float = 0.0  # for tokens in the output, like frequency_penalty
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    grammar: str = ""  # the answer's grammar, as text for llguidance; "": no grammar
+    grammar: str = ""  # of the answer, as text for llguidance; "": no grammar
     num_logprobs: int = -1
-    prompt_logprobs: int = -1  # the same as num_logprobs, for the prompt's tokens
+    prompt_logprobs: int = -1  # like num_logprobs, for the prompt's tokens
 
     @property
     def needs_history(self) -> bool:
-        """Return whether sampling reads earlier tokens."""
+        """Whether sampling reads earlier tokens."""
         has_penalty = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return has_penalty or any(len(word) > 1 for word in self.bad_words)

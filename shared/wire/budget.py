@@ -1,16 +1,16 @@
-"""Limits the messages, the bytes and the time of one `receive`, so that other tasks get their turn."""
+"""Limits the messages, bytes and time of one `receive`, so that other tasks get their turn."""
 
 from __future__ import annotations
 
 import time
 
 MAX_BATCH = 1024
-BATCH_BYTES = 1 << 20  # limit on a batch's message bytes; page frames are not counted
+BATCH_BYTES = 1 << 20  # page frames are not counted
 BATCH_S = 0.005
 
 
 class Budget:
-    """The budget of one batch. It is spent when one of its limits is reached, but never before the first message."""
+    """Spent at its first limit, but never before the first message."""
 
     __slots__ = ("_bytes_left", "_messages_left", "_until")
 

@@ -1,8 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-The codec checks the size of a frame. `msgpack` then unpacks the frame, with our limits on each string, list and map,
-and with its own limit of 1,024 levels. `msgspec` converts the result strictly into the struct that the tag names, and
-refuses unknown fields. Malformed bytes raise WireError and no other error.
+`msgpack` unpacks strings, lists and maps up to our limits, and 1,024 levels. `msgspec` converts the result strictly,
+and refuses unknown fields. Malformed bytes raise only WireError.
 """
 
 from __future__ import annotations
@@ -48,23 +47,20 @@ MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """`max_control_bytes` limits the message itself, `max_frame_bytes` limits each page frame."""
-
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
     max_frames: int = 4096
-    max_string: int = 4 * MAX_GRAMMAR_CHARS  # in bytes; a character takes at most 4
+    max_string: int = 4 * MAX_GRAMMAR_CHARS  # in bytes; a character takes up to 4
     max_bytes: int = MAX_DRAFT_BYTES
     max_map: int = 256
 
 
 DEFAULT_LIMITS = WireLimits()
 AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-# limits on a decode node's answers
 BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-MOST_BYTES = 1 << 20  # The size limit of a message whose kind is not in the next table.
-MOST_BYTES_OF: dict[type[Message], int] = {  # A larger message is not even unpacked.
+MOST_BYTES = 1 << 20  # for kinds that the next table lacks
+MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Tokens: 256 << 10,
     Scores: 256 << 10,
     CacheEvents: 256 << 10,
@@ -74,7 +70,7 @@ MOST_BYTES_OF: dict[type[Message], int] = {  # A larger message is not even unpa
     Ready: 4 << 20,
     Prebuilt: MAX_DRAFT_BYTES + (1 << 20),
 }
-HEAD_BYTES = 64  # these first bytes of a message contain the map's head and the tag
+HEAD_BYTES = 64  # covers the map's head and the tag
 
 
 def encode(message: Message) -> bytes:
@@ -82,7 +78,6 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
-    """Decode the message itself, without its frames."""
     tag = _tag(data)
     kind = MESSAGE_TYPES.get(tag)
     if kind is None:
@@ -95,14 +90,14 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
-    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag, which is not a struct field
+    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag
         raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message
 
 
 def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -> tuple[AnyMessage, tuple[Buffer, ...]]:
-    """Decode a message and its frames. Only an inline Ready has frames: one per page."""
+    """Only an inline Ready has frames, one per page."""
     if not parts or len(parts) > limits.max_frames + 1:
         raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} are allowed")
     message, frames = decode(parts[0], limits), tuple(parts[1:])
@@ -115,7 +110,7 @@ def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -
 
 
 def _tag(data: Buffer) -> str:
-    """Return the tag, which names the message's kind. Return "" if the map's first entry is not a tag."""
+    """Return the tag, or "" if the map's first entry is not a tag."""
     head = bytes(data[:HEAD_BYTES])
     begin = 1 if head and head[0] & 0xF0 == 0x80 else 3 if head[:1] == b"\xde" else len(head)
     if head[begin : begin + 2] != b"\xa1t" or len(head) < begin + 3 or head[begin + 2] & 0xE0 != 0xA0:
@@ -138,7 +133,6 @@ def _unpack(data: Buffer, limits: WireLimits) -> Any:
 
 
 def _check(message: AnyMessage, limits: WireLimits) -> None:
-    """Check the rules that a schema can't express."""
     if isinstance(message, Generate):
         if len(message.output_ids) != message.num_sequences:
             raise WireError(f"Generate: {message.num_sequences} sequences, {len(message.output_ids)} outputs")
@@ -202,7 +196,7 @@ def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
 
 
 def sampling_of(wire: Sampling) -> SamplingParams:
-    """Return the sampling parameters. Raises WireError for values that would harm the sampler."""
+    """Raise WireError for values that would harm the sampler."""
     reals = (
         wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
         wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),

@@ -1,14 +1,14 @@
-"""Uses a ROUTER's monitor to find out which peers have gone.
+"""Finds out from a ROUTER's monitor which peers have gone.
 
 The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. The system may reuse a descriptor at
-once, even for a connection that is then refused because of its key. A message carries its connection's descriptor and
-routing id; later connections have higher routing ids. `receive` runs these steps:
+once, even for a connection that is then refused. Messages carry their connection's descriptor and routing id. Later
+connections have higher routing ids. `receive` runs these steps:
 
-    monitor: drain   ->   messages: until the queue is empty   ->   report who is gone
+    monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
 
-libzmq emits DISCONNECTED when the connection's last message is in our queue, and before it closes the descriptor. So
-all messages of a peer come before the report that it has gone. If a descriptor's DISCONNECTED comes before its
-ACCEPTED, it reports the end of an earlier connection with this descriptor.
+libzmq emits DISCONNECTED after it has queued the connection's last message, and before it closes the descriptor. So a
+peer's messages come before the report that it has gone. A DISCONNECTED before its ACCEPTED belongs to an earlier
+connection.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from collections.abc import Callable
 
 
 class Connections:
-    """Tracks a ROUTER's connections. `drain` passes the monitor's events, in order, to `accepted` and `closed`."""
-
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
-        self._current: dict[int, tuple[bytes, str]] = {}  # Descriptor -> routing id and peer of the last message.
-        self._closed: set[int] = set()  # Descriptors whose last event was DISCONNECTED.
-        self._over: set[bytes] = set()  # Routing ids of ended connections, whose messages may still be queued.
+        self._current: dict[int, tuple[bytes, str]] = {}  # descriptor -> last message's routing id and peer
+        self._closed: set[int] = set()  # descriptors whose last event was DISCONNECTED
+        self._over: set[bytes] = set()  # routing ids of ended connections
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """Record a new connection. An earlier connection with this descriptor must have ended."""
+        """An earlier connection with this descriptor must have ended."""
         self._end(fd)
         self._closed.discard(fd)
 
@@ -38,17 +36,17 @@ class Connections:
         known = self._current.get(fd)
         if route in self._over or (known is not None and known[0] == route):
             return
-        self._drain()  # libzmq has emitted the connection's own ACCEPTED by now
+        self._drain()  # by now libzmq has emitted the connection's own ACCEPTED
         known = self._current.get(fd)
         if known is not None and known[0] > route:
-            self._over.add(route)  # a late message of the earlier connection
+            self._over.add(route)  # a late message
             self._gone.append(peer)
             return
         self._end(fd)
         self._current[fd] = (route, peer)
 
     def take_gone(self) -> list[str]:
-        """Return the peers that no longer have a connection. Call it only when the message queue is empty."""
+        """Return the peers without a connection. Call this method only when the message queue is empty."""
         for fd in self._closed:
             self._end(fd)
         self._closed.clear()

@@ -1,4 +1,4 @@
-"""Sets up CURVE on a socket, as server or as client."""
+"""Sets up CURVE on a socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.wire.zap import DOMAIN
 
 
 def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
-    """Accept only peers that the authenticator allows. Without an authenticator accept no peer."""
+    """Accept only peers that the authenticator allows; without an authenticator, none."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
@@ -18,7 +18,7 @@ def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
 
 
 def dial_curve(socket: zmq.Socket[bytes], own: KeyPair, server: bytes) -> None:
-    """Make the socket connect with our own key, and only to a peer that holds the secret key of `server`."""
+    """Connect with our own key, and only to the holder of the secret key of `server`."""
     socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
     socket.setsockopt(zmq.CURVE_SERVERKEY, server)

@@ -1,4 +1,4 @@
-"""Raises this process's limit on open descriptors."""
+"""Raises the soft limit on open descriptors to the hard limit, if the system allows it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import resource
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard limit if the system allows it, and return the soft limit. An accepted connection
-    takes one descriptor, a dialled peer four.
-    """
+    """Return the soft limit. An accepted connection takes one descriptor, a dialled peer four."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # some systems don't allow their own hard limit
+    with contextlib.suppress(OSError, ValueError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,7 +1,7 @@
 """Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node's Hello names its `endpoint#key`. A router's endpoint in the configuration has no key, because any router may
-answer there. So the routers' keys are tried in turn, beginning with the key that last worked at this endpoint.
+A node's Hello names its `endpoint#key`. A router's configured endpoint has no key: any router may answer there. So the
+routers' keys are tried in turn, beginning with the key that last worked there.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shared.wire.keyring import KeyRing
 from shared.wire.peers import parse_peer
 from shared.wire.sockets import DealerSocket
 
-PAUSE_S = 0.3  # pause after a failed handshake
+PAUSE_S = 0.3  # after a failed handshake
 logger = logging.getLogger(__name__)
 
 
 class Dialling:
-    """Each NodeLinks has one Dialling. Without a ring this node has no keys, and can't dial peers that have keys."""
+    """Owned by one NodeLinks. Without a ring this node can't dial peers with keys."""
 
     def __init__(self, ring: KeyRing | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._ring = ring
         self._clock = clock
         self._keys = ring.now if ring is not None else None
-        self._answered: dict[str, bytes] = {}  # A router's endpoint -> the key that last worked there.
-        self._due: dict[str, float] = {}  # Peer -> the time to dial it again.
+        self._answered: dict[str, bytes] = {}  # a router's endpoint -> the last key that worked
+        self._due: dict[str, float] = {}  # peer -> time to dial it again
 
     def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
         """Return the address and the peer's key: b"" without a ring, None while no key is allowed.
@@ -60,7 +60,6 @@ class Dialling:
             raise ConfigError(f"{node_id} is not a node with an allowed key")
 
     def _router_key(self, address: str, after: bytes) -> bytes | None:
-        """Return the router key to try next; None while no router's key is allowed."""
         assert self._ring is not None
         keys = self._ring.router_keys()
         if not keys:
@@ -71,9 +70,9 @@ class Dialling:
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
     def next_key(self, dealer: DealerSocket) -> bytes | None:
-        """Return the server key with which to reopen a dealer. Return None if no key is allowed.
+        """Return the server key for a reopened dealer; None if no key is allowed.
 
-        At a router's address, another router's key may be tried next. A node keeps its key."""
+        Behind a router's address, another router may answer."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server
@@ -82,7 +81,6 @@ class Dialling:
         return self._router_key(dealer.endpoint, dealer.server)
 
     def note(self, dealer: DealerSocket) -> None:
-        """Record a dealer's state after its `receive`."""
         if dealer.state == "up":  # perhaps after a retry by libzmq
             if dealer.name == dealer.endpoint:
                 self._answered[dealer.endpoint] = dealer.server
@@ -94,7 +92,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget the time to dial a closed peer again. A new dealer with the same name must not inherit this time."""
+        """A new dealer with a closed peer's name must not inherit the time of that peer."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:
@@ -113,7 +111,7 @@ class Dialling:
         return True
 
     def is_stale(self, dealer: DealerSocket) -> bool:
-        """Return whether the dealer uses our former key, or whether its peer's key is no longer allowed."""
+        """Whether the dealer uses our former key, or its peer's key is no longer allowed."""
         ring = self._ring
         assert ring is not None
         if dealer.own != ring.now.own:

@@ -29,7 +29,7 @@ from shared.core.errors import (
 from shared.wire.messages import Failed, Key, Refuse
 from shared.wire.ranges import MAX_TEXT
 
-# The errors with which nodes end sequences. All other errors are raised only by the router.
+# Nodes end sequences with these errors. All others come from the router.
 NODE_ERRORS: tuple[type[BatonError], ...] = (
     AdapterMissing,
     ConfigError,
@@ -53,12 +53,11 @@ BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
 
 def error_of(code: str, message: str, *, subject: str | None = None) -> BatonError:
-    """Return the error for a node's code; a BatonError if this version doesn't know the code."""
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# The error that P raises for each code from D. If D is full or draining, the router places the request elsewhere. A
-# passed deadline is final. Any other code means that the hand-off failed.
+# P's error for each code from D. If D is full or draining, the router places the request elsewhere. A passed deadline
+# is final. Any other code means that the hand-off failed.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,
@@ -67,15 +66,13 @@ AT_PARTNER: dict[str, type[BatonError]] = {
 
 
 def refuse(key: Key, error: BatonError) -> Refuse:
-    """Return the Refuse that answers an Offer. The error's text is cut, because it may quote the Offer."""
+    """Cut the error's text, because it may quote a message."""
     return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
-    """Return the Failed that reports a failed hand-off to P. The error's text is cut, because it may quote a peer."""
     return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 
 def error_of_peer(peer: str, message: Refuse | Failed) -> BatonError:
-    """Return the error that P raises when D refuses or fails."""
     return AT_PARTNER.get(message.code, HandoffFailed)(f"{peer}: {message.reason}")

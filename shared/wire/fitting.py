@@ -1,14 +1,13 @@
-"""Decides whether one node can use another node's pages and records.
+"""Decides whether a node can use another node's pages and records.
 
-A prefill node without a draft head fits a decode node that has one, because the prefill node's planes are the decode
-node's first planes.
+A prefill node without a draft head fits a decode node with one: its planes are the decode node's first planes.
 """
 
 from __future__ import annotations
 
 from shared.wire.messages import Fingerprint
 
-REPORTED_ONLY = ("build", "grammar")  # `grammar` matters only for requests with a grammar; see Prealloc
+REPORTED_ONLY = ("build", "grammar")  # `grammar` matters only to requests with a grammar; see Prealloc
 PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
 NO_GRAMMAR = "none"
@@ -16,7 +15,7 @@ PLANE_SEPARATOR = ";"
 
 
 def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
-    """Return the first field that keeps these two nodes from pairing; None if they may pair."""
+    """Return the first field that keeps these nodes from pairing, or None."""
     lacks_head = prefill.spec == NO_DRAFT_STATE != decode.spec
     for name in Fingerprint.__struct_fields__:
         if name in REPORTED_ONLY or getattr(prefill, name) == getattr(decode, name):
@@ -28,10 +27,7 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
 
 
 def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
-    """Return the field that keeps these two nodes from pairing; None if they may pair.
-
-    Two nodes of one role may pair if at least one of them could prefill for the other.
-    """
+    """Like `misfit`. Nodes of one role may pair if one of them could prefill for the other."""
     if role != other_role:
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)
@@ -39,6 +35,5 @@ def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -
 
 
 def _leads(prefill: Fingerprint, decode: Fingerprint) -> bool:
-    """Return whether the prefill node's planes are the decode node's first planes."""
     first, all_planes = (each.page_layout.split(PLANE_SEPARATOR) for each in (prefill, decode))
     return all_planes[: len(first)] == first

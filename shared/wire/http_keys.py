@@ -1,4 +1,4 @@
-"""Reads the HTTP API's key files. Each file has one line, and only the file's owner may read it."""
+"""Reads the HTTP API's key files: one line, which only the owner may read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_KEY_BYTES = 4096
 
 
 def read_key(path: str, flag: str) -> str:
-    """Return the key in the file; "" if no path is given.
+    """Return the key; "" without a path.
 
-    Raises ConfigError, naming the flag, if the file is missing, empty, not ASCII or readable by others.
+    Raises ConfigError with the flag's name if the file is missing, empty, not ASCII or readable by others.
     """
     if not path:
         return ""

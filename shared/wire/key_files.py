@@ -1,8 +1,8 @@
 """Reads and writes a keys folder: the allowed public keys, and one secret per name.
 
-    DIR/allowed           one line per key: kind, name, public key; every machine has the same file
-    DIR/NAME.secret       the secret key of NAME; kept on the machine of NAME, and on the machine that makes the keys
-    DIR/NAME.next         the next secret key of NAME, during a rotation
+    DIR/allowed           one line per key: kind, name, public key; the same file on every machine
+    DIR/NAME.secret       the secret key of NAME; on its machine, and where keys are made
+    DIR/NAME.next         its next secret key, during a rotation
 
 The folder must have mode 0700, the files 0600: a key that others can read proves nothing.
 """
@@ -36,7 +36,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A Curve25519 key pair, 32 bytes per key."""
+    """Curve25519, 32 bytes per key."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A public key and its owner. During a rotation a name has two keys; the newer key comes last."""
+    """During a rotation a name has two keys, the newer key last."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
 
 class AllowedKeys:
-    """The contents of an `allowed` file; immutable."""
+    """Immutable."""
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
@@ -92,7 +92,7 @@ def check_name(name: str) -> str:
 
 
 def parse_allowed(text: str, where: object) -> AllowedKeys:
-    """Parse an `allowed` file. Raises ConfigError, which names the bad line."""
+    """Raise ConfigError, which names the bad line."""
     entries = [
         _parse_line(line.split(), f"{where}, line {number}")
         for number, line in enumerate(text.splitlines(), 1)
@@ -145,7 +145,7 @@ def require_folder(folder: Path) -> None:
 
 
 def read_private(path: Path) -> str:
-    """Read a file of this user. Raises ConfigError if others may read it or enter its folder."""
+    """Raise ConfigError if others may read the file or enter its folder."""
     require_folder(path.parent)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -168,7 +168,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file atomically: readers find the old or the new text. Only this user can read the new file."""
+    """Replace the file atomically. Only this user can read the new file."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

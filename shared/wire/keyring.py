@@ -1,8 +1,8 @@
-"""Holds the keys of one router or node: its own keys and the allowed keys. Rereads changed files without a restart.
+"""Holds a router's or node's own keys and the allowed keys. Rereads changed files without a restart.
 
-A node listens with a key that it makes when it starts. Routers learn this key from Hello (`endpoint#key`) and pass it
-to peers, so no later process on that port can pose as the node. A router listens with its own key, which nodes know in
-advance. Routers and nodes dial with their own key, which is their identity.
+A node listens with a key that it makes at its start. Routers learn this key from Hello (`endpoint#key`) and pass it to
+peers, so no later process on that port can pose as the node. A router listens with its own key, which nodes know in
+advance. All dial with their own key, which is their identity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeyRing:
     """One thread calls `refresh`, which replaces `now`. Any thread may read `now`."""
 
     def __init__(self, folder: Path, kind: str, name: str) -> None:
-        """Read the folder. Raises ConfigError, which says what the folder lacks."""
+        """Raise ConfigError if the folder lacks a key."""
         self.kind = kind
         self.name = name
         self._folder = folder
@@ -54,7 +54,6 @@ class KeyRing:
         return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
-        """Return the node that owns this allowed key; None for other keys."""
         entry = self.now.allowed.find(public)
         return entry.name if entry is not None and entry.kind == NODE else None
 
@@ -66,11 +65,11 @@ class KeyRing:
         return any(entry.kind == NODE for entry in self.now.allowed.of_name(name))
 
     def router_keys(self) -> list[bytes]:
-        """Return all routers' allowed keys, newest first."""
+        """Newest first."""
         return [entry.public for entry in reversed(self.now.allowed.of_kind(ROUTER))]
 
     def refresh(self) -> bool:
-        """Reread changed files; return whether the keys changed. Log unusable files once, and keep the old keys."""
+        """Return whether the keys changed. Unusable files are logged once, and the old keys stay."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -97,7 +96,6 @@ class KeyRing:
         return Keys(own, allowed)
 
     def _look(self) -> Stamp:
-        """Return a stamp that differs when the files have changed."""
         stamps = []
         for name in (ALLOWED, self.name + SECRET):
             try:
@@ -110,8 +108,7 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """Return the router's ring; None without a folder. Without an id, take the only router with a secret in the
-    folder."""
+    """Return None without a folder. Without an id, take the only router with a secret here."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -119,7 +116,6 @@ def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """Return the node's ring; None without a folder. Without an id, take the only node with a secret in the folder."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -127,8 +123,7 @@ def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
 
 
 def only_one(folder: Path, kind: str) -> str:
-    """Return the name of the only router or node with a secret in the folder. Raise ConfigError if none or several have
-    one."""
+    """Raise ConfigError for none or several."""
     require_folder(folder)
     names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
     here = [name for name in names_with_secret(folder) if name in names]

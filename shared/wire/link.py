@@ -1,9 +1,7 @@
 """Owns the sockets of a node or router. NodeLinks waits with one poll, RouterLink with asyncio. Sends never block.
 
-    node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
-    router: ROUTER (bound, nodes dial in)
-
-With keys, bound sockets are CURVE servers.
+node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
+router: ROUTER (bound, nodes dial in)
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # An idle router looks for changed keys and refused connections this often.
-MAX_SOCKETS = 65_535  # The context's limit on sockets. libzmq's default is 1,023, and a dialled peer takes three.
+LOOK_S = 0.5  # time between an idle router's looks for changed keys and refused connections
+MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class NodeLinks:
-    """All connections of one node, used by its loop's thread. Any thread may call `wakeup.set`.
+    """Used by the node loop's thread. Any thread may call `wakeup.set`.
 
-    Peers that dialled in are named `peer_name(node_id, epoch)`; the caller of `dial` names the others.
+    A peer that dialled in is named `peer_name(node_id, epoch)`. The caller of `dial` names the others.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class NodeLinks:
         self.identity = peer_name(node_id, epoch)
         self._options = options
         self._dealers: dict[str, DealerSocket] = {}
-        self._waiting: set[str] = set()  # routers to dial as soon as a router's key is allowed
+        self._waiting: set[str] = set()  # routers to dial once a router's key is allowed
         self._dialling = Dialling(options.ring)
         self._context, self._authenticator, self._router = open_router(bind, options)
         self._stats, self._watch = self._router.stats, self._router.watch
@@ -54,20 +52,20 @@ class NodeLinks:
 
     @property
     def endpoint(self) -> str:
-        """Return the address that peers dial, with this node's key if it has one."""
+        """The address for peers, with this node's key if there are keys."""
         return self._router.address
 
     @property
     def counts(self) -> Counter[str]:
-        """Return the counts wire_dropped, wire_sends_refused and wire_refused.<reason>."""
+        """wire_dropped, wire_sends_refused and wire_refused.<reason>."""
         return self._stats.counts
 
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         """Start connecting; PeerUp or PeerClosed follows. Dialling a peer again changes nothing.
 
-        `endpoint` comes from the configuration or a node's Hello. `brings_pages`: the peer's answers may have page
-        frames. Raises ConfigError for a peer that must not be dialled, and PeerUnreachable for a node if no descriptor
-        is left. If no descriptor is left for a router, or no router's key is allowed, the router is dialled later.
+        `brings_pages`: the peer's answers may have page frames. Raises ConfigError for a peer that must not be dialled,
+        and PeerUnreachable for a node if no descriptor is left. A router is dialled later if no descriptor is left or
+        no router's key is allowed.
         """
         if peer in self._dealers:
             return
@@ -96,7 +94,7 @@ class NodeLinks:
         self._watch_events(dealer)
 
     def hang_up(self, peer: str) -> None:
-        """Close a dialled connection; PeerClosed is not reported. Queued messages are lost."""
+        """Close a dialled connection without a PeerClosed. Queued messages are lost."""
         dealer = self._dealers.pop(peer, None)
         self._waiting.discard(peer)
         self._dialling.forget(peer)
@@ -105,15 +103,15 @@ class NodeLinks:
             dealer.close()
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
-        """Send a message; return False if the queue is full or the peer is unknown. Never block.
+        """Return False if the queue is full or the peer is unknown. Never raise an error that a peer caused.
 
-        Never raises an error that a peer caused. `back`: send only over the connection that the peer dialled.
+        `back`: send only over the connection that the peer dialled.
         """
         dealer = None if back else self._dealers.get(peer)
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
 
     def poll(self, timeout_s: float) -> list[Inbound]:
-        """Wait up to timeout_s for events or `wakeup`; return the events."""
+        """Wait up to timeout_s for events or `wakeup`."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
         inbound = self._follow_keys()
         if self.wakeup.fd in ready:
@@ -129,7 +127,7 @@ class NodeLinks:
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
-        """If the keys have changed, close connections that used outdated keys, and redial their peers where allowed."""
+        """Close connections with outdated keys, and redial their peers where allowed."""
         if not self._dialling.keys_changed():
             return []
         inbound = self._router.receive()
@@ -143,11 +141,12 @@ class NodeLinks:
         return inbound
 
     def _dial_again(self, peers: Sequence[str]) -> list[Inbound]:
-        """Dial these peers again. Return PeerClosed for nodes that can't or must not be dialled. A router without an
-        allowed key is dialled again when the keys change."""
+        """Return PeerClosed for nodes that can't or must not be dialled.
+
+        A router without an allowed key is dialled when the keys change."""
         gone: list[Inbound] = []
         for peer in peers:
-            if peer not in self._dealers:  # no descriptor was free for this router
+            if peer not in self._dealers:  # a router without a free descriptor
                 self.dial(peer, peer)
         for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
             server = self._dialling.next_key(dealer)
@@ -161,7 +160,7 @@ class NodeLinks:
         return gone
 
     def _open_again(self, dealer: DealerSocket, server: bytes) -> bool:
-        """Reopen a dealer. If no descriptor is left, return False for a node, and dial a router later."""
+        """Without a free descriptor, return False for a node, and dial a router later."""
         self._unwatch(dealer)
         try:
             dealer.again(server)
@@ -183,7 +182,7 @@ class NodeLinks:
         self._poller.unregister(dealer.monitor)
 
     def close(self) -> None:
-        """Close all sockets. Return when the I/O thread has released every page frame."""
+        """Return when the I/O thread has released every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
         close_router(self._context, self._authenticator, self._router)
@@ -191,7 +190,7 @@ class NodeLinks:
 
 
 class RouterLink:
-    """The router's side: one bound ROUTER in an asyncio (or uvloop) loop. Only one task may call `receive`."""
+    """One bound ROUTER in an asyncio (or uvloop) loop. Only one task may call `receive`."""
 
     def __init__(self, bind: str, options: LinkOptions = DEFAULT_OPTIONS) -> None:
         self._context, self._authenticator, self._router = open_router(bind, options)
@@ -207,7 +206,7 @@ class RouterLink:
 
     async def receive(self) -> list[Inbound]:
         """Return the next batch: messages in order, then closed peers."""
-        await asyncio.sleep(0)  # let other tasks run, even in a flood of messages
+        await asyncio.sleep(0)  # lets other tasks run in a flood of messages
         while not (batch := self._router.receive()):
             await self._until_readable()
         return batch
@@ -219,7 +218,7 @@ class RouterLink:
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         sent = self._router.send(peer, message, frames)
-        # ZMQ's descriptor is edge-triggered, and a send may use up the edge that reports a new message.
+        # The descriptor is edge-triggered, and a send may use up a new message's edge.
         if self._waiter is not None and self._router.readable():
             self._wake()
         return sent
@@ -235,7 +234,7 @@ class RouterLink:
             loop.add_reader(fd, self._wake)
         look = loop.call_later(LOOK_S, self._wake)
         try:
-            # Reading EVENTS rearms the descriptor, and shows input that arrived before.
+            # Reading EVENTS rearms the descriptor, and shows earlier input.
             if any(map(has_input, self._router.pollables)):
                 return
             await self._waiter
@@ -251,7 +250,7 @@ class RouterLink:
 
 
 def open_router(bind: str, options: LinkOptions) -> tuple[Context, Authenticator | None, RouterSocket]:
-    """Make a context with a bound ROUTER. Raises ConfigError if the address is in use or not this machine's."""
+    """Raise ConfigError if the address is in use or not this machine's."""
     context: Context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     authenticator = None
@@ -275,7 +274,7 @@ def close_router(context: Context, authenticator: Authenticator | None, router: 
 
 
 def with_free_port(endpoint: str) -> str:
-    """Turn `tcp://host:*` into `tcp://host:0`, which means any free port."""
+    """`tcp://host:*` becomes `tcp://host:0`, which means any free port."""
     if endpoint.startswith("tcp://") and endpoint.endswith(":*"):
         return f"{endpoint[:-1]}0"
     if not endpoint:

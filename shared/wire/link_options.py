@@ -1,4 +1,4 @@
-"""Derives the options of a link's sockets from the settings."""
+"""Options of a link's sockets, from the settings."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from shared.wire.codec import DEFAULT_LIMITS, WireLimits
 from shared.wire.keyring import KeyRing
 from shared.wire.watch import WatchLimits
 
-PINGS_MISSED = 3  # a caller counts as mute after this many missed pings
+PINGS_MISSED = 3  # a caller counts as mute after these missed pings
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
     """Sizes are in messages or bytes, times in ms or seconds. watch.py enforces the limits on connections.
 
-    - queue_messages: the largest number of messages queued for a peer; further sends are refused.
-    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times. The end that
-      dialled sends pings.
+    - queue_messages: for each peer; further sends are refused.
+    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both. The dialling end
+      sends pings.
     - connect_ms: an unanswered dial is tried again after this time.
-    - silent_s: the connection of a caller that has not sent a message is closed after this time.
-    - unread_bytes: a connection with more unread bytes than this is shut down.
-    - caller_bytes: the size of the largest part that a caller may send. The limit on unread bytes is 4 times this size
-      for each caller, and 32 times for all callers together. If caller_bytes is 0, the general limits hold.
-    - brings_pages: whether a dialled peer answers with page frames.
-    - ring: its keys encrypt connections, and both ends prove who they are. Without a ring only this machine may
-      connect.
+    - silent_s: a caller must send a message within this time.
+    - unread_bytes: a connection with more unread bytes is shut down.
+    - caller_bytes: the largest part that a caller may send. Unread bytes may reach 4 times this size for each caller,
+      and 32 times for all callers together. With 0, the general limits hold.
+    - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
     """
 
     queue_messages: int = 4096
@@ -43,11 +41,11 @@ class LinkOptions:
     brings_pages: bool = False
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
-    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py when a burst is over
+    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py
 
     @property
     def watch_limits(self) -> WatchLimits:
-        """Return the limits on connections, which leave room for the largest page frame."""
+        """Leave room for the largest page frame."""
         unread_bytes = max(self.unread_bytes, self.limits.max_frame_bytes + (16 << 20))
         in_all = max(self.unread_bytes_in_all, 2 * unread_bytes)
         return WatchLimits(
@@ -69,13 +67,12 @@ class LinkOptions:
         ring: KeyRing | None = None,
         caller_bytes: int = 0,
     ) -> LinkOptions:
-        """Return options for this silence. A peer counts as mute after a third of `silence_s`, and as lost after all of
-        it."""
+        """A peer counts as mute after a third of `silence_s`, and as lost after all of it."""
         silence = link_silence(silence_s)
         return cls(
             heartbeat_ms=silence.ping_ms,
             heartbeat_timeout_ms=silence.timeout_ms,
-            connect_ms=int(500 * silence_s),  # so a second dial can still end within `silence_s`
+            connect_ms=int(500 * silence_s),  # leaves time for a second dial
             limits=limits,
             ring=ring,
             caller_bytes=caller_bytes,

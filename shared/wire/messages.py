@@ -1,4 +1,4 @@
-"""Defines every message between routers and nodes as a data type. codec.py checks sizes and schema.
+"""Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
     node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
     router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release
@@ -10,8 +10,7 @@
     D -> P           Join, Take                              only for transports with a process group per pair
     P and D          StoreEntry, Broken                      only for these transports
 
-P is a prefill node, D is a decode node. Pages never travel inside a message. With `zmq` they follow their Ready as
-length-checked frames.
+P is a prefill node, D is a decode node. Pages never travel inside a message.
 """
 
 from __future__ import annotations
@@ -61,31 +60,31 @@ PROTOCOL_VERSION = 13
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
-    """The base class of all messages. A message's tag is its class name."""
+    """A message's tag is its class name."""
 
 
 class Hello(Message, frozen=True):
     role: Text  # "prefill" | "decode"
     node_id: Name
     epoch: Unsigned
-    node_endpoint: Text  # where peers dial this node (ROUTER socket)
+    node_endpoint: Text  # the ROUTER socket that peers dial
     fingerprint: Fingerprint
     max_context: Count
     max_running: Count
     host_id: Name  # nodes with equal ids can share memory
     transports: Transports
-    connection: Count  # how many connections the node has made to this router; equal in a repeated Hello
+    connection: Count  # number of this connection to the router; equal in a repeated Hello
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
-    key_lookahead: Count = 0  # The lookahead of this node's page keys (core/page_identity.py).
-    has_window: bool = False  # This node's cache drops early pages and keeps later pages of the same prefix.
+    key_lookahead: Count = 0  # lookahead of this node's page keys (core/page_identity.py)
+    has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
 
 
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's number; a Welcome for a broken connection is ignored; 0 asks for a Hello
-    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
-    clock_ms: Milliseconds = 0  # the router's time at sending; tickets' deadlines use this clock
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # for this epoch's tickets; may be empty
+    clock_ms: Milliseconds = 0  # the router's time at sending, for the deadlines of tickets
 
 
 class Heartbeat(Message, frozen=True):
@@ -93,23 +92,23 @@ class Heartbeat(Message, frozen=True):
     epoch: Unsigned
     load: NodeLoad
     draining: bool
-    # While draining: the time until each router moves its unfinished requests. None means no limit.
+    # While draining: time until each router moves its unfinished requests. None means no limit.
     move_after_ms: Milliseconds | None = None
     cache_seq: Count = 0  # number of the last CacheEvents to this router
     others: OthersLoad = NO_OTHERS
-    leaves: bool = False  # The node's list of routers lacks this router; the node stays until Release.
-    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # Listed routers where the node is not registered.
+    leaves: bool = False  # the node's list lacks this router; the node stays until Release
+    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # listed routers where the node is not registered
 
 
 class CacheEvents(Message, frozen=True):
     """Changes of the prefix cache, by page identity. Apply `cleared` first, then `removed`, then `stored` (vLLM's
-    AllBlocksCleared, BlockRemoved, BlockStored). A message without `cleared` must have the previous message's
-    number plus 1.
+    AllBlocksCleared, BlockRemoved, BlockStored). Without `cleared`, a message's number must be the previous number
+    plus 1.
     """
 
     node_id: Name
     epoch: Unsigned
-    seq: Count  # counts the CacheEvents to this router, from 1
+    seq: Count  # from 1, for this router
     cleared: bool
     removed: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
     stored: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
@@ -121,7 +120,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Unwelcome(Message, frozen=True):
-    """The node serves another router with the receiver's name, and refuses the receiver until that router is gone."""
+    """The node serves another router with the receiver's name. It refuses the receiver until that router is gone."""
 
     node_id: Name
     epoch: Unsigned
@@ -129,7 +128,7 @@ class Unwelcome(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Tells a node to accept no new requests. `then`: what the node does once it is idle; "" means wait. After
+    """Tells a node to accept no new requests. `then`: its next step once it is idle; "" means wait. After
     `move_after_ms` all routers move their unfinished requests; heartbeats announce that time.
     """
 
@@ -139,15 +138,13 @@ class Drain(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Lets a node leave this router: none of the router's requests needs the node any longer."""
+    """Lets a node leave this router: none of the router's requests needs the node."""
 
     node_id: Name
 
 
 class CacheReplay(Message, frozen=True):
-    """Asks for the CacheEvents after number `after`, or for the whole cache if the node no longer keeps these
-    CacheEvents.
-    """
+    """Asks for the CacheEvents after number `after`, or for the whole cache if the node no longer keeps them."""
 
     node_id: Name
     after: Count
@@ -159,15 +156,15 @@ class Spending(Message, frozen=True):
 
     router_id: Name
     router_epoch: Unsigned
-    number: Count  # Grows with each Spending of this epoch; receivers ignore older numbers.
-    # Signed with a secret that only routers have (router/tenants/spending.py).
+    number: Count  # grows within this epoch; receivers ignore older numbers
+    # Signed with the routers' secret (router/tenants/spending.py).
     body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]
 
 
 class Generate(Message, frozen=True):
     """Asks for `num_sequences` sequences of one prompt, with keys key.sibling(i) and seeds sequence_seed(seed, i).
 
-    output_ids[i]: the tokens that sequence i has already emitted. The sequences in `ended` need no more steps. With a
+    output_ids[i]: tokens that sequence i has already emitted. The sequences in `ended` need no more steps. With a
     decode endpoint the receiver prefills, and hands the request over. Without one it runs the whole request.
     """
 
@@ -177,27 +174,27 @@ class Generate(Message, frozen=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     sampling: Sampling
     seed: Unsigned
-    decode_node: Text  # The decode node's id; "": the receiver runs everything.
+    decode_node: Text  # the decode node's id; "": the receiver runs everything
     decode_epoch: Unsigned
     decode_endpoint: Text
     remaining_ms: Milliseconds
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
-    adapter: Text  # The LoRA adapter's digest; "": no adapter.
-    scored: Count  # The number of prompt tokens whose wanted log-probabilities the router already has.
-    cache_salt: Unsigned  # Only requests with the same salt share KV; 0 means no salt.
-    ticket: Ticket | None = None  # The ticket for the decode node; None means no hand-off.
-    source: PrefixSource | None = None  # With None, the node computes all uncached tokens itself.
+    adapter: Text  # the LoRA adapter's digest; "": no adapter
+    scored: Count  # number of prompt tokens whose wanted log-probabilities the router already has
+    cache_salt: Unsigned  # only requests with the same salt share KV; 0 means no salt
+    ticket: Ticket | None = None  # for the decode node; None means no hand-off
+    source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
 
 
 class Abort(Message, frozen=True):
     """The request is over. A prefill node sends Abort to a decode node, too."""
 
     key: Key
-    all_sequences: bool  # whether all sequences of the request are over, or only the key's sequence
+    all_sequences: bool  # false: only the key's sequence is over
 
 
 class Tokens(Message, frozen=True):
-    """The tokens and ends that one processed step produced. `ends` come after the `runs` of the same message."""
+    """The tokens and ends from one processed step. `ends` come after the `runs` of the same message."""
 
     node_id: Name
     epoch: Unsigned
@@ -206,8 +203,8 @@ class Tokens(Message, frozen=True):
 
 
 class Scores(Message, frozen=True):
-    """Log-probabilities of consecutive prompt tokens, sent before the first output token. first_pos counts from the
-    prompt's first token, which has no entry."""
+    """Log-probabilities of consecutive prompt tokens, sent before the first output token. The prompt's first token has
+    position 0, but no entry."""
 
     node_id: Name
     epoch: Unsigned
@@ -217,9 +214,7 @@ class Scores(Message, frozen=True):
 
 
 class Begun(Message, frozen=True):
-    """The node now computes the prompts of these requests. So if the node dies, the router knows which requests the
-    node was running.
-    """
+    """The node now computes the prompts of these requests. If the node dies, the router knows which requests it ran."""
 
     node_id: Name
     epoch: Unsigned
@@ -227,7 +222,7 @@ class Begun(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """P asks D for memory for a request, as soon as the request arrives."""
+    """P asks D for memory as soon as a request arrives."""
 
     key: Key
     source_node: Name
@@ -246,7 +241,7 @@ class Offer(Message, frozen=True):
 
 
 class Grant(Message, frozen=True):
-    """D tells P that a row and all pages are reserved. P sends the pages from token cached_prefix_len on."""
+    """A row and all pages are reserved on D. P sends the pages from token cached_prefix_len on."""
 
     key: Key
     cached_prefix_len: Count  # in tokens; a multiple of the page size
@@ -282,13 +277,13 @@ class Ready(Message, frozen=True):
     pool: PoolRef | None
     inline: bool
     first_layer: Count
-    num_layers: Count  # 0 means all bytes from first_layer on, including the planes after the layers.
-    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # The bytes with which a library opens the pool.
-    staged_bytes: Count  # The size of each page's part in bytes, if the receiver asks for the pages; else 0.
+    num_layers: Count  # 0: all bytes from first_layer on, with the planes after the layers
+    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # with which a library opens the pool
+    staged_bytes: Count  # size of each page's part in bytes, if the receiver asks for the pages; else 0
 
 
 class FramesTaken(Message, frozen=True):
-    """The receiver has taken one Ready and its frames from the connection. Only a few Readys may await this message."""
+    """The receiver has taken one Ready and its frames. Only a few Readys may await this message."""
 
     key: Key
     lease: Unsigned
@@ -319,16 +314,16 @@ class Failed(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages)."""
+    """A prefill node asks another one for a prompt's cached pages [first_page, num_pages)."""
 
     key: Key
-    lease: Unsigned  # The asking node's number for this pull, never reused.
+    lease: Unsigned  # the asking node's number for this pull, never reused
     # The tokens of num_pages pages, and one more token if page keys look ahead.
     prompt_ids: Annotated[list[TokenId], Meta(max_length=MAX_PULL_TOKENS + 1)]
     first_page: Count
     num_pages: Count
-    last_page: PageName  # The last page's identity. The router names this page, and the ticket is bound to it.
-    within_ms: Milliseconds  # The asking node waits at most this time.
+    last_page: PageName  # identity of the last page; the router names it, and the ticket is bound to it
+    within_ms: Milliseconds  # the asking node waits at most this time
     fingerprint: Fingerprint
     host_id: Name
     transports: Transports
@@ -338,8 +333,8 @@ class Pull(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. If num_pages is 0, the Pull is refused or
-    the pages are no longer lent.
+    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. With num_pages 0, the Pull is refused or the
+    pages are no longer lent.
     """
 
     key: Key
@@ -350,7 +345,7 @@ class Lent(Message, frozen=True):
 
 
 class Returned(Message, frozen=True):
-    """The pull is over, with or without success. Its pages need not be pinned any longer."""
+    """The pull has ended, with or without success. Its pages need not stay pinned."""
 
     key: Key
     lease: Unsigned
@@ -364,7 +359,7 @@ class Join(Message, frozen=True):
 
 
 class StoreEntry(Message, frozen=True):
-    """A store entry that one end of a process group publishes, so that both ends can connect."""
+    """One end of a process group publishes a store entry, so that both ends can connect."""
 
     group: Count
     name: Name
@@ -372,7 +367,7 @@ class StoreEntry(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """D asks P for this part of these pages, as transfer number `order` of the group. P must send this part."""
+    """D asks P for this part of these pages, as transfer `order` of the group. P must send this part."""
 
     group: Count
     order: Count

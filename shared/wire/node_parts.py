@@ -1,4 +1,4 @@
-"""Defines the parts of a node's Hello and Heartbeat."""
+"""The parts of a node's Hello and Heartbeat."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py). A refusal names the field that does
-    not fit."""
+    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py). A refusal names the unfit field."""
 
     protocol: Count
     numerics: Count
@@ -21,34 +20,33 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: Text
     dtype: Text
     page_size: Count
-    page_layout: Text  # The planes of a page, in the order in which they lie in the page.
-    spec: Text  # Identifies the draft state in pages and records, and the draft head's weights.
+    page_layout: Text  # the planes of a page, in their order
+    spec: Text  # the draft state in pages and records, and the draft head's weights
     build: Text
     grammar: Text  # llguidance's version and the vocabulary's digest; "none" without grammars
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A loaded LoRA adapter. Requests and KV refer to the adapter by its digest; clients use its name."""
+    """A loaded LoRA adapter. Requests and KV name its digest; clients use its name."""
 
     name: Name
     digest: Name
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The gauges in every heartbeat. The counts in `pages` add up to pages_total, the counts in `rows` to
-    rows_total."""
+    """`pages` adds up to pages_total, and `rows` to rows_total."""
 
     pages_total: Count
-    pages: States  # the number of pages in each PageState
+    pages: States  # by PageState
     rows_total: Count
-    rows: States  # the number of rows in each RowState
+    rows: States  # by RowState
     waiting: Count
     waiting_tokens: Count
-    spec_width: Count  # The number of tokens that each running row now has in a step; 1 means no drafts.
-    # Totals since the epoch began (steps, wire errors, idle seconds, ...); they never fall.
+    spec_width: Count  # tokens of each running row in a step; 1 means no drafts
+    # Totals since the epoch began, such as steps; they never fall.
     counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
     # histogram samples since the last heartbeat, by metric name
     observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
-    # On a prefill node: the transport to each decode node, and why it was chosen.
+    # On a prefill node: the transport to each decode node, and the reason for it.
     hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
-    cores: Text  # describes the node's own, lent and borrowed CPU cores; empty on a GPU
+    cores: Text  # own, lent and borrowed CPU cores in words; empty on a GPU

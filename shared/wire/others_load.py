@@ -1,4 +1,4 @@
-"""Defines the load that other routers put on a node."""
+"""The load that other routers put on a node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shared.wire.ranges import Count
 class OthersLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The load that all routers, except the receiver of this message, put on the node."""
 
-    routers: Count  # number of routers with requests on this node
-    sequences: Count  # number of sequences that run or wait
+    routers: Count  # with requests on this node
+    sequences: Count  # running or waiting
     pages: Count
     waiting_tokens: Count
 

@@ -1,4 +1,4 @@
-"""Sends and receives the parts of one message, without waiting."""
+"""Sends and receives one message's parts, without waiting."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shared.wire.peers import WireStats
 
 
 def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireStats) -> bool:
-    """Send the parts of one message. Return False if the queue is full or the peer is unknown.
+    """Return False if the queue is full or the peer is unknown.
 
-    pyzmq doesn't copy parts above its copy threshold, so such parts must not change until the peer has them. Pages stay
-    pinned until Installed, and digests show pages that changed too early.
+    pyzmq doesn't copy parts above its copy threshold, so they must not change until the peer has them. Pages stay
+    pinned until Installed.
     """
     try:
         socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
@@ -35,7 +35,7 @@ def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
 
 
 def property_of(part: zmq.Frame, name: str) -> str:
-    """Return a property of the part's connection; "" if the connection lacks it."""
+    """Return "" for a missing property."""
     try:
         return str(part.get(name))
     except (zmq.ZMQError, UnicodeDecodeError):

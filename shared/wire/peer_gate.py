@@ -1,4 +1,4 @@
-"""Checks who sends to a bound socket. Only a node in its newest epoch may send, with a key that belongs to its name.
+"""Checks who sends to a bound socket: a node in its newest epoch, whose key belongs to its name.
 
 Without keys the name is trusted.
 """
@@ -13,19 +13,18 @@ from shared.wire.peers import Refused, parse_peer
 
 
 class PeerGate:
-    """Accepts only a node's newest connected epoch.
+    """Once the newest epoch's connection has ended, an older epoch is accepted.
 
-    Once that epoch's connection has ended, an older epoch is accepted: a restarted node has a smaller epoch if its
-    clock was set back.
+    A restarted node has an older epoch if its clock was set back.
     """
 
     def __init__(self, ring: KeyRing | None) -> None:
         self._ring = ring
-        self._newest: dict[str, int] = {}  # node id -> its newest connected epoch
+        self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key; it is empty without keys. `user_id`: the public key, in hex, that the
-        connection has proved to own.
+        """Return the peer's public key, empty without keys. `user_id`: this key in hex,
+        which the connection has proved to own.
 
         Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """

@@ -1,4 +1,4 @@
-"""Defines the names of peers, the events that a link reports, and the counts of dropped messages.
+"""Names of peers, events that a link reports, and counts of dropped messages.
 
 A peer's name is `<node id>@<epoch in hex>`, so a restarted node is another peer.
 """
@@ -22,10 +22,7 @@ METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for 
 
 
 class Refused(WireError):
-    """A sender claims to be another peer, or a newer process has taken its place.
-
-    `reason`: one of the reasons in metric_names.
-    """
+    """A sender claims to be another peer, or a newer process has replaced it. `reason`: one of metric_names."""
 
     code = "refused"
 
@@ -36,7 +33,7 @@ class Refused(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A received message. `frames` (page contents) are views of the message's memory, and keep this memory alive."""
+    """`frames` (page contents) are views of the message's memory, and keep this memory alive."""
 
     peer: str
     message: AnyMessage
@@ -45,7 +42,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A dialled peer answered, perhaps after a reconnect, and expects a Hello. `peer`: the peer's name in this link."""
+    """A dialled peer answered, perhaps after a reconnect, and expects a Hello. `peer`: its name in this link."""
 
     peer: str
 
@@ -54,8 +51,8 @@ class PeerUp:
 class PeerClosed:
     """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
 
-    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other, and each of the two connections
-    may end without the other.
+    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other. Either connection may end
+    alone.
     """
 
     peer: str
@@ -84,7 +81,7 @@ def parse_peer(name: str) -> tuple[str, int]:
 
 
 def check_sender(peer: str, message: AnyMessage) -> None:
-    """Raise WireError if a node's message names another node or another epoch."""
+    """Raise WireError if a node's message names another node or epoch."""
     if isinstance(message, Hello | Heartbeat | Goodbye | Begun | Scores | Tokens | Unwelcome):
         claimed = message.node_id, message.epoch
     elif isinstance(message, Offer):
@@ -96,7 +93,7 @@ def check_sender(peer: str, message: AnyMessage) -> None:
 
 
 class WireTotals:
-    """Computes the growth of a link's counts since the last `take`, by metric name."""
+    """The growth since the last `take`, by metric name."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -112,8 +109,7 @@ class WireTotals:
 
 
 class WireStats:
-    """Counts the messages that a link drops, and the sends and connections that it refuses. Logs each kind of bad frame
-    once per peer."""
+    """Logs each kind of bad frame once per peer."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -129,7 +125,6 @@ class WireStats:
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
 
     def shut_out(self, what: str, reason: str = REFUSED_KEY) -> None:
-        """Count a connection that had no allowed key, or that was shut down."""
         self.counts[REFUSED_COUNT[reason]] += 1
         if (what, "") not in self._logged:
             self._logged.add((what, ""))

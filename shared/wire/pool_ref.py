@@ -1,4 +1,4 @@
-"""Defines the address of a KV pool on the same host."""
+"""The address of a KV pool on the same host."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from shared.wire.ranges import Count, Unsigned
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tells a peer on the same host how to open P's pool read-only, by /proc/<pid>/fd/<fd>. The peer compares these
-    sizes with the size of the file.
-    """
+    """A peer on the same host opens P's pool read-only as /proc/<pid>/fd/<fd>, and compares these sizes with the file's
+    size."""
 
     pid: Count
     fd: Count

@@ -19,7 +19,7 @@ def require_private(info: os.stat_result, path: Path) -> None:
 
 
 def read_private(file: Path, most_bytes: int) -> str:
-    """Return the text of a private file. Raises ConfigError if the file is not private, too large or not text."""
+    """Raise ConfigError if the file is not private, too large or not text."""
     try:
         with file.open("rb") as opened:
             require_private(os.fstat(opened.fileno()), file)

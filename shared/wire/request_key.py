@@ -1,4 +1,4 @@
-"""Defines how messages name one sequence of a request."""
+"""The name of one sequence of a request in messages."""
 
 from __future__ import annotations
 

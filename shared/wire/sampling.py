@@ -1,4 +1,4 @@
-"""Sampling parameters on the wire; the codec checks their values."""
+"""Sampling parameters on the wire."""
 
 from __future__ import annotations
 

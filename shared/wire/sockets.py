@@ -1,5 +1,7 @@
-"""Implements two kinds of ZMQ sockets. They never block, each has a monitor, and with keys they use CURVE.
-connections.py finds out which peers have left a ROUTER, peer_gate.py decides whose messages a ROUTER accepts."""
+"""ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE.
+
+connections.py finds out which peers have left a ROUTER. peer_gate.py decides which peers may send to it.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,9 @@ DEALER_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_
 ROUTER_EVENTS = zmq.EVENT_ACCEPTED | ENDS
 BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
-NAME_PROPERTY = "X-Peer"  # The peer's name, sent in the handshake of each connection.
-USER_PROPERTY = "User-Id"  # The connection's public key, set by the authenticator.
-HANDSHAKE_MS = 10_000  # A connection whose handshake is unfinished after this time is closed.
+NAME_PROPERTY = "X-Peer"  # the peer's name, sent in each handshake
+USER_PROPERTY = "User-Id"  # the public key, set by the authenticator
+HANDSHAKE_MS = 10_000  # longest handshake
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
@@ -75,8 +77,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
 def open_monitored(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions, events: int
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return a socket and its monitor. If no descriptor is left, raises zmq.ZMQError and leaves neither of them
-    open."""
+    """Return a socket and its monitor. Without a free descriptor raises zmq.ZMQError, and leaves neither open."""
     socket = open_socket(context, kind, options)
     try:
         return socket, socket.get_monitor_socket(events)
@@ -86,7 +87,7 @@ def open_monitored(
 
 
 def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    """Close both sockets, and drop queued messages. Idempotent."""
+    """Drop queued messages. Idempotent."""
     if not socket.closed:
         socket.disable_monitor()
         monitor.close(0)
@@ -94,12 +95,12 @@ def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def has_input(socket: zmq.Socket[bytes]) -> bool:
-    """Return whether input is waiting. Also arm the socket's edge-triggered descriptor."""
+    """Whether input is waiting. Also arms the socket's edge-triggered descriptor."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """Return (event, value) pairs in order. The value of ACCEPTED and DISCONNECTED is the descriptor."""
+    """Return (event, value) pairs in order. For ACCEPTED and DISCONNECTED the value is the descriptor."""
     events = []
     while has_input(monitor):
         event = recv_monitor_message(monitor, zmq.NOBLOCK)
@@ -110,9 +111,9 @@ def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
 class RouterSocket:
     """A bound socket that names peers by a property of their connection. Used by one thread.
 
-    libzmq makes each connection's routing id, and answers use the newest id. If peers chose ids, a peer could dial
+    libzmq makes each connection's routing id, and answers use the newest id. If a peer chose its id, it could dial
     again while its old connection is half open. libzmq 4.3.5 would then move the id to the new connection, and abort
-    (`!_io_error`) when more data came in on the old connection.
+    (`!_io_error`) when more data came on the old one.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
@@ -126,8 +127,8 @@ class RouterSocket:
         self._ring = options.ring
         self._keys = options.ring.now if options.ring is not None else None
         self._admission = PeerGate(options.ring)
-        self._routes: dict[str, bytes] = {}  # Peer -> routing id of its newest connection.
-        self._key_of: dict[str, bytes] = {}  # Peer -> its key, if there are keys.
+        self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
+        self._key_of: dict[str, bytes] = {}  # peer -> its key, if there are keys
         self._bind_tries = 0
         self._make_socket()
         try:
@@ -140,7 +141,7 @@ class RouterSocket:
         self._port = tcp_port(self.endpoint)
 
     def _make_socket(self) -> None:
-        """Make an unbound socket. The caller has closed the former socket."""
+        """The former socket must be closed. The new one is not bound."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
@@ -150,7 +151,7 @@ class RouterSocket:
 
     @property
     def address(self) -> str:
-        """Return the address for peers: the endpoint and, for a node with keys, the key that it listens with."""
+        """The endpoint, and the key that a node with keys listens with."""
         if self._ring is None or self._keys is None or self._ring.kind == ROUTER:
             return self.endpoint
         return f"{self.endpoint}{KEY_MARK}{self._ring.listener(self._keys).public.hex()}"
@@ -183,7 +184,7 @@ class RouterSocket:
 
     @property
     def pollables(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to wait for. The list is empty while no descriptor is free for a listening socket."""
+        """Empty while no descriptor is free for a listening socket."""
         return [] if self.socket.closed else [self.socket, self.monitor]
 
     def readable(self) -> bool:
@@ -208,7 +209,7 @@ class RouterSocket:
             self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
             self._connections.seen(fd, parts[0].bytes, name)
             speaker = name
-            self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq's routing ids only rise
+            self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # routing ids only rise
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._options.limits)
             check_sender(name, message)
         except WireError as error:
@@ -240,20 +241,20 @@ class RouterSocket:
     # ---- keys that change
 
     def _follow_keys(self) -> list[str]:
-        """Stop accepting messages from peers whose key is no longer allowed, and return these peers.
+        """Forget peers whose key is no longer allowed, and return them.
 
-        If a router's own key has changed, return all peers: their connections have ended."""
+        After a change of a router's own key, return all peers: their connections have ended."""
         ring = self._ring
         if ring is None or self._keys is (now := ring.now):
             self._listen_again()
             return []
         before, self._keys = self._keys, now
         if ring.kind == ROUTER and before is not None and before.own != now.own:
-            close_socket(self.socket, self.monitor)  # after a mere unbind it would keep its connections
+            close_socket(self.socket, self.monitor)  # an unbind alone would keep its connections
             self.watch.forget_accepted()
             self._is_bound = False
             self._listen_again()
-            out = list(self._routes)  # the nodes dial again, and expect the new key
+            out = list(self._routes)  # the nodes dial again, for the new key
         else:
             out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
         for peer in out:
@@ -261,8 +262,7 @@ class RouterSocket:
         return out
 
     def _listen_again(self) -> None:
-        """Bind again if the socket is not bound. Until libzmq has released the address and a descriptor, binding
-        fails."""
+        """Bind again. This fails until libzmq has released the address and a descriptor."""
         if self._is_bound:
             return
         try:
@@ -300,14 +300,14 @@ class DealerSocket:
         self.endpoint = endpoint
         self.server = server
         self.state = "dialling"  # later "up" or "closed"
-        self.has_failed = False  # The dealer's handshake failed.
+        self.has_failed = False  # whether the handshake failed
         self._context = context
         self._identity = identity
         self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._port = tcp_port(endpoint)
-        self._connection: Connection | None = None  # None while the connection isn't watched
+        self._connection: Connection | None = None  # watched if not None
         self._events: list[int] = []
         self._connect()
 
@@ -337,7 +337,7 @@ class DealerSocket:
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
-        """Return a batch of messages within the Budget. Once the queue is empty, add the connection events."""
+        """See `RouterSocket.receive`. The connection's events come last."""
         self._drain()
         inbound: list[Inbound] = []
         budget = Budget()
@@ -373,7 +373,7 @@ class DealerSocket:
         self._connection = None
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Send a message. Before the first connection, the queue keeps up to queue_messages messages."""
+        """Before the first connection, the queue keeps up to queue_messages messages."""
         return send_parts(self.socket, (encode(message), *frames), self._stats)
 
     def close(self) -> None:
@@ -381,7 +381,7 @@ class DealerSocket:
         close_socket(self.socket, self.monitor)
 
     def _check_router(self, message: AnyMessage) -> None:
-        """Raise Refused if a router claims a name to which its key does not belong."""
+        """Raise Refused if a router claims a name that its key does not have."""
         ring = self._options.ring
         if ring is not None and isinstance(message, Welcome) and ring.router_of(self.server) != message.router_id:
             raise Refused(REFUSED_IDENTITY, f"router {message.router_id} does not hold the key of that name")

@@ -1,4 +1,4 @@
-"""Asks Linux about libzmq's TCP connections, by descriptor, and shuts such connections down.
+"""Asks Linux about libzmq's TCP connections, by descriptor, and shuts them down.
 
 No function keeps or closes a descriptor of libzmq. Descriptors are reused, so callers remember a connection's inode and
 pass it to `Shears.shut_down`.
@@ -14,15 +14,13 @@ import termios
 import threading
 from typing import NamedTuple
 
-INFO_BYTES = 136  # The length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later).
-RECEIVED_AT, IDLE_AT = 128, 52  # The offsets of tcpi_bytes_received and tcpi_last_data_recv.
+INFO_BYTES = 136  # length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later)
+RECEIVED_AT, IDLE_AT = 128, 52  # offsets of tcpi_bytes_received and tcpi_last_data_recv
 STATM, STATM_BYTES = "/proc/self/statm", 256
 
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
-    """Return the inode of the descriptor's TCP connection if it has this port. Return None if the descriptor is closed
-    or belongs to another connection.
-    """
+    """Return the inode of the descriptor's TCP connection with this port, or None for another or closed descriptor."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -40,14 +38,14 @@ def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = No
 
 
 class Inflow(NamedTuple):
-    """`received`: bytes that TCP has received so far; `idle_s`: seconds since the last byte came."""
+    """`received`: bytes from TCP. `idle_s`: seconds since the last byte."""
 
     received: int
     idle_s: float
 
 
 def inflow_of(fd: int) -> Inflow | None:
-    """Return what TCP has received on the connection; None if it is closed or not TCP (ipc)."""
+    """Return None if the connection is closed or not TCP (ipc)."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -57,7 +55,7 @@ def inflow_of(fd: int) -> Inflow | None:
     except OSError:
         return None
     finally:
-        connection.detach()  # the descriptor is libzmq's
+        connection.detach()
     if len(info) < INFO_BYTES:
         return None
     (received,), (idle_ms,) = struct.unpack_from("=Q", info, RECEIVED_AT), struct.unpack_from("=I", info, IDLE_AT)
@@ -65,7 +63,7 @@ def inflow_of(fd: int) -> Inflow | None:
 
 
 def bytes_waiting(fd: int) -> int:
-    """Return the number of bytes that TCP has received, but libzmq hasn't read yet."""
+    """Bytes that TCP has received and libzmq has not read."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
     except OSError:
@@ -73,8 +71,9 @@ def bytes_waiting(fd: int) -> int:
 
 
 class ProcessMemory:
-    """Measures this process's private memory, which excludes files and shared KV pools. The object keeps one descriptor
-    open, so reading works even while no other descriptor is free.
+    """This process's private memory, without files and shared KV pools.
+
+    Its open descriptor lets it work while no other descriptor is free.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Return the size of the private memory in bytes."""
+        """In bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 
@@ -93,8 +92,7 @@ class ProcessMemory:
 
 
 class Shears:
-    """Shuts down connections from any thread. It keeps one descriptor, so it works even when no other descriptor is
-    free."""
+    """Shuts down connections from any thread, even while no other descriptor is free."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,14 +101,14 @@ class Shears:
         self._own = os.dup(self._nothing)
 
     def shut_down(self, fd: int, inode: int) -> bool:
-        """Shut down the descriptor's socket if it still has this inode. Return False if that socket is closed; the
-        descriptor may then belong to another socket.
-        """
+        """Shut down the descriptor's socket if it still has this inode.
+
+        Return False if that socket is closed. The descriptor may then belong to another socket."""
         with self._lock:
             if self._is_closed:
                 return False
             try:
-                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused between the check and the shutdown
+                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused before the shutdown
                 return self._shut_down_own(inode)
             except OSError:
                 return False

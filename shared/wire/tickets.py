@@ -1,4 +1,4 @@
-"""Defines tickets, a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
+"""A ticket is a router's permission for a hand-off or a pull. Without one a node reserves and lends nothing.
 
     router: makes a secret at its start, and a key from it for each epoch of a node  --Welcome-->  node
     router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key
@@ -21,14 +21,14 @@ from shared.wire.ranges import MAX_CODE_BYTES, MAX_SEQUENCES, Count, Millisecond
 
 DIGEST = "sha256"
 SECRET_BYTES = 32
-HANDS_OVER = b""  # takes the place of the page in a hand-off's ticket
+HANDS_OVER = b""  # replaces the page in a hand-off's ticket
 ENCODER = msgspec.msgpack.Encoder()
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # The limit on each sequence's tokens, prompt and answer together.
-    deadline_ms: Milliseconds  # The deadline, by the router's clock.
+    most_tokens: Count  # prompt and answer of each sequence
+    deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
 
@@ -38,14 +38,14 @@ class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     node: Name
     epoch: Unsigned
     endpoint: Text
-    num_pages: Count  # The number of these pages, from the prompt's first page on.
-    last_page: PageName  # The identity of the last of these pages.
-    within_ms: Milliseconds  # The time that computing these pages would take.
-    ticket: Ticket  # The node with the pages checks this ticket.
+    num_pages: Count  # from the prompt's first page on
+    last_page: PageName  # identity of the last of these pages
+    within_ms: Milliseconds  # time to compute these pages instead
+    ticket: Ticket  # for the node with the pages
 
 
 def ticket_key(secret: bytes, node: str) -> bytes:
-    """Return the ticket key for one epoch of a node. Only that node and its router know it. `node`: its `peer_name`."""
+    """Return the key for one epoch of a node. Only that node and its router know it. `node`: its `peer_name`."""
     return hmac.digest(secret, node.encode(), DIGEST)
 
 
@@ -59,16 +59,16 @@ def make_ticket(
     deadline_ms: int,
     page: bytes = HANDS_OVER,
 ) -> Ticket:
-    """Return the ticket for all sequences of a request, for the node that has this key.
+    """Return the ticket for all sequences of a request.
 
-    `holder`: the node that will show the ticket. `page`: for a pull, the last page's identity.
+    `key`: that of the node that checks the ticket. `holder`: the node that shows it. `page`: for a pull, the last
+    page's identity.
     """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))
 
 
 def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: Ticket, page: bytes = HANDS_OVER) -> bool:
-    """Return whether the router that shares the key made this ticket for this request, node and page."""
     if not key or request.seq_index >= ticket.num_sequences:
         return False
     return hmac.compare_digest(_code(key, request, holder, ticket, page), ticket.code)

@@ -1,4 +1,4 @@
-"""Defines the parts of messages that report one sequence's tokens and its end."""
+"""Parts of messages with one sequence's tokens and end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.wire.request_key import Key
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """The log-probabilities of a token and of the likeliest tokens in its place. The scheduler uses this class, too."""
+    """The log-probabilities of a token and of the likeliest tokens in its place."""
 
     logprob: Real
     top_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
@@ -21,8 +21,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
 
 class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Consecutive tokens of one sequence. first_pos is the first token's position among all output tokens of the
-    sequence, from 0."""
+    """Consecutive tokens of one sequence. first_pos is the first token's position in the sequence's output, from 0."""
 
     key: Key
     first_pos: Count

@@ -1,4 +1,4 @@
-"""A pipe that makes a poll return, for example when a step has finished."""
+"""A pipe that makes a poll return, for example after a step."""
 
 from __future__ import annotations
 

@@ -1,23 +1,20 @@
-"""Limits the number of descriptors, and the memory for unread bytes, that this process's connections take.
+"""Limits the descriptors, and the memory for unread bytes, of this process's connections.
 
 libzmq limits the size of parts and the number of whole messages, but an unfinished message grows with each part. So a
 thread compares the bytes that TCP has received on each descriptor with the bytes delivered from it:
 
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
-A part counts for more than its bytes, because libzmq keeps a record of each part. libzmq does not tell how many parts
-an unfinished message has. So for each connection the watch also adds up how much the process's memory grew while bytes
-came and no message was delivered.
+A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
+also adds up the growth of the process's memory while a connection brings bytes, but no message.
 
 The watch shuts down:
 
-- a connection with too many unread bytes; if all connections together have too many, the ones with the most
+- a connection with too many unread bytes; if all together have too many, the ones with the most
 - a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
 - a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
   read
-
-Descriptors are reused, so a shutdown needs the inode of the watched connection.
 """
 
 from __future__ import annotations
@@ -35,24 +32,23 @@ from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, ino
 LOOK_S = 0.05
 SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
 MUCH_BYTES = 4 << 20
-BURST_BYTES = 32 << 20  # after such a burst the allocator may keep this much memory
+BURST_BYTES = 32 << 20  # the allocator may keep this much after a burst
 CALM_S = 5.0
-MAX_SILENT = 512  # limit on the connections that have not sent a message
+MAX_SILENT = 512  # connections that have not sent a message
 MAX_OF_ONE_PEER = 16
-HEARTBEAT_BYTES = 256  # size of one interval's encrypted heartbeats, both ways, which libzmq never delivers
-SHORT_BYTES = 255  # The header of a larger part is longer.
-CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags.
-PART_BYTES = 128  # The memory that an unread part takes in addition to its bytes.
-MANY_PARTS = 256  # a flood has more parts than this between two looks; control messages have fewer
-SWOLLEN = 4.0  # The largest allowed growth of memory, in bytes per unread byte. Pages need 1.
-MOST_SWELLING = 64  # The largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES.
+HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
+SHORT_BYTES = 255  # a larger part has a longer header
+CURVE_BYTES = 33  # added to each part: command name, nonce, code and flags
+PART_BYTES = 128  # memory of an unread part besides its bytes
+MANY_PARTS = 256  # a flood has at least this many between two looks; control messages have fewer
+SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
+MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: the limit for one accepted connection; `callers_bytes_in_all`: the limit for all of them. If
-    one is 0, the general limit holds instead. `silent_s` is infinite if peers need not send anything. `mute_s` is
-    infinite if peers don't ping."""
+    """`caller_bytes`: for one accepted connection. `callers_bytes_in_all`: for all of them. With 0, the general limit
+    holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -65,16 +61,16 @@ class WatchLimits:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One descriptor, from accept or connect until it closes. The loop's thread writes `delivered`, the watch's thread
+    """One descriptor, from accept or connect to close. The loop's thread writes `delivered`. The watch's thread
     writes `unread`."""
 
     fd: int
     inode: int
     since: float
     must_speak: bool
-    peer: str = ""  # "": the peer has not sent a message
+    peer: str = ""  # "": no message yet
     delivered: int = 0
-    num_parts: int = 0  # number of delivered parts
+    num_parts: int = 0  # delivered parts
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
@@ -82,12 +78,12 @@ class Connection:
     _received: int = 0
     _delivered: int = 0
     _num_parts: int = 0
-    _part_bytes: float = math.inf  # average size of the newest parts if there were many, else infinite
+    _part_bytes: float = math.inf  # average size of the newest parts in a flood, else infinite
     _looked_at: float = field(default=0.0)
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
-        """Take account of the bytes received and delivered since the last look. `delivered` is read first, so it never
-        exceeds the received bytes. `grown`: bytes by which this process's memory has grown since the last look."""
+        """`delivered` is read first, and so never exceeds the received bytes. `grown`: growth of this process's memory
+        in bytes since the last look."""
         delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
         if inflow is None:
             return
@@ -106,16 +102,15 @@ class Connection:
 
     @property
     def held(self) -> float:
-        """Estimate the memory of the unread parts, in bytes. The unread parts are assumed to be as long as the newest
-        ones."""
+        """Estimate the memory in bytes, as if the unread parts had the size of the newest parts."""
         return self.unread * (1 + PART_BYTES / self._part_bytes)
 
 
 class Watch:
-    """Watches the connections of one link. The link's loop thread calls all methods except `look`.
+    """Watches one link. The link's loop thread calls all methods except `look`.
 
-    A bound or dialled socket may report a closed connection late. By then a connection of the other kind of socket may
-    have the same descriptor."""
+    Sockets may report a closed connection late. By then a connection of the other kind (bound or dialled) may have the
+    same descriptor."""
 
     def __init__(
         self,
@@ -126,13 +121,13 @@ class Watch:
         after_burst: Callable[[], None] | None = None,
         process_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """CALM_S seconds after a burst of unread bytes ends, the watch's thread calls `after_burst`."""
+        """CALM_S seconds after a burst of unread bytes, the watch's thread calls `after_burst`."""
         self._limits = limits
         self._most_of_caller = limits.caller_bytes or limits.unread_bytes
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
         self._after_burst = after_burst
         self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several small bursts together leave as much memory behind as a large one
+        # several small bursts leave as much memory as a large one
         self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
@@ -149,7 +144,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and wait until it has ended."""
+        """Return when the thread has ended."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -164,11 +159,11 @@ class Watch:
     # ---- reports of the sockets
 
     def accepted(self, fd: int, port: int) -> None:
-        """Watch a connection that a peer made to this port of ours. The peer must send a message within `silent_s`."""
+        """Watch a peer's connection to our port. The peer must send a message within `silent_s`."""
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
     def dialled(self, fd: int, port: int) -> Connection | None:
-        """Watch a connection that we made to this port of a peer; return None if it is already closed."""
+        """Watch our connection to a peer's port. Return None if it is already closed."""
         return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
     def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
@@ -184,7 +179,7 @@ class Watch:
             self._forget(connection)
 
     def forget_accepted(self) -> None:
-        """Forget the connections of a closed bound socket: they end without a report."""
+        """The connections of a closed bound socket end without a report."""
         for connection in list(self._connections.values()):
             self.accepted_closed(connection.fd)
 
@@ -203,11 +198,11 @@ class Watch:
                 del self._of_peer[connection.peer]
 
     def take_refused(self) -> list[tuple[str, str]]:
-        """Return the reason and the log text for each connection that was shut down since the last call."""
+        """Return (reason, log text) of the connections shut down since the last call."""
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
-        """Record that a whole message of this connection was delivered. `peer`: its sender; "" if unknown."""
+        """Record a whole message. `peer`: its sender; "" if unknown."""
         connection = self._connections.get(fd)
         if connection is None:
             return
@@ -229,10 +224,9 @@ class Watch:
     # ---- looks
 
     def look(self) -> float:
-        """Shut down connections beyond their limits, and return the sum of unread bytes.
+        """Shut down connections beyond their limits. Return the sum of unread bytes.
 
-        Called on the watch's thread every LOOK_S, and sooner while much is unread, because a fast sender exceeds its
-        bound in less time."""
+        Runs on the watch's thread."""
         now, limits = self._clock(), self._limits
         connections = [one for one in list(self._connections.values()) if not one.is_shut]
         process_bytes = self._process_bytes()
@@ -268,8 +262,7 @@ class Watch:
             self._shut(largest, REFUSED_FLOOD, "connections sent more than was read from them")
 
     def _bound_swelling(self, connections: Sequence[Connection]) -> None:
-        """Limit the memory of unfinished messages with many tiny parts. Shut down the connection with the largest
-        `swollen`, if that exceeds both the limit on all unread bytes and SWOLLEN times all unread bytes."""
+        """Limit the memory of unfinished messages with many tiny parts."""
         left = [one for one in connections if not one.is_shut]
         most = max(self._limits.unread_bytes_in_all, SWOLLEN * sum(one.unread for one in left))
         worst = max(left, key=lambda one: one.swollen, default=None)
@@ -288,16 +281,14 @@ class Watch:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
     def _close_mute(self, connections: Sequence[Connection]) -> None:
-        """Close connections to hosts that are lost or frozen. If bytes wait in the kernel, this process reads late, and
-        the host is not at fault.
-        """
+        """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late."""
         for one in connections:
             if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:
                 one.is_shut = True
                 self._shears.shut_down(one.fd, one.inode)
 
     def _shut(self, connection: Connection, reason: str, why: str) -> None:
-        """End the connection; libzmq then frees all memory of that connection."""
+        """End the connection, so that libzmq frees its memory."""
         if not connection.is_shut:
             connection.is_shut = True
             if self._shears.shut_down(connection.fd, connection.inode):

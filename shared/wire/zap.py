@@ -1,4 +1,4 @@
-"""Implements the authenticator of one context (ZAP, ZeroMQ RFC 27), which accepts connections by their keys.
+"""Accepts one context's connections by their keys (ZAP, ZeroMQ RFC 27).
 
 The authenticator has its own thread, so a busy loop delays no handshake. This thread also rereads the key files.
 """
@@ -23,7 +23,7 @@ VERSION, CURVE = b"1.0", b"CURVE"
 
 
 class Authenticator:
-    """Make the authenticator before the context's first socket is bound: without its answer no peer can connect."""
+    """Made before the context's first socket is bound: without its answer no peer can connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
         self._ring = ring
@@ -37,7 +37,7 @@ class Authenticator:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the thread has ended and its socket is closed."""
+        """Return when the thread has ended."""
         self._stopping = True
         self._stop.set()
         self._thread.join()
@@ -55,8 +55,7 @@ class Authenticator:
         self._socket.close(0)
 
     def answer(self, request: Sequence[bytes]) -> list[bytes]:
-        """Return the reply. libzmq attaches the reply's user id, which is the public key, to the connection's
-        messages."""
+        """libzmq attaches the reply's user id, which is the public key, to the connection's messages."""
         request_id, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
         public = credentials[0] if mechanism == CURVE and len(credentials) == 1 else b""
         if self._ring.node_of(public) is None:
