@@ -1,7 +1,6 @@
 """Begin the decode rows of a captured step: compute positions and read the relay's tokens (S9).
 
-All data is on the device, so a graph can capture this code. Steps with chunks run eagerly and begin in
-forward_batch.py.
+All data is on the device, so a graph can capture this code. Eager steps begin in forward_batch.py.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from shared.kernel import libraries
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared step of B rows and T tokens. tag_ok: whether the expected step wrote the row's relay."""
+    """A step of B rows and T tokens."""
 
     committed: torch.Tensor  # (B,) int64, before the step
-    tag_ok: torch.Tensor  # (B,) bool
+    tag_ok: torch.Tensor  # (B,) bool: whether the expected step wrote the row's relay
     positions: torch.Tensor  # (T,) int64
     input_ids: torch.Tensor  # (T,) int64
 
@@ -43,7 +42,7 @@ def prepare_windows(
 def prepare_by_torch(
     rows: torch.Tensor, lengths: torch.Tensor, expect_step: torch.Tensor, width: int, relay: FutureMap
 ) -> Prepared:
-    """Do the same as `prepare_windows`, with torch's operators, on any device."""
+    """Do the same with torch's operators, on any device."""
     future, is_padding = FutureIndices(rows), rows == 0
     committed = torch.where(lengths < 0, relay.published(future), lengths).masked_fill(is_padding, 0)
     tokens, tag_ok = relay.gather(future, expect_step)
