@@ -4,8 +4,9 @@
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
-In a tree, a draft is right if it equals the target's draw after the draft's parent. The longest path of right drafts is
-accepted. Every emitted token is the target's draw with the request's noise, so speculation changes no output.
+In a tree, a draft is right if it equals the target's draw after the draft's parent. The longest path of right drafts
+from the bonus token is accepted. Every emitted token is the target's draw with the request's noise, so speculation
+changes no output.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Verified:
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept each row's drafts up to the first wrong draft. accept_lens counts the next bonus token, too.
+    """Accept each row's drafts before the first wrong draft. accept_lens counts the next bonus token, too.
 
     A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
     """

@@ -8,7 +8,7 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-As in SGLang, `extend` relays topk_index, hidden_states and the bonus token to `propose`, and for a tree also topk_p.
+As in SGLang, `extend` relays topk_index, hidden_states and, for a tree, topk_p to `propose`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EagleWorkerV2:
 
     Relayed per row:
     - topk_index (topk,) int64: the first drafts, the drawn one first
-    - topk_p (topk,) float32, for a tree: the probabilities of these drafts
+    - topk_p (topk,) float32, for a tree: their probabilities
     - hidden_states: the head's state at slot L - 1
     """
 
