@@ -1,7 +1,7 @@
 """Take log-probabilities of prompt tokens from a chunk's logits, before the step samples.
 
-    outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
-    to sample             | S | W W W      all that the rest of the step sees
+outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
+to sample             | S | W W W      all that the rest of the step sees
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class CompiledMidlayer:
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
         self._config, self._weights, self._team = config, weights, team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
-        self._scratch = Scratch(team.size)  # scratch memory that all products share
+        self._scratch = Scratch(team.size)  # shared by all products
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(team, tasks, self._words)

@@ -30,31 +30,31 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """The model whose tokens a head drafts: here any Llama-family model."""
+    """The model whose tokens a head drafts, of the Llama family."""
 
     config: LlamaConfig
     spec: ModelSpec
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Make later steps put all tokens' residual before each of `layers` into ModelOutput.aux; (): none."""
+        """Make later steps put the residual before each of `layers` into ModelOutput.aux."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Norm weights are float32."""
+    """Norm weights are (H,) float32."""
 
-    embed: torch.Tensor  # (vocab, H): the target's embedding
+    embed: torch.Tensor  # (vocab, H), the target's
     fc: Linear  # 3H -> H
-    embed_norm: torch.Tensor  # (H,)
-    feature_norm: torch.Tensor  # (H,)
+    embed_norm: torch.Tensor
+    feature_norm: torch.Tensor
     qkv: Linear  # 2H -> heads * D + 2 * kv_heads * D
     out: Linear  # heads * D -> H
-    mlp_norm: torch.Tensor  # (H,)
+    mlp_norm: torch.Tensor
     gate_up: Linear  # H -> 2 * I
     down: Linear  # I -> H
-    norm: torch.Tensor  # (H,)
+    norm: torch.Tensor
     head: Head  # (M, H) in the dtype -> (M, Vd) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
 
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: store a weight as INT8 blocks if its inputs fill whole blocks. Then a head stays small beside a target
-    with block weights. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: use INT8 blocks for weights whose inputs fill whole blocks, so that a head stays small beside a target
+    in blocks. This changes drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:
@@ -106,8 +106,10 @@ class Midlayer(Protocol):
     def add_to(
         self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
     ) -> None:
-        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0. Writes draft KV of all N slots, then
-        attends."""
+        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0.
+
+        Writes draft KV of all N slots, then attends.
+        """
         ...
 
 
@@ -147,9 +149,9 @@ class EagleHead:
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Return g (N, H) float32; writes draft KV to the plane "eagle", then attends.
+        """Return g (N, H) float32. Writes draft KV to the plane "eagle", then attends.
 
-        `view`: attention's inputs for these slots, at their positions. Raises ValueError for unequal lengths.
+        `view`: these slots at their positions. Raises ValueError for unequal lengths.
         """
         if not len(next_ids) == len(features) == len(view.positions):
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")

@@ -1,6 +1,6 @@
 """Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-For its own tokens, an adapter multiplies a product's input by two narrow matrices and adds the result to the output.
+An adapter multiplies a product's input by two narrow matrices and adds the result to the output.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class LoraDelta:
     """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
-    up: Linear  # r -> out, multiplied by the pair's scale
+    up: Linear  # r -> out, with the pair's scale
     start: int
 
 
-Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # an adapter's deltas, by layer number and fused product
+Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer number and fused product
 
 
 def load_adapter(
@@ -50,7 +50,7 @@ def load_adapter(
 
 class AdapterRows:
     def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
-        """`slots` (M,) int64: 0 means no adapter, n means the n-th adapter."""
+        """`slots` (M,) int64: 0 means no adapter, n the n-th adapter."""
         self._adapters, self._slots = adapters, slots
         self._is_host = slots.device.type == "cpu"
         if self._is_host:

@@ -26,8 +26,7 @@ _NO_MATTER = (
     "loftq_config lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
-# Initialisations of A and B that we accept. Other initialisations change the base model's weights, which adapters
-# share.
+# Other initialisations of A and B change the base model's weights, which adapters share.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight")
 
@@ -44,8 +43,6 @@ class LoraPair:
 
 
 class LoraFolder:
-    """An adapter's small folder, read as a whole."""
-
     def __init__(self, folder: Path, model: LlamaConfig) -> None:
         self.path = folder
         self._raw = read_json(folder / CONFIG_NAME)
@@ -87,7 +84,7 @@ class LoraFolder:
 
 
 def shapes(model: LlamaConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """Return (out, in) of each product that an adapter may change. It may not change experts."""
+    """Return (out, in) of each product that an adapter may change: no experts."""
     hidden, inner = model.hidden_size, model.intermediate_size
     attention = {
         "q": (model.q_size, hidden),

@@ -4,8 +4,7 @@
     stage 1     residual -> layers [a, b)        -> residual ...
     last        residual -> layers [b, n), norm, head on the wanted rows  -> logits
 
-The residual is float32 between stages, just like within one model, so any cut gives the same bits. A page holds all
-layers, of which each stage uses only its own.
+The residual is float32 everywhere, so any cut gives the same bits. A page holds all layers; each stage uses its own.
 """
 
 from __future__ import annotations
@@ -60,8 +59,9 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """Load a model cut into stages. Return a Model that runs all stages, and the stages. `heads_every_row`: see `cut`.
-    Raises ConfigError for too many stages.
+    """Load a model cut into stages. Return a Model that runs all stages, and the stages.
+
+    `heads_every_row`: see `cut`. Raises ConfigError for too many stages.
     """
     opened = open_named(name, options)
     if opened is None:

@@ -1,4 +1,4 @@
-"""Run a Llama-family model on several ranks of one node. Each rank has a share of every product and of the heads.
+"""Run a Llama-family model on a node's ranks, each with a share of every product and of the heads.
 
     normed (T, H)  -> q k v of own heads -> attend: own heads of the pages  -> own columns of (T, heads * D)
     collect        -> out: own columns of (T, H)                            -> collect -> residual
@@ -8,12 +8,11 @@
 
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
 any number of columns, so the bits are the same for any number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out`
-and `down` by inputs, and its ranks add partial sums. That halves the number of collectives, but makes the bits depend
-on the number of ranks. An adapter's A is whole on every rank. Its B is cut like the product that it changes.
+and `down` by inputs and adds partial sums. That halves the number of collectives, but the bits depend on the number of
+ranks. An adapter's A is whole on every rank; its B is cut like the product that it changes.
 
-A page has all KV heads, and each rank works on its slice of them. So pages are the same for any number of ranks, and
-nodes with different numbers can hand them over. With more ranks than KV heads, neighbouring ranks share a head and
-write the same KV to it.
+A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
+pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
 
 
 class OwnColumns:
-    """A Head: x (M, in) -> all logits (M, vocab), collected from all ranks."""
+    """A Head: x (M, in) -> all ranks' logits (M, vocab)."""
 
     def __init__(self, head: Head, group: RankGroup) -> None:
         self._head, self._group = head, group
@@ -123,7 +122,7 @@ class OwnHeads:
 class ShardSource:
     """A TensorSource of one rank's part.
 
-    `config` has this rank's numbers of heads and inner columns, but the whole sizes of residual and vocabulary.
+    `config` has this rank's heads and inner columns, but the whole residual and vocabulary.
     """
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
@@ -160,7 +159,7 @@ class ShardSource:
         return blocks.take(self._own_rows(kind, torch.arange(blocks.shape[0])))
 
     def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
-        """Cut an adapter: A stays whole, B keeps this rank's rows of the product's weight."""
+        """Cut an adapter: A stays whole, B keeps this rank's rows."""
         return [replace(pair, up=self._own_rows(pair.target, pair.up)) for pair in pairs]
 
     def _own_rows(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -170,7 +169,7 @@ class ShardSource:
         return share(tensor, self._rank, self._size)
 
     def content_hash(self) -> str:
-        """Return the whole model's hash, because nodes must have equal hashes whatever their numbers of ranks."""
+        """Return the whole model's hash, which must not depend on the number of ranks."""
         return self._source.content_hash()
 
 

@@ -10,8 +10,7 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Layers [first, end) of num_layers. The first stage also has the embedding; the last stage also has norm and
-    head."""
+    """Layers [first, end) of num_layers. The first stage also has the embedding; the last also has norm and head."""
 
     first: int
     end: int
@@ -27,13 +26,12 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers that run completely on all tokens. The model's last layer is not among them: its second half runs
-        on the wanted rows only.
-        """
+        """The layers that run completely on all tokens. The model's last layer runs its second half on wanted rows
+        only."""
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers in `layers` that are in the span, counted from the span's first layer."""
+        """Return the `layers` in the span, counted from its first layer."""
         return tuple(layer - self.first for layer in layers if self.first <= layer < self.end)
 
 
@@ -44,8 +42,8 @@ def all_layers(config: LlamaConfig) -> Span:
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
     """Cut a model into stages of neighbouring layers, at least one layer each.
 
-    `heads_every_row`: whether all rows of a step go through the head, as they do in decoding. The head then counts as
-    much as layers with the same number of parameters, so the last stage gets fewer layers.
+    `heads_every_row`: whether all rows of a step go through the head, as in decoding. The head then counts like layers
+    with as many parameters, so the last stage gets fewer layers.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

@@ -2,8 +2,8 @@
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
-Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank owns some neighbouring lanes
-and writes only these. In its sums, the other lanes are 0.
+Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank writes only its own,
+neighbouring lanes. In its sums, the others are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_LANES = 4
 LANE_BITS = 16
 
 _u64 = np.uint64
-# inlined, because a call that passes arrays costs more than the sum that it computes
+# inlined, because passing arrays costs more than the sum
 part = kernel(fastmath=False, forceinline=True)
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -56,8 +56,8 @@ def window_begin(slots: Longs, visible: Longs) -> int:
 
 @part
 def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) -> np.uint64:
-    """Sum the slots at positions [begin, end) page by page. A division per slot would cost as much as adding a few
-    slots."""
+    """Sum the slots at positions [begin, end) page by page. One division per slot would cost as much as a few
+    additions."""
     page_size, total, position = words.shape[1], _u64(0), begin
     index, slot = begin // page_size, begin % page_size
     while position < end:
@@ -71,9 +71,8 @@ def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) 
 
 @exact
 def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, window: int, out: Words) -> None:
-    """For each of the ascending `positions`, sum the last `window` slots, the position's own slot included. With
-    `window` 0, sum all slots up to the position."""
-    total, begin, end = _u64(0), 0, 0  # total is the sum over slots [begin, end)
+    """For each of the ascending `positions`, sum the last `window` slots, its own included; with `window` 0, all."""
+    total, begin, end = _u64(0), 0, 0  # total: the sum over slots [begin, end)
     for t in range(positions.shape[0]):
         past = int(positions[t]) + 1
         oldest = max(0, past - window) if window > 0 else 0
@@ -87,7 +86,7 @@ def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, windo
 def _sum_window(
     positions: Longs, slots: Longs, visible: Longs, pages: Ints, words: Words, mask: np.uint64, out: Words
 ) -> None:
-    """For each token of a draft tree, sum the slots before the tree, the ancestors' slots and the token's own."""
+    """For each token of a draft tree, sum the slots before the tree, its ancestors' and its own."""
     page_size, begin = words.shape[1], window_begin(slots, visible)
     before = _sum_span(words, mask, pages, 0, begin)
     for t in range(positions.shape[0]):
@@ -116,7 +115,7 @@ def layer_row(
 ) -> None:
     """Process one row. `words` (num_pages, page_size) and `lanes` (num_pages, page_size, lanes) are views of the pool.
 
-    `first` is the first lane's number.
+    `first`: the first lane's number.
     """
     page_size, mask = words.shape[1], _u64(0)
     for lane in range(lanes.shape[2]):
@@ -154,7 +153,7 @@ def _layer(
 
 
 class StepArrays(NamedTuple):
-    """The part of a step's inputs that a layer reads."""
+    """The step's inputs that a layer reads."""
 
     positions: Longs
     slots: Longs
@@ -165,11 +164,11 @@ class StepArrays(NamedTuple):
 
 
 class LayerPages(NamedTuple):
-    """One layer of a pool, as whole values and as this rank's lanes."""
+    """One layer of a pool: whole values, and this rank's lanes."""
 
     words: Words
     lanes: Lanes
-    first: int  # number of this rank's first lane
+    first: int  # this rank's first lane
 
 
 def arrays_of(inputs: ModelInputs) -> StepArrays:
