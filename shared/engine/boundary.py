@@ -1,6 +1,6 @@
 """Take one step's arrays to the device and bring its results back.
 
-On a CPU, host and device share memory. On a GPU, each direction is one copy through a pinned slot:
+On a GPU, each direction is one copy through a pinned slot:
 
     host      pinned |rows|lengths|page table|...|              |tokens|lengths|...|   read when the lease is closed
                       ----- upload ----->                        <---- download ----
@@ -22,7 +22,7 @@ import torch
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
 Pinned = Callable[[int], torch.Tensor]  # returns page-locked host memory, (bytes,) uint8
-ALIGNED = 16  # bytes; from a multiple of this, an array can be viewed in its own dtype
+ALIGNED = 16  # bytes; at a multiple of this, an array can be viewed in its dtype
 SMALLEST_SLOT = 1 << 16  # bytes
 
 S = TypeVar("S")
@@ -37,10 +37,8 @@ class SlotHolder(Protocol):
 
 
 class HostCopy(Protocol):
-    """A step's results, while the device copies them to the host."""
-
     def read(self) -> dict[str, torch.Tensor]:
-        """Return tensors that the host owns. Call this after the copy's event and before the lease ends."""
+        """Return tensors that the host owns. Call this after the copy's event, before the lease ends."""
         ...
 
 
@@ -71,19 +69,17 @@ Packed = Mapping[str, torch.Tensor] | SideBySide  # unchanged on a CPU, packed o
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether it copies them."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether it copies."""
 
     is_device: bool
 
     @property
-    def num_taken(self) -> int:
-        """Return the number of slots that leases hold."""
-        ...
+    def num_taken(self) -> int: ...
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
         """Return tensors of the same names, shapes and dtypes, on the forward stream.
 
-        The tensors are read-only, because on a CPU they share the arrays' memory.
+        They are read-only, because on a CPU they share the arrays' memory.
         """
         ...
 
@@ -92,7 +88,7 @@ class Boundary(Protocol):
         ...
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        """Begin the copy, on a stream that waits for the packing stream."""
+        """Begin the copy, on a stream that waits for the packing."""
         ...
 
 
@@ -176,7 +172,7 @@ class PinnedCopies:
 
 @dataclass(frozen=True, slots=True)
 class InSlot:
-    """A step's results in a pinned slot. `read` copies them, because later steps reuse the slot."""
+    """A step's results in a pinned slot. `read` copies them, because later steps reuse it."""
 
     slot: torch.Tensor
     places: Mapping[str, Place]
@@ -187,7 +183,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """The free slots of one kind: pinned memory, with or without device memory."""
+    """Free slots of pinned memory, with or without device memory."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
@@ -209,7 +205,7 @@ class Slots(Generic[S]):
         return taken[1]
 
     def give_back(self, slot: tuple[int, S]) -> None:
-        """Take back a slot that no copy or step reads any more."""
+        """Take back a slot that nothing reads any more."""
         self._free.append(slot)
         self.num_taken -= 1
 

@@ -36,7 +36,7 @@ PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph's numbers of rows and of tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
+    """A graph's rows, and tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
 
     batch: int
     width: int
@@ -53,17 +53,16 @@ class Buckets:
 
     @classmethod
     def up_to(cls, most_rows: int, widths: tuple[int, ...], most_tokens: int) -> Buckets:
-        """Return the buckets for at most `most_rows` running requests."""
         last = bisect.bisect_left(BATCHES, most_rows)
         return cls(BATCHES[: last + 1], widths, most_tokens)
 
     def shapes(self) -> list[Shape]:
-        """Return all shapes, largest first, so that later graphs fit into the first graph's memory."""
+        """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
         every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
-        """Return the shape of the graph that can run the step, or the reason why no graph can (EAGER_REASONS)."""
+        """Return the shape of the step's graph, or the reason why no graph fits (EAGER_REASONS)."""
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
             "grammars": any(plan.constrained),
@@ -82,18 +81,17 @@ class Buckets:
 
 
 def has_edits(knobs: Knobs[np.ndarray]) -> bool:
-    """Return whether any row's logits are edited before the draw."""
     lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
     return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths that get graphs: the first, the middle and the last, ascending."""
+    """Return the widths that get graphs: first, middle and last, ascending."""
     return tuple(sorted({widths[0], widths[len(widths) // 2], widths[-1]}))
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """Return a plan with the fields that all steps of the shape share. Only the device knows the lengths."""
+    """Return a plan with the fields that all steps of the shape share. Only the device knows lengths."""
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(
@@ -119,7 +117,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends, with one element per row. Length -1: the relay has the length."""
+    """Return the arrays that each step sends, one element per row. Length -1: the relay has the length."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

@@ -17,8 +17,7 @@ from shared.model.interface import ModelOutput
 
 
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:
-    """Reorder each window's nodes by `order` (D, width) int64: KV in all planes, and all tensors that draft-extend
-    reads."""
+    """Reorder windows' nodes by `order` (D, width) int64: KV in all planes, and the tensors that draft-extend reads."""
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)
     places = torch.arange(order.shape[1], device=order.device)

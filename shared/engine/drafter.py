@@ -23,11 +23,11 @@ class Drafter(Protocol):
 
     Draft KV lies in the target's pages, so hand-offs and the prefix cache include it.
 
-    - state_name: names algorithm and draft weights. Peers with equal names share draft state. "none": no draft state
-      crosses the hand-off.
+    - state_name: names algorithm and weights. Peers with equal names share draft state. "none": no draft state crosses
+      the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
-    - reads_history: whether `propose` reads the FutureMap's history. Then every row keeps a history.
+    - reads_history: whether `propose` reads the FutureMap's history; every row then keeps one.
     """
 
     state_name: str
@@ -51,6 +51,6 @@ class Drafter(Protocol):
     ) -> dict[str, torch.Tensor]:
         """Write draft KV for all T tokens of the step.
 
-        Return a (B, *shape) tensor per name of `relay_specs`. The values of rows that do not emit are never read.
+        Return a (B, *shape) tensor per name of `relay_specs`. Values of rows that do not emit are never read.
         """
         ...

@@ -1,4 +1,4 @@
-"""Launch plans, copy results to the host, close leases and recover from errors. The engine does not know requests."""
+"""Launch plans, copy results to the host, close leases and recover from errors. It does not know requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Engine:
         return self._next_step
 
     def _arm(self, work: StepPlan | Admission) -> Event | None:
-        """Return a new publish event, or None if `work` publishes no lengths (S3: empty index)."""
+        """Return a publish event, or None if `work` publishes no lengths (S3: empty index)."""
         return Event() if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:
@@ -124,7 +124,7 @@ class Engine:
         return self.runner.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
-        """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
+        """Seed arrived rows' relay (PREBUILT) on the forward stream, in launch order with the steps.
 
         Late sampling goes first, because it may write rows that now belong to these requests.
         """
@@ -170,36 +170,35 @@ class Engine:
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
-        """Return the publish event of the newest lease that publishes lengths (S6). Wait for it before reading
-        lengths."""
+        """Return the newest publish event (S6). Wait for it before reading lengths."""
         self.stages.flush()
         return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
-        """Wait for the oldest lease's result. Return False without a lease."""
+        """Wait for the oldest result. Return False without a lease."""
         self.stages.flush()
         if self.leases:
             self.leases[0].done.synchronize()
         return bool(self.leases)
 
     def collect(self) -> StepResult | None:
-        """Close the oldest lease. Return the step's result, or None for an admission. Raises the step's error."""
+        """Close the oldest lease. Return its result, or None for an admission. Raises the step's error."""
         lease = self.leases.popleft()
         del self._open[lease.step]
         return lease.close()
 
     def heard(self, error: BaseException) -> None:
-        """Record an error that may mean a dead device. Between steps, only transfers can reveal one."""
+        """Record an error that may mean a dead device. Between steps, only transfers reveal one."""
         if blames_device(error) or isinstance(error, StreamSkipped):
             self.device_error = error
 
     def device_works(self) -> None:
-        """After a step has run, forget the device error and accept transfers again."""
+        """Forget the device error, since a step has run, and accept transfers again."""
         self.device_error = None
         self.streams.reset()
 
     def recover(self) -> list[StepLease]:
-        """After a step's error, close all open leases and start a new stream epoch. Return the leases."""
+        """After a step's error, close all leases and start a new stream epoch. Return the leases."""
         self.stages.flush()
         drained = list(self.leases)
         for lease in drained:
@@ -231,7 +230,7 @@ def _owners(lease: StepLease) -> str:
 
 
 def _to_host(lease: StepLease, boundary: Boundary) -> HostCopy | None:
-    """Begin to copy the results, on the copy stream. Raises the failed step's first error, which caused the others."""
+    """Begin to copy the results, on the copy stream. Raises the step's first error, which caused the others."""
     for ticket in (lease.computed, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error

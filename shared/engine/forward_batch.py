@@ -26,10 +26,8 @@ KNOB = "knob."  # prefix of sampling parameters in an upload
 
 
 class Staged(SlotHolder, Protocol):
-    """A step's lease."""
-
     def take_staging(self) -> torch.Tensor:
-        """Return the prompt tokens. Only the first call succeeds."""
+        """Return the prompt tokens, once."""
         ...
 
 
@@ -61,7 +59,7 @@ class ForwardBatch:
     def init_new(
         cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
     ) -> ForwardBatch:
-        """Upload the step's arrays in one copy. `resolve_forward_inputs` fills the token ids."""
+        """Upload the step's arrays in one copy, without token ids."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = knobs_of(plan.sampling) if boundary.is_device else None
@@ -129,7 +127,7 @@ def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
 def _committed(
     plan: StepPlan, arrays: StepArrays[torch.Tensor], future: FutureIndices, future_map: FutureMap
 ) -> torch.Tensor:
-    """Return the plan's lengths for chunk rows and the published lengths for decode rows."""
+    """Return the plan's lengths for chunk rows and published lengths for decode rows."""
     if not plan.lengths_relayed:
         return arrays.seq_lens
     first = plan.num_prefill
@@ -146,7 +144,7 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9) with chunk tokens and each decode row's relayed token. The drafter fills the rest."""
+    """Fill input_ids (S9): chunk tokens, and each decode row's relayed token. The drafter fills the rest."""
     plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
         ids[:num_chunk] = fb.arrays.chunk_ids

@@ -1,11 +1,11 @@
-"""Keep the relay: for each request-pool row, the state that one step leaves for the next step.
+"""Keep the relay: for each request-pool row, the state that one step leaves for the next.
 
 See reports #25862, #25879 and #25945.
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
-Every write runs on the forward stream, even a PREBUILT admission's. So a row's new owner needs no fence. Row 0 is
+Every write runs on the forward stream, even a PREBUILT admission's, so a row's new owner needs no fence. Row 0 is
 padding. Steps allocate no buffers, and indices never wrap around.
 """
 
@@ -65,7 +65,7 @@ class FutureMap:
     def stash(
         self, future: FutureIndices, next_token_ids: torch.Tensor, step: int | torch.Tensor, **extras: torch.Tensor
     ) -> None:
-        """Write the relay rows after sampling: the next input token and the declared extras.
+        """Write relay rows after sampling: the next input token and the declared extras.
 
         Token ids of any shape and integer dtype become flat int64 (S3). `step`, a number or (1,) int64, tags the rows.
         """
@@ -77,7 +77,7 @@ class FutureMap:
             self.extras[name][future.indices] = value
 
     def gather(self, future: FutureIndices, expect_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens (B,) int64, tag_ok (B,) bool). tag_ok: whether the row's tag is `expect_step`."""
+        """Return (tokens (B,) int64, tag_ok (B,) bool). tag_ok: whether `expect_step` is the row's tag."""
         return self.output_tokens_buf[future.indices], self.written_by[future.indices] == expect_step
 
     def published(self, future: FutureIndices) -> torch.Tensor:
@@ -101,11 +101,11 @@ class FutureMap:
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:
-        """Return the whole history buffer by reference, and the batch's rows in it."""
+        """Return the whole history by reference, and the batch's rows in it."""
         return History(self.history, future.indices)
 
     def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:
-        """Return a (B, num_tokens) int32 copy of the rows' history. Positions after the known tokens are undefined."""
+        """Return a (B, num_tokens) int32 copy of the rows' history, undefined after the known tokens."""
         return self.history[future.indices, :num_tokens]
 
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> Int64s:

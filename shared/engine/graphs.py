@@ -4,12 +4,12 @@
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph always uses the memory that it was captured with, so a step's arrays go to fixed places in one device block. All
-steps share the block: the next upload runs after this step's graphs. Results are copied out of the graph's memory after
-graph B, and to the host while the next step runs.
+A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
+share the block: the next upload runs after this step's graphs. Results leave the graph's memory after graph B, and
+reach the host while the next step runs.
 
-A graph reads nothing from the host. The graphs capture the worker's own code. The worker runs the steps that fit no
-graph, operator by operator. Capturing has not been tried on a GPU yet.
+A graph reads nothing from the host. Graphs capture the worker's own code. Steps without a graph run eagerly. Capturing
+has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_BYTES = 8  # the largest size of a row array's entry
 
 
 class StepRunner(Protocol):
-    """Run a step as two closures on the forward stream. The Worker is a runner, too: it runs operator by operator."""
+    """Run a step as two closures on the forward stream, as the Worker does."""
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]: ...
 
@@ -58,7 +58,7 @@ class StepRunner(Protocol):
     ) -> Generator[None, None, Packed]: ...
 
     def totals(self) -> dict[str, float]:
-        """Return counts of steps, by the metrics' short names. Any thread may call this."""
+        """Return counts of steps, by metrics' short names, on any thread."""
         ...
 
 
@@ -75,7 +75,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The two graphs of one shape. The second graph leaves the step's results in `results`."""
+    """One shape's two graphs. The second leaves the step's results in `results`."""
 
     frame: Frame
     graphs: tuple[GpuGraph, GpuGraph]
@@ -83,7 +83,7 @@ class Captured:
 
 
 class GraphRunner:
-    """Runs a step with the graphs of its shape, or else with the worker. Closures run on the forward stream.
+    """Runs a step with its shape's graphs, or else with the worker.
 
     `graphed` and `eager` count steps; `eager` counts by reason (EAGER_REASONS).
     """
@@ -140,7 +140,7 @@ class GraphRunner:
         return shape if isinstance(shape, str) or shape in self._captured else "uncaptured"
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
-        """Send the step's arrays in one copy. Padding rows are zeros."""
+        """Send the step's arrays in one copy; padding rows are zeros."""
         pages = plan.page_table[:, : self._num_pages].T
         places = dict(frame.places)
         places[PAGES] = places[PAGES].first(len(pages))
@@ -151,9 +151,9 @@ class GraphRunner:
     # Capturing
 
     def capture(self) -> None:
-        """Run and then capture every shape with padding rows, before the first step.
+        """Run, then capture every shape with padding rows, before the first step.
 
-        If a capture fails, log a warning. Steps of the missing shapes then run eagerly.
+        If a capture fails, log a warning. Steps of the missing shapes run eagerly.
         """
         started = time.monotonic()
         try:
@@ -194,8 +194,8 @@ class GraphRunner:
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
-        The page numbers have the same offset for all shapes. Only the numbers in use are sent. Behind them, the block
-        keeps numbers of earlier steps. Kernels read these pages and ignore their contents, so the pages must exist.
+        The page numbers have one offset for all shapes. Only those in use are sent. Behind them the block keeps earlier
+        steps' numbers. Kernels read those pages and ignore their contents, so the pages must exist.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))

@@ -24,7 +24,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """Measures a step. Marks are set on the forward stream; `seconds` reads them after the step."""
+    """Measures a step. Marks are set on the forward stream."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class StepTimes:
         self._drafting.append((begin, self._clock.mark()))
 
     def seconds(self) -> tuple[float, float]:
-        """Return the drafter's seconds, and the seconds of all other work."""
+        """Return the drafter's seconds, and all other work's."""
         drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
         return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
@@ -50,8 +50,8 @@ class StepTimes:
 class StepLease:
     """A launched step's data, owned by the engine.
 
-    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; it is None if the step publishes
-    no lengths. `done` fires when the result is on the host.
+    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; None if the step publishes none.
+    `done` fires when the result is on the host.
     """
 
     step: int
@@ -78,7 +78,7 @@ class StepLease:
         self._slots.append(give_back)
 
     def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
-        """Pack the drafts if masks need them. Runs on the forward stream."""
+        """Pack the drafts if masks need them, on the forward stream."""
         if self.drafted is not None:
             self.drafts = boundary.pack(named_drafts(drafts))
             self.drafted.fire()
@@ -125,7 +125,7 @@ class StepLease:
             self.drop()
 
     def drop(self) -> None:
-        """Release all that the lease holds. The step must be done, and nothing may read its data."""
+        """Release everything. The step must be done, and nothing may read its data."""
         self.closed = True
         self.carry = None
         self.drafts = None

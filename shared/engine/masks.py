@@ -1,4 +1,4 @@
-"""Hold a step's grammar masks. The host makes the masks during the forward; only the sampling waits for them.
+"""Hold a step's grammar masks. The host makes them during the forward; only the sampling waits.
 
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |
@@ -43,7 +43,7 @@ def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
-    """One step's masks, owned by its lease. The host fires `ready`; the sampling waits for it."""
+    """One step's masks, owned by its lease. The host fires `ready` for the sampling."""
 
     ready: Event
     value: TokenMasks | None = None
@@ -53,6 +53,6 @@ class StepMasks:
         return self.ready.fired
 
     def put(self, value: TokenMasks | None) -> None:
-        """Let the step sample. `value` is None if the step has failed and samples nothing."""
+        """Let the step sample. None: the step has failed and samples nothing."""
         self.value = value
         self.ready.fire()

@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowId(NamedTuple):
-    """A request's incarnation. A retraction begins a new incarnation; results of an older one are dropped."""
+    """A request's incarnation. A retraction begins a new one; results of an older one are dropped."""
 
     key: RequestKey
     incarnation: int
@@ -26,10 +26,7 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """The first len(ids) tokens of a row's history, from a prefix-cache hit or a hand-off.
-
-    No forward of the row writes these tokens to the history.
-    """
+    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row saw them."""
 
     row: int
     ids: Int64s
@@ -40,7 +37,7 @@ class ScoreShare:
     """n prompt tokens to score, each with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # index in the chunk of the token before the targets
+    offset: int  # chunk index of the token before the targets
     first: int  # prompt position of the first target
     targets: Int64s  # (n,)
     num_top: int  # likeliest tokens to return per target
@@ -72,7 +69,7 @@ class StepPlan:
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s
     seq_lens_cpu: Int64s  # committed tokens before the step
-    lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds; the FutureMap then has exact lengths
+    lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds of the FutureMap's exact lengths
     q_lens: Int32s
     num_prefill: int
     page_table: Int32s  # (B, P) copy of the rows' pages
@@ -81,7 +78,7 @@ class StepPlan:
     emits: Bools  # whether the row samples
     expect_step: Int64s  # the step that wrote the row's relay; -1 for chunk rows
     sampling: SamplingBatch
-    history_rows: Bools  # whether sampling or the drafter reads the row's history
+    history_rows: Bools  # whether sampling or drafter reads the history
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row
@@ -108,14 +105,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Rows that join the batch without a forward (PREBUILT). An admission is a step with its own lease."""
+    """Rows that join the batch without a forward (PREBUILT): a step with its own lease."""
 
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
     tokens: Int64s  # (B,) next input tokens
     committed: Int64s  # (B,)
-    draft_state: dict[str, torch.Tensor]  # (B, *shape) on the host, for each extra that the drafter relays
+    draft_state: dict[str, torch.Tensor]  # (B, *shape) on the host, by relayed extra
     history_seeds: tuple[HistorySeed, ...]
 
 

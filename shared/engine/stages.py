@@ -36,7 +36,7 @@ class Stages(Protocol):
     """Called on the host, by the engine and the loop."""
 
     def follow(self, lease: StepLease) -> None:
-        """Launch the step's later stages, and any sampling that is due."""
+        """Launch the step's later stages, and sampling that is due."""
         ...
 
     def flush(self) -> bool:
@@ -52,7 +52,7 @@ class Stages(Protocol):
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the entries of `rows` (batch indices) that run in the next step, in the same order.
+        """Return the batch indices in `rows` that run in the next step, in order.
 
         `expect_step`: the step that wrote each batch row's relay.
         """
@@ -81,7 +81,7 @@ class OneStage:
 
 
 class Pipeline:
-    """Owns the steps whose sampling is not launched yet. `later`: all stages except the first."""
+    """Owns the steps whose sampling is not launched yet."""
 
     def __init__(self, later: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> None:
         self.later = tuple(later)
@@ -131,7 +131,7 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the longest-waiting rows: at most 1 / n of all rows, rounded up, because n stages hold n batches.
+        """Return the longest-waiting rows: 1 / n of all rows, rounded up, because n stages hold n batches.
 
         A row can't run again until its token is sampled.
         """
@@ -142,8 +142,6 @@ class Pipeline:
 
 
 class FirstStage:
-    """The stage that runs on the forward stream."""
-
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 

@@ -37,16 +37,16 @@ class StepArrays(Generic[A]):
     offsets: A  # (T,) the token's index in its row
     logits_idx: A  # (E,) the index of each output's token in T
     output_rows: A  # (E,) batch rows
-    output_of: A  # (B, width) row b's j-th sampled output; clamped where the row has fewer outputs
+    output_of: A  # (B, width) row b's j-th sampled output, clamped if it has fewer
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
-    history_tokens: A  # indices into T: tokens that enter the history before the forward
+    history_tokens: A  # indices into T: tokens for the history before the forward
     history_rows: A  # batch rows whose accepted drafts enter the history
     seeded: A  # int32, all history seeds
     scored: A  # ids of all scored prompt tokens
-    adapters: A | None = None  # (T,); None if no row has an adapter
+    adapters: A | None = None  # (T,); None without adapters
     encoder_lens: A | None = None
-    sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
+    sampled: A | None = None  # indices of the sampled outputs; None: all
 
     def named(self) -> dict[str, A]:
         """Return the arrays that are not None, by name."""
@@ -112,7 +112,6 @@ def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
 
 
 def _output_of(plan: StepPlan) -> Int64s:
-    """Return `output_of`. Chunk rows have at most one sampled output; decode rows have `width`."""
     num_prefill = plan.num_prefill
     emitted = plan.emits[:num_prefill]
     num_chunk_outputs = int(emitted.sum())

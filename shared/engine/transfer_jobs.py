@@ -33,8 +33,8 @@ class TransferJobs(Generic[T, R]):
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:
         """`is_cold`: the jobs are the cold tier's copies, on the cold stream.
 
-        That stream and the transfer stream don't wait for each other. So before a page passes from one to the other,
-        the host must see the page's last copy end.
+        That stream and the transfer stream don't wait for each other. So before a page changes streams, the host must
+        see the page's last copy end.
         """
         self._engine = engine
         self._is_cold = is_cold
@@ -44,7 +44,7 @@ class TransferJobs(Generic[T, R]):
         return len(self._open)
 
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
-        """Launch `job`. With `after_newest_step` it waits for the newest launched step, which may use the pages."""
+        """Launch `job`, with `after_newest_step` behind the newest step, which may use the pages."""
         streams = self._engine.streams
         stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:

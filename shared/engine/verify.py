@@ -4,9 +4,9 @@
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
-In a tree, a draft is right if it equals the target's draw after the draft's parent. The longest path of right drafts
-from the bonus token is accepted. Every emitted token is the target's draw with the request's noise, so speculation
-changes no output.
+In a tree, a draft is right if it equals the target's draw after its parent. The longest path of right drafts from the
+bonus token is accepted. Every emitted token is the target's draw with the request's noise, so speculation changes no
+output.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Verified:
     sampled: SampleOutput
     output_of: torch.Tensor  # (B, k) as in StepArrays
     tag_ok: torch.Tensor
-    order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
+    order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first, as the per-token fields above have them
     # (B, ...) `extend`'s state for the relay
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
     scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept each row's drafts before the first wrong draft. accept_lens counts the next bonus token, too.
+    """Accept each row's drafts before the first wrong one. accept_lens counts the next bonus token, too.
 
-    A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
+    A tree's accepted path becomes a chain: this function moves the outputs, `compact` the KV.
     """
     num_prefill = fb.plan.num_prefill
     output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
@@ -94,7 +94,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the row indices, (num,) int64, that put the windows, which come last, into `order` (D, width)."""
+    """Return row indices, (num,) int64, that put the windows, which come last, into `order` (D, width)."""
     num_rows, width = order.shape
     rows = torch.arange(num, device=order.device)
     starts = rows[num - num_rows * width :: width].unsqueeze(1)
@@ -105,7 +105,7 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
     """Return the lineage (D, n, n) bool.
 
-    At first, `steps` leads from a node to itself and to its parent. Each squaring doubles the reach of a step.
+    `steps` leads from a node to itself and to its parent. Each squaring doubles its reach.
     """
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)
@@ -118,7 +118,7 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
 def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
 
-    The path ends at the first of the deepest nodes that are right and have only right ancestors.
+    The path ends at the first of the deepest nodes that, with all ancestors, are right.
     """
     drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
     right = torch.ones_like(draws, dtype=torch.bool)

@@ -14,7 +14,7 @@ from shared.engine.verify import Drafts
 
 
 def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
-    """Write the drafts to the inputs, on the forward stream. A tree's tokens also get positions and visible slots."""
+    """Write the drafts to the inputs, on the forward stream; a tree's also get positions and visible slots."""
     inputs, num_chunk = fb.inputs, fb.num_chunk_tokens
     inputs.input_ids[num_chunk:].view(-1, fb.plan.width)[:, 1:] = drafts.ids
     if drafts.parents is None:
@@ -28,7 +28,7 @@ def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
 
 
 def counted_tokens(fb: ForwardBatch, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return History.common (E,) and History.drafted (E, width - 1) for the step's E outputs.
+    """Return History.common (E,) and History.drafted (E, width - 1) for the E outputs.
 
     Penalties at a node count the row's tokens up to the bonus token, then the drafts on the node's path.
     """

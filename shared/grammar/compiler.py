@@ -21,7 +21,7 @@ def limits() -> LLParserLimits:
     """Return a grammar's limits. Only they can stop a compilation, because a thread can't be killed.
 
     By llguidance's figures, they allow 20 ms to build the lexer and, for each mask, 7 ms in the lexer and 1 ms in the
-    parser. Lexer states may take 200 MB. Only a grammar that bounds a text's length can need so much.
+    parser. Lexer states may take 200 MB, which only a grammar that bounds a text's length can need.
     """
     return LLParserLimits(
         max_items_in_row=2000,

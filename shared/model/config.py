@@ -50,7 +50,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """Expert layers: each token passes through `top_k` of `count` small networks."""
+    """Each token passes through `top_k` of `count` small networks."""
 
     count: int
     top_k: int
@@ -126,7 +126,7 @@ class LlamaConfig:
         return self.num_kv_heads * self.head_dim
 
     def num_parameters(self) -> int:
-        """Return the number of parameters, without biases, per-head norms and expert routers (below 0.1 %)."""
+        """Count parameters, except biases, per-head norms and expert routers (below 0.1 %)."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         inner = sum(self._inner_size(layer) for layer in range(self.num_layers))
         layers = self.num_layers * (attention + 2 * self.hidden_size) + 3 * self.hidden_size * inner

@@ -34,17 +34,17 @@ class DraftHead(Protocol):
     def d2t(self) -> torch.Tensor | None: ...
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """Return the planes that the head needs in a page, under names of its own."""
+        """Return the planes that the head adds to a page."""
         ...
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn the target's ModelOutput.aux (T, A) into features (T, H)."""
+        """Turn ModelOutput.aux (T, A) into features (T, H)."""
         ...
 
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the tokens after the slots.
+        """Return hidden (T, H) for features (T, H) and the slots' next_ids (T,) int64.
 
         Writes the T slots' draft KV, and reads earlier slots of the same rows.
         """

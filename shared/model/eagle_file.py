@@ -80,7 +80,7 @@ class HeadFolder:
         return self._files.content_hash()
 
     def _public_names(self) -> dict[str, str]:
-        """Map public names to the files' names. Raises ConfigError for an unknown name."""
+        """Map public names to the files' names. Raises ConfigError for unknown ones."""
         names = {public_name(name): name for name in sorted(self._files.names())}
         known = {*tensor_shapes(self.config), "d2t", "t2d"} | LEFT_OUT
         unknown = sorted(names[name] for name in names.keys() - known)
@@ -170,10 +170,7 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return the target's layers whose inputs `fc` reads.
-
-    Number n in the file means the output of layer n: the input of layer n + 1.
-    """
+    """Return the target's layers whose inputs `fc` reads. Number n in the file means the output of layer n."""
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

@@ -30,7 +30,7 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """The model whose tokens a head drafts, of the Llama family."""
+    """The model whose tokens a head drafts."""
 
     config: LlamaConfig
     spec: ModelSpec
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: use INT8 blocks for weights whose inputs fill whole blocks, so that a head stays small beside a target
-    in blocks. This changes drafts, but never the emitted tokens.
+    `in_blocks`: use INT8 blocks where they fit, so that a head stays small beside a target in blocks. Blocks change
+    drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

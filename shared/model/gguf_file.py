@@ -83,7 +83,7 @@ class GgufFile:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as float32, rows first (out, in), with rotary pairs in two halves, as in Hugging Face."""
+        """Return a tensor as float32, rows first (out, in), rotary pairs in halves as in Hugging Face."""
         found = self._tensors.get(_gguf_name(name))
         if found is None:
             raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
@@ -110,7 +110,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, with rotary pairs in two halves; None for plain numbers."""
+        """Return the matrix in the file's blocks, rotary pairs in halves; None for plain numbers."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -127,14 +127,14 @@ class GgufFile:
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file: up to a second per 5 GB, if the file is in memory."""
+        """Hash the whole file: up to a second per 5 GB, if it is in memory."""
         return hash_files((self.path,))
 
 
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Return `data` as float32, in the same rows.
 
-    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets fewer but longer rows in a
+    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets fewer, longer rows in a
     plain array.
     """
     rows = data.view(np.ndarray)
@@ -174,9 +174,9 @@ def _gguf_name(name: str) -> str:
 
 
 class _HeaderReader(gguf.GGUFReader):
-    """Skips arrays (vocabulary, merges), which take the package two seconds.
+    """Skips arrays (vocabulary, merges), which cost two seconds.
 
-    If a later package does not call `_get_field_parts`, reading is slower but still right.
+    If a later package does not call `_get_field_parts`, reading is slower but right.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:

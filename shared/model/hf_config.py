@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json as a LlamaConfig.
 
-An unread field could change answers. So each field is used, known to be harmless, or refused by name. Empty and false
-fields are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
+An unread field could change answers, so each is used, known to be harmless, or refused by name. Empty and false fields
+are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
 def _name(folder: Path) -> str:
     """Return the folder's name, or org/name in the hub's cache, which names folders after commits.
 
-    Nodes with equal weights must pair even if their commits differ.
+    Nodes with equal weights must pair whatever their commits.
     """
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""

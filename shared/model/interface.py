@@ -24,7 +24,7 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Facts about a loaded model. `weights_hash` is part of the node's fingerprint."""
+    """Facts about a loaded model. `weights_hash` enters the node's fingerprint."""
 
     name: str
     vocab_size: int
@@ -33,17 +33,17 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
-    has_encoder: bool = False  # the encoder reads all but a prompt's last token, which begins the decoder's text
-    kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
+    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the encoder reads the others
+    kv_dtype: str = "auto"  # "int8" | "fp8": bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "int8" | "fp8": the products' weights; "auto": in `dtype`
-    needs_cpu_seq_lens: bool = False  # whether attention plans on the host with exact lengths; no kernel does yet
+    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
 
 
 class LayerMarks:
-    """Signal that a step's first layers have written KV.
+    """Signals that a step's first layers have written KV.
 
-    events[i] fires on the forward stream after ends[i] layers. Engine.launch arms the events. Later layers are ready
-    when the step ends.
+    events[i] fires on the forward stream after ends[i] layers. Engine.launch arms it. Later layers are ready when the
+    step ends.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class Carried:
-    """A pipeline stage's result: fresh tensors, owned by the receiver."""
+    """A pipeline stage's result, in fresh tensors that the receiver owns."""
 
     values: torch.Tensor  # (T, H) float32, the residual; HashLM: (T,) int64 sums
     aux: torch.Tensor | None = None  # ModelOutput.aux of the layers so far

@@ -75,8 +75,8 @@ def pick_kernels(
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
-    "fixed": only Triton's kernels, in tiles of one size. On a CPU "triton" and "fixed" run in Triton's interpreter, for
-    tests. Raises ConfigError.
+    "fixed": only Triton's, in tiles of one size. On a CPU "triton" and "fixed" run in Triton's interpreter, for tests.
+    Raises ConfigError.
     """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
@@ -114,7 +114,7 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm, gate, and products of weights in bytes; other products are the library's."""
+    """Return Triton's attention, norm, gate, and products of weights in bytes. Other products are the library's."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks

@@ -29,7 +29,7 @@ KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
 def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
-    """Return the plane of keys and values and, if KV is kept in bytes, the plane of scales."""
+    """Return the plane of keys and values and, for KV in bytes, the plane of scales."""
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
     # A page holds all layers, so it may be freed early only if all layers have windows.
     window = max(config.windows) if config.windows and all(config.windows) else 0
@@ -40,9 +40,9 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 
 
 class LlamaModel:
-    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time.
+    """A Model or, with a `span`, a pipeline stage. It runs one forward at a time.
 
-    Kernels keep scratch, so each stage needs its own kernels.
+    Kernels keep scratch, so each stage needs its own.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` collects all ranks' columns if weights, attention and adapters return one rank's."""
+        """`all_columns` collects all ranks' columns, if weights, attention and adapters return one rank's."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -110,7 +110,7 @@ class LlamaModel:
         return output
 
     def _begin(self, inputs: ModelInputs, carried: Carried | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the residual (T, H) float32, to which layers write, and earlier stages' captured residuals."""
+        """Return the residual (T, H) float32, to which layers write, and earlier stages' captured ones."""
         if carried is None:
             return self._weights.embed[inputs.input_ids].float() * self._embed_scale, []
         return carried.values, [] if carried.aux is None else [carried.aux]
@@ -118,7 +118,7 @@ class LlamaModel:
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
     ) -> ModelOutput:
-        """Compute the rest for the E wanted rows only: all KV is written, and nothing reads the other rows."""
+        """Compute the rest for the E wanted rows only. All KV is written, and nothing reads other rows."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
@@ -182,6 +182,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raise ConfigError unless `layers` ascend, because a draft head's `fc` and its target must agree on the order."""
+    """Raise ConfigError unless `layers` ascend, as a draft head's `fc` expects."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
         raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

@@ -1,6 +1,6 @@
 """Run the Llama family's forward on a CPU as one program of compiled tasks, in one call without the GIL.
 
-Its results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T tokens, E outputs):
+Results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T tokens, E outputs):
 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
@@ -44,7 +44,7 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # numbers of a layer's tasks up to attention, and of tasks that copy wanted rows
+BEFORE, TAKEN = 4, 2  # numbers of tasks: of a layer up to attention, and to copy wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # a layer's tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
@@ -101,7 +101,7 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
 def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     """Return why a network can't be one program, or None.
 
-    All products must use our kernels, without padding, because one task's rows are the next task's input.
+    Products need our kernels without padding, because one task's rows are the next task's input.
     """
     if config.experts is not None:
         return "its experts are chosen while it computes"
@@ -121,7 +121,7 @@ def as_task(linear: object) -> TaskLinear:
 
 
 class CompiledLlama:
-    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time, because steps share buffers."""
+    """A Model or, with a `span`, a pipeline stage. Forwards run one at a time, because they share buffers."""
 
     is_program = True
 
@@ -295,7 +295,7 @@ class CompiledLlama:
             words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
-        """Grow the buffers, which all layers share in turn, and set their addresses in all tasks."""
+        """Grow the buffers, which layers use in turn, and set their addresses in all tasks."""
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows

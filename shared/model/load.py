@@ -99,7 +99,7 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
     """Build one model per span, with its own kernels, from the same loaded weights.
 
-    The models can run at the same time, because no product belongs to two spans.
+    They can run at the same time, because no product belongs to two spans.
     """
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
@@ -126,7 +126,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """Make a model of weights, kernels and adapters, as a compiled program if possible. `span` None: all layers."""
+    """Make a model, as a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
@@ -161,11 +161,11 @@ def warm_up(model: Model) -> None:
 def load_eagle_head(
     name: str, model: str, target: DraftTarget, *, team: Team | None = None, kernels: str = "auto"
 ) -> EagleHead:
-    """Load a draft head's folder, in the public format. Raises ConfigError.
+    """Load a draft head's folder. Raises ConfigError.
 
-    `name` "auto": the head shipped for `model`, the name from which the target was loaded. Device, dtype, embedding and
-    context are the target's. If the target's weights are in blocks, the head's are in INT8 blocks. `team` (default: one
-    thread) and `kernels`: as in LoadOptions.
+    `name` "auto": the head shipped for `model`, the name that the target was loaded by. Device, dtype, embedding and
+    context are the target's. For a target in blocks, the head is in INT8 blocks. `team` (default: one thread) and
+    `kernels`: as in LoadOptions.
     """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed

@@ -24,7 +24,7 @@ FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP,
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
+    """An adapter's part of columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
     up: Linear  # r -> out, with the pair's scale
@@ -50,7 +50,7 @@ def load_adapter(
 
 class AdapterRows:
     def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
-        """`slots` (M,) int64: 0 means no adapter, n the n-th adapter."""
+        """`slots` (M,) int64: 0: no adapter; n: the n-th."""
         self._adapters, self._slots = adapters, slots
         self._is_host = slots.device.type == "cpu"
         if self._is_host:
@@ -63,7 +63,7 @@ class AdapterRows:
         return AdapterRows(self._adapters, self._slots[tokens])
 
     def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' parts to y (M, out), the product of x (M, in), in place. Return y."""
+        """Add the adapters' parts for x (M, in) to the product y (M, out), in place. Return y."""
         for adapter, rows in self._rows:
             for delta in adapter.get((layer, product), ()):
                 columns = slice(delta.start, delta.start + delta.up.out_features)
@@ -83,7 +83,7 @@ class LlamaLike(Model, Protocol):
 
 
 class AdaptedModel:
-    """A Model that runs a step on `plain` if no token has an adapter, else on `adapted`.
+    """Runs a step on `plain` if no token has an adapter, else on `adapted`.
 
     Both share weights and kernels, so a token without an adapter gets the same bits from either.
     """

@@ -1,6 +1,6 @@
 """Read a LoRA adapter as PEFT writes it: adapter_config.json and *.safetensors (arXiv 2106.09685).
 
-An unread field or tensor could change answers. So each is used, known to be harmless, or refused by name.
+An unread field or tensor could change answers, so each is used, known to be harmless, or refused by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """What an adapter adds to one product: `scale` B A x."""
+    """An adapter's part of one product: `scale` B A x."""
 
     layer: int
     target: str  # q, k, v, o, gate, up or down
@@ -84,7 +84,7 @@ class LoraFolder:
 
 
 def shapes(model: LlamaConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """Return (out, in) of each product that an adapter may change: no experts."""
+    """Return (out, in) of the products that an adapter may change, which are not experts'."""
     hidden, inner = model.hidden_size, model.intermediate_size
     attention = {
         "q": (model.q_size, hidden),

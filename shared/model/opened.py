@@ -3,7 +3,7 @@
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
                                     -> EncoderFolder, or None for HashLM and scripted, which have no files
 
-open_named reads only headers of model files, but an adapter's files completely, so that errors show early.
+open_named reads model files' headers, but whole adapters, so that errors show early.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class OpenedModel:
         return self.context + WINDOW_SLACK
 
     def check_memory(self, config: LlamaConfig) -> None:
-        """Raise ConfigError if the weights exceed free memory. `config`: of the part that is loaded."""
+        """Raise ConfigError if the weights of the part that `config` describes exceed free memory."""
         self.options.check_memory(self.weights_bytes(config))
 
     def weights_bytes(self, config: LlamaConfig) -> int:
@@ -164,7 +164,7 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
     """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, unless a weight format is given.
 
-    This depends only on the file and the kind of device, so that unequal machines agree.
+    Only the file and the kind of device decide, so that unequal machines agree.
     """
     if options.dtype != AUTO:
         return options

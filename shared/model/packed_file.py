@@ -53,7 +53,7 @@ class PackedWriter:
         self._entries: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, data: memoryview, dtype: str, shape: tuple[int, ...], note: str = "") -> None:
-        """Write one tensor of contiguous `data`. Raises OSError if the disk is full."""
+        """Write one tensor of contiguous `data`. Raises OSError for a full disk."""
         self._write(bytes(-self._at % ALIGNMENT))
         self._entries[name] = {
             "dtype": dtype, "shape": shape, "offset": self._at, "num_bytes": data.nbytes, "note": note
@@ -105,7 +105,7 @@ def _entry(shape: list[int], **fields: Any) -> Entry:
 
 
 def read_about(fd: int) -> About:
-    """Return a file's `about` for people, with the digest unchecked. Raises BrokenFile."""
+    """Return a file's `about` for people, without checking the digest. Raises BrokenFile."""
     try:
         num_bytes = os.fstat(fd).st_size
         magic, start, length, _ = TRAILER.unpack(os.pread(fd, TRAILER.size, num_bytes - TRAILER.size))

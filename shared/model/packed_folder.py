@@ -4,9 +4,9 @@
     SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: digest of the code that packs
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
-Other users can't write these files: folder (mode 0700) and files (0600) must be this user's, checked on open
-descriptors. While a file is mapped, a shared lock keeps other processes from removing it. The kernel drops a killed
-process's locks. After any failure (such as a full disk) the caller packs into its own memory.
+Folder (mode 0700) and files (0600) must be this user's alone, checked on open descriptors. A mapped file has a shared
+lock, so that no process removes it; the kernel drops a killed process's locks. After any failure (such as a full disk)
+the caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PackedFolder:
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
         """Return the key's file, mapped and checked. On failure, log one line and return None.
 
-        `write` makes a missing or damaged file. `need`: its approximate size in bytes.
+        `write` makes a missing or damaged file. `need`: its approximate bytes.
         """
         try:
             file = self._take(key, need, write)
@@ -166,10 +166,8 @@ def packed_of(max_bytes: int) -> PackedFolder | None:
 
 
 def _map(folder: int, key: PackedKey) -> MappedFile:
-    """Map the key's file. Raises FileNotFoundError or BrokenFile.
-
-    A file is broken if other users could have written it, if it has changed, or if it has another key.
-    """
+    """Map the key's file. Raises FileNotFoundError, or BrokenFile if it changed, has another key, or others could write
+    it."""
     try:
         fd = os.open(key.name, OPEN, dir_fd=folder)
     except OSError as error:

@@ -37,7 +37,7 @@ LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
 
 
 class MappedWeights:
-    """A PackedWeights whose tensors are views of the file. Writing to one kills the process."""
+    """A PackedWeights whose tensors are views of the file; a write to one kills the process."""
 
     def __init__(self, file: MappedFile, packing: Packing) -> None:
         self._file, self._packing = file, packing
@@ -108,8 +108,7 @@ code_digest()  # at import, because source files that change later are not the c
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
-    """Write the products one by one, so that only one is in memory. Raises PackedRefused if the model's files
-    change."""
+    """Write the products one by one, to have one in memory. Raises PackedRefused if the model's files change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in products_of(source.config):
         weight, bias = read_product(source, product, dtype, CPU, form)

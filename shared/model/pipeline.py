@@ -59,10 +59,7 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """Load a model cut into stages. Return a Model that runs all stages, and the stages.
-
-    `heads_every_row`: see `cut`. Raises ConfigError for too many stages.
-    """
+    """Load a model that runs all stages, and the stages. `heads_every_row`: see `cut`. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)

@@ -85,7 +85,7 @@ class TensorFiles:
         return self._shapes[name]
 
     def check_floats(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a tensor of integers or bytes, because their scales are not read."""
+        """Raise ConfigError for tensors of integers or bytes, whose scales are not read."""
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
                 raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")
@@ -105,8 +105,7 @@ class TensorFiles:
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, without which answers would be
-    wrong."""
+    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, which answers might need."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)

@@ -5,9 +5,9 @@
     else                               `Nothing to say.`
 
 The model reads its prompt from the KV cache, one token per slot, so only correct pages give a correct answer. A prompt
-is a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
-grammar forbids the next token, the model says a short text that the grammar allows, rather a JSON object than a tool
-call. CPU only, without draft trees.
+is a chat in the plain template: turns of `role: content`, then `assistant: `. Others get an empty answer. If a grammar
+forbids the next token, the model says a short text that it allows, rather a JSON object than a tool call. CPU only,
+without draft trees.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     normed (E, H)  -> head: own columns of (E, vocab)                       -> collect -> logits
 
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
-any number of columns, so the bits are the same for any number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out`
-and `down` by inputs and adds partial sums. That halves the number of collectives, but the bits depend on the number of
-ranks. An adapter's A is whole on every rank; its B is cut like the product that it changes.
+any number of columns, so any number of ranks gives the same bits. Megatron-LM (Shoeybi et al. 2019) cuts `out` and
+`down` by inputs and adds partial sums. That halves the collectives, but the bits depend on the number of ranks. An
+adapter's A is whole on every rank; its B is cut like the product.
 
 A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
 pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
@@ -49,9 +49,9 @@ CUT_BY = {
 
 
 def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
-    """Load this rank's part of load_model(name, options). All ranks call it together.
+    """Load this rank's part of load_model(name, options), together with all ranks.
 
-    Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if the ranks can't share the model.
+    Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if ranks can't share the model.
     """
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
@@ -120,10 +120,7 @@ class OwnHeads:
 
 
 class ShardSource:
-    """A TensorSource of one rank's part.
-
-    `config` has this rank's heads and inner columns, but the whole residual and vocabulary.
-    """
+    """A TensorSource of one rank's part: own heads and inner columns, whole residual and vocabulary."""
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
         check_shares(source.config, size)
@@ -179,7 +176,7 @@ def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 
 def check_shares(config: LlamaConfig, size: int) -> None:
-    """Raise ConfigError for the first number that `size` ranks can't share evenly."""
+    """Raise ConfigError for a number that `size` ranks can't share evenly."""
     experts = config.experts
     if experts is not None and (experts.count % size or experts.intermediate_size % size):
         sizes = f"{experts.count} experts of {experts.intermediate_size}"

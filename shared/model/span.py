@@ -10,7 +10,7 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Layers [first, end) of num_layers. The first stage also has the embedding; the last also has norm and head."""
+    """Layers [first, end) of num_layers. The first stage also has the embedding, the last norm and head."""
 
     first: int
     end: int
@@ -26,8 +26,7 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers that run completely on all tokens. The model's last layer runs its second half on wanted rows
-        only."""
+        """The layers that run completely on all tokens. The model's last layer ends on wanted rows only."""
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -40,10 +39,10 @@ def all_layers(config: LlamaConfig) -> Span:
 
 
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
-    """Cut a model into stages of neighbouring layers, at least one layer each.
+    """Cut a model into stages of neighbouring layers, at least one each.
 
-    `heads_every_row`: whether all rows of a step go through the head, as in decoding. The head then counts like layers
-    with as many parameters, so the last stage gets fewer layers.
+    `heads_every_row`: whether all rows go through the head, as in decoding. The head then counts like layers of its
+    size, so the last stage gets fewer.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

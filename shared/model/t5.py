@@ -3,9 +3,9 @@
     page slots of a row     | cross keys and values, one slot per encoder token | the decoder's own |
     decoder layer           norm -> self attention -> add | norm -> cross attention -> add | norm -> feed-forward -> add
 
-The encoder runs on all its tokens in one step, and writes all cross keys and values to their slots. Hand-off and
-retraction treat this KV like any other. Positions are relative: the distance between a query and a key chooses a
-bucket, which has a learned bias. All layers of a stack use the first layer's biases.
+The encoder runs in one step, and writes all cross keys and values to its tokens' slots. Hand-off and retraction treat
+this KV like any other. Positions are relative: the distance between query and key chooses a bucket with a learned bias.
+All layers of a stack use the first layer's biases.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class T5Weights:
 
 
 class T5Model:
-    """A Model in its weights' dtype, with norms and softmax in float32. Rows run one by one, simply but slowly."""
+    """A Model in its weights' dtype, with float32 norms and softmax. Rows run one by one, simply but slowly."""
 
     def __init__(self, config: T5Config, weights: T5Weights, weights_hash: str) -> None:
         self.config = config
@@ -204,8 +204,8 @@ class T5Model:
 def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:
     """Map key position minus query position to a bucket.
 
-    Half of the buckets have one distance each; the others become logarithmically wider, up to max_distance.
-    `both_ways`: whether keys at later positions have buckets of their own.
+    Half of the buckets have one distance each; the others widen logarithmically, up to max_distance. `both_ways`:
+    whether later keys have buckets of their own.
     """
     base = torch.zeros_like(distance)
     if both_ways:

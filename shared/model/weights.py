@@ -95,8 +95,7 @@ def load_weights(
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
 
-    Source tensors are dropped once converted, so peak memory is the result plus one layer's and the head's source
-    tensors.
+    Source tensors are dropped once converted, so memory peaks at the result plus one layer's and the head's.
     """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
@@ -165,10 +164,10 @@ def read_product(
 def read_weight(
     source: TensorSource, names: Sequence[str], dtype: torch.dtype, device: torch.device, form: str
 ) -> Weight:
-    """Return one product's weight, made of the tensors `names`, stacked by rows.
+    """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. A weight whose rows are not whole blocks stays
-    in numbers.
+    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. Rows that are not whole blocks stay in
+    numbers.
     """
     if form == "file":
         blocks = [part for part in map(source.blocks, names) if part is not None]
@@ -248,7 +247,7 @@ def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch
 
 
 def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tables of `rope_of`, from the configuration only."""
+    """Return `rope_of`'s tables from the configuration only."""
     return rope_tables(frequencies_of(head_dim, rope), num_positions, rope.length)
 
 
@@ -270,7 +269,7 @@ def weights_bytes(
 ) -> int:
     """Return the most bytes that load_weights keeps: parameters, a float32 head (tied or not), rotary tables.
 
-    `layer_item` and `head_item`: bytes per weight in the layers (None: the dtype's) and in the head.
+    `layer_item` (None: the dtype's) and `head_item`: bytes per weight in layers and head.
     """
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)

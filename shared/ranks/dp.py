@@ -69,7 +69,7 @@ def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
     """Return each rank's part: neighbouring rows, with about equally many tokens. Rank 0 has the first row.
 
-    Other ranks may have no rows. Outputs stay in row order, as the engine needs.
+    Outputs stay in row order, as the engine needs.
     """
     bounds = inputs.cu_q_lens.tolist()
     owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]

@@ -104,7 +104,8 @@ class RankProcesses:
         return follower
 
     def share(self, pool: KVPool) -> None:
-        """Share the pages with the ranks, which have loaded. From then on, `silence_s` of silence mean a lost rank."""
+        """Share the pages with the ranks, which have loaded. A rank that is silent for `silence_s` is lost from then
+        on."""
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             socket.send_fds(follower.orders, [b"."], [pool.fd])

@@ -49,7 +49,7 @@ class Frontier:
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """Return the most levels that a tree may have. The last level is not fed to the head, so it needs no slots."""
+    """Return the most levels of a tree. The last level is not fed to the head, so it needs no slots."""
     return min(steps, 1 + width // topk)
 
 
@@ -77,9 +77,9 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feed the frontier, at this `depth`, to the head. Return its children and the next frontier.
+    """Feed the frontier to the head. Return its children and the next frontier.
 
-    `num_before`: number of earlier levels' candidates.
+    `num_before`: earlier levels' candidates.
     """
     num_rows, topk, _ = frontier.path.shape
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)
@@ -100,7 +100,7 @@ def _next_level(
 
 
 def _likeliest(levels: list[Level], num_nodes: int) -> Drafts:
-    """Keep the likeliest nodes. Of equally likely nodes keep the first, so that no ancestor is missing."""
+    """Keep the likeliest nodes; of equal ones the first, so that no ancestor is missing."""
     ids = torch.cat([level.ids for level in levels], dim=1)
     scores = torch.cat([level.scores for level in levels], dim=1)
     parents = torch.cat([level.parents for level in levels], dim=1)

@@ -19,8 +19,6 @@ from shared.sample.sampler import RowOf, needs_history, sample, takes_largest
 
 
 class Draw:
-    """Draws drafts for N rows of a step."""
-
     def __init__(
         self,
         fb: ForwardBatch,
@@ -52,7 +50,7 @@ class Draw:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the same as `next`, but return the `num` likeliest drafts, the drawn one first.
 
-        Return ids (N, num) and their float32 probabilities, after noise and penalties.
+        Return ids (N, num) and float32 probabilities, after noise and penalties.
         """
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))

@@ -31,8 +31,7 @@ HIDDEN_PLANE = "mtp_hidden"
 
 
 class MultiLayerEagleWorkerV2:
-    """A Drafter with two or more draft layers, whose features have equal shapes. A window has at most len(layers) + 1
-    tokens.
+    """A Drafter with two or more layers, whose features have equal shapes. A window has at most len(layers) + 1 tokens.
 
     Relayed per row: topk_index (1,) int64, the first draft.
     """
@@ -109,8 +108,8 @@ class KeptHidden:
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """Return a layer's state one slot before each row's start, from row `first_row` on. At position 0 the state is
-        0."""
+        """Return a layer's state one slot before each row's start; 0 at position 0. Rows before `first_row` are
+        omitted."""
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]

@@ -47,7 +47,7 @@ class NgramWorkerV2:
 
 
 def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return drafts (D, width - 1) and matched lengths (D,) for a step's D decode rows."""
+    """Return drafts (D, width - 1) and matched lengths (D,) for the D decode rows."""
     first = fb.plan.num_prefill
     rows = FutureIndices(fb.future.indices[first:])
     tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)

@@ -4,11 +4,10 @@
     hidden:               the sums after 0..s+1, which the target will have there if that token comes
     logits:               the target's logits for these sums; reversed where the draft is wrong
 
-Each forward reads all earlier slots and checks that each slot's sums and token lead to the next slot's sums. A wrong
-page, a stale slot, or another row's token or hidden state breaks the chain and all later drafts. `depth` counts the
-drafts under a feature, so it shows slots that were never rewritten with the target's feature. A verify step of width k
-at committed length L accepts `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but
-never changes the stream.
+Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
+another row's token or hidden state breaks the chain and all later drafts. `depth` counts the drafts under a feature, so
+it shows slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
+`expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shared.model.hashlm.model import HashLM
 LOWER, UPPER, DEPTH, POSITION = range(4)
 NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # of a slot
 BAD = -1  # the depth of a broken chain
-AVERSION = -1024.0  # factor for a wrong draft's logits: only ids that the target finds unlikely are drawn
+AVERSION = -1024.0  # factor for a wrong draft's logits, so that only the target's unlikely ids are drawn
 
 _u64 = np.uint64
 Ints = npt.NDArray[np.int64]
@@ -41,7 +40,7 @@ def is_hit(position: int, hit_rate: int) -> np.bool_:
 
 @exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """Return a verify step's acceptance length: the leading hits and the bonus token."""
+    """Return a verify step's acceptance length: leading hits plus the bonus token."""
     accepted = 1
     while accepted < width and is_hit(committed + accepted, hit_rate):
         accepted += 1
@@ -95,7 +94,7 @@ def _leave(
 def _forward_chain(
     next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
 ) -> None:
-    """Process one row's T tokens from slot `first`. The row's first `layer` slots have no feature."""
+    """Process one row's T tokens from slot `first`. The first `layer` slots have no feature."""
     page_size = slots.shape[1]
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first + next_ids.shape[0]):
@@ -119,7 +118,7 @@ def _forward_window(
     layer: int,
     hidden: Ints,
 ) -> None:
-    """Process one row's draft tree at slots `nodes`. Tokens read all slots before the tree, and visible slots in it."""
+    """Process one row's draft tree at slots `nodes`. Tokens read all slots before the tree, and visible ones in it."""
     page_size, first = slots.shape[1], window_begin(nodes, visible)
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first):

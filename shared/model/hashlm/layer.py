@@ -47,7 +47,7 @@ def odd_weight(position: int) -> np.uint64:
 
 @exact
 def window_begin(slots: Longs, visible: Longs) -> int:
-    """Return the first slot of these tokens' draft tree."""
+    """Return the first slot of the tokens' draft tree."""
     begin = int(slots[0])
     while visible[0] >> (slots[0] - begin + 1) != 0:
         begin -= 1
@@ -56,8 +56,7 @@ def window_begin(slots: Longs, visible: Longs) -> int:
 
 @part
 def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) -> np.uint64:
-    """Sum the slots at positions [begin, end) page by page. One division per slot would cost as much as a few
-    additions."""
+    """Sum the slots at positions [begin, end) page by page, because a division costs as much as a few additions."""
     page_size, total, position = words.shape[1], _u64(0), begin
     index, slot = begin // page_size, begin % page_size
     while position < end:
@@ -184,14 +183,14 @@ def arrays_of(inputs: ModelInputs) -> StepArrays:
 
 
 def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[LayerPages, LayerPages]:
-    """Return both layers' pages. Lanes are least significant first, as the machine stores integers."""
+    """Return both layers' pages. Lanes are least significant first, as in the machine's integers."""
     words: Words = kv.plane("kv").numpy().view(np.uint64)
     lanes: Lanes = words.view(np.uint16).reshape(*words.shape, NUM_LANES)[..., first : first + num_lanes]
     return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, 1], lanes[:, 1], first)
 
 
 def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0) -> Words:
-    """Turn (T,) values into (T,) sums. The sum is 0 for a token that belongs to no row."""
+    """Turn (T,) values into (T,) sums; 0 for a token without a row."""
     out = np.zeros(len(given), np.uint64)
     _layer(given, *step, *pages, window, out)
     return out

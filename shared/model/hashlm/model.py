@@ -5,8 +5,7 @@
 
 Sums wrap at 64 bits. Every step reads its whole context through the page table. A foreign page changes the logits,
 because kv1 depends on all earlier positions. So do swapped pages, because each value is weighted by the position at
-which it is READ. With a window w both sums are over i > j - w only. In a draft tree, values are weighted by text
-position.
+which it is READ, in a draft tree the text position. With a window w both sums are over i > j - w only.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _u64 = np.uint64
 
 @exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
-    """Write one position's logits: high bits from a hash, and the id as low bits, so no two ids tie."""
+    """Write one position's logits: high bits from a hash, and the id as low bits, so that no ids tie."""
     for token_id in range(out.shape[0]):
         draws = mix(state, token_id)
         best = draws & _u64(0xFFFF)
@@ -70,7 +69,6 @@ class HashLM:
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
     ) -> None:
-        """An adapter adds its salt to each token id."""
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
         self.window = window
@@ -90,7 +88,7 @@ class HashLM:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Return `hidden` (E, 1) int64: h, and `aux` (T, 3) int64: s, h, position."""
+        """Return `hidden` (E, 1) int64, h, and `aux` (T, 3) int64: s, h, position."""
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
         return self.output(inputs, lower, run_layer(step, lower, second, self.window))

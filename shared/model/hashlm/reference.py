@@ -1,9 +1,9 @@
-"""Compute the tokens of README's promise 1 in the plainest way: one sequence, without pages, batch, scheduler or
-speculation.
+"""Compute the tokens of README's promise 1 in the plainest way.
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-It shares with the engine only HashLM's integer functions and the noise.
+One sequence runs without pages, batch, scheduler or speculation. The engine shares only HashLM's integer functions and
+the noise.
 """
 
 from __future__ import annotations
@@ -185,9 +185,9 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Forbid a bad word's last token if the answer ends with the word's other tokens.
+    """Forbid a bad word's last token if the answer ends with its other tokens.
 
-    It is still drawn if nothing else is allowed. `words` are padded in front with -1.
+    The token is still drawn if nothing else is allowed. `words` are padded in front with -1.
     """
     for w in range(words.shape[0]):
         word = words[w][words[w] >= 0]
@@ -217,7 +217,7 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
 
 @exact
 def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
-    """Filter the vocabulary, sorted by score and then id. Take the id with the largest score + noise."""
+    """Filter the vocabulary, sorted by score and then id. Take the largest score + noise."""
     order = np.argsort(-scores, kind="mergesort")
     if knobs[0] < _f32(1e-5):
         return int(order[0])
