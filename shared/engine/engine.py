@@ -1,4 +1,4 @@
-"""Launch plans, copy results to the host, close leases and recover from errors. It does not know requests."""
+"""Launch plans, copy results to the host, close leases and recover from errors. The engine knows no requests."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ KNOB = "knob."  # prefix of sampling parameters in an upload
 
 
 class Staged(SlotHolder, Protocol):
-    def take_staging(self) -> torch.Tensor:
-        """Return the prompt tokens, once."""
-        ...
+    def take_staging(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class ForwardBatch:
     """One step on the device. `arrays` are only read.
 
     - committed: (B,) int64, each row's exact length before the step.
-    - tag_ok: (B,) bool, whether the expected step wrote the row's relay; True for chunk rows.
+    - tag_ok: (B,) bool, as in Prepared; True for chunk rows.
     - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 

@@ -8,8 +8,7 @@ A graph always uses the memory of its capture, so a step's arrays go to fixed pl
 share the block: the next upload runs after this step's graphs. Results leave the graph's memory after graph B, and
 reach the host while the next step runs.
 
-A graph reads nothing from the host. Graphs capture the worker's own code. Steps without a graph run eagerly. Capturing
-has not been tried on a GPU yet.
+A graph reads nothing from the host. Graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -194,8 +193,8 @@ class GraphRunner:
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
-        The page numbers have one offset for all shapes. Only those in use are sent. Behind them the block keeps earlier
-        steps' numbers. Kernels read those pages and ignore their contents, so the pages must exist.
+        The page numbers have one offset for all shapes. Only page numbers in use are sent. Behind them the block keeps
+        page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must exist.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))

@@ -41,7 +41,7 @@ class StepTimes:
         self._drafting.append((begin, self._clock.mark()))
 
     def seconds(self) -> tuple[float, float]:
-        """Return the drafter's seconds, and all other work's."""
+        """Return the seconds of the drafter, and of all other work."""
         drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
         return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
@@ -88,7 +88,7 @@ class StepLease:
         return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
-        """Return the drafts, or None if `host_drafts`, which must be done, failed."""
+        """Return the drafts, or None if `host_drafts` failed. Call this once `host_drafts` is done."""
         ticket = self.host_drafts
         if ticket is None or ticket.result is None or ticket.done.error is not None:
             return None

@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowId(NamedTuple):
-    """A request's incarnation. A retraction begins a new one; results of an older one are dropped."""
+    """A request's incarnation. A retraction begins a new incarnation; results of an older incarnation are dropped."""
 
     key: RequestKey
     incarnation: int
@@ -118,18 +118,15 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Host copies of a step's results. k = width; row b emitted tokens[b, :accept_lens[b]].
-
-    tag_ok[b]: whether the expected step wrote row b's relay.
-    """
+    """Host copies of a step's results, as in Verified. k = width; row b emitted tokens[b, :accept_lens[b]]."""
 
     step: int
     row_ids: tuple[RowId, ...]
     num_prefill: int
     tokens: Int64s  # (B, k)
-    accept_lens: Int32s  # (B,) 0 for rows that don't emit
-    seq_lens: Int64s  # (B,) committed tokens after the step
-    tag_ok: Bools  # (B,)
+    accept_lens: Int32s  # (B,)
+    seq_lens: Int64s  # (B,)
+    tag_ok: Bools  # (B,), as in Prepared
     draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) on the host, for a hand-off
     draft_seconds: float  # the drafter's time on the forward stream
     verify_seconds: float  # the other work's time; both are 0 without a clock

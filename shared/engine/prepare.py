@@ -28,7 +28,7 @@ def prepare_windows(
 ) -> Prepared:
     """Begin a step of B rows with `width` tokens each: one launch on CUDA, on the forward stream.
 
-    rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact one. Pool
+    rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact length. Pool
     row 0 is padding, with length 0 and a correct tag. The drafter fills each row's ids after the first.
     """
     if libraries.runs_triton(rows.device):

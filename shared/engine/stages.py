@@ -131,7 +131,7 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the longest-waiting rows: 1 / n of all rows, rounded up, because n stages hold n batches.
+        """Return the longest-waiting rows: at most 1 / n of all rows, rounded up, because n stages hold n batches.
 
         A row can't run again until its token is sampled.
         """

@@ -44,7 +44,7 @@ class TransferJobs(Generic[T, R]):
         return len(self._open)
 
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
-        """Launch `job`, with `after_newest_step` behind the newest step, which may use the pages."""
+        """Launch `job`. With `after_newest_step` it waits for the newest step, which may use the pages."""
         streams = self._engine.streams
         stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:

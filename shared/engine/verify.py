@@ -43,8 +43,10 @@ class Drafts:
 
 @dataclass(slots=True)
 class Verified:
-    """Results of a step of B rows, T tokens and E outputs, on the device; k = width. Row b emits tokens[b,
-    :accept_lens[b]]."""
+    """Results of B rows, T tokens and E outputs, on the device; k = width.
+
+    Row b emits tokens[b, :accept_lens[b]].
+    """
 
     tokens: torch.Tensor  # (B, k) the target's draws
     accept_lens: torch.Tensor  # (B,) 0 for rows that don't emit
@@ -62,9 +64,9 @@ class Verified:
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept each row's drafts before the first wrong one. accept_lens counts the next bonus token, too.
+    """Accept each row's drafts before the first wrong draft. accept_lens counts the next bonus token, too.
 
-    A tree's accepted path becomes a chain: this function moves the outputs, `compact` the KV.
+    A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
     """
     num_prefill = fb.plan.num_prefill
     output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
@@ -105,7 +107,7 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
     """Return the lineage (D, n, n) bool.
 
-    `steps` leads from a node to itself and to its parent. Each squaring doubles its reach.
+    `steps` leads from a node to itself and to its parent. Each squaring doubles the reach of `steps`.
     """
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)

@@ -14,7 +14,7 @@ from shared.engine.verify import Drafts
 
 
 def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
-    """Write the drafts to the inputs, on the forward stream; a tree's also get positions and visible slots."""
+    """Write the drafts to the inputs, on the forward stream. A tree's tokens also get positions and visible slots."""
     inputs, num_chunk = fb.inputs, fb.num_chunk_tokens
     inputs.input_ids[num_chunk:].view(-1, fb.plan.width)[:, 1:] = drafts.ids
     if drafts.parents is None:

@@ -48,7 +48,7 @@ class Whole:
 
 
 class Worker:
-    """Owns the model's part of a step. The plan is never written: all changes go to the ForwardBatch (S8)."""
+    """Owns the model's part of a step. It never writes the plan: all changes go to the ForwardBatch (S8)."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Worker:
     # Parts of a step, on the forward stream. A graph's capture (graphs.py) calls them, too.
 
     def resolve(self, fb: ForwardBatch) -> None:
-        """Fill in the input ids, and write them behind the history seeds."""
+        """Fill in the input ids. Write the history seeds and these ids to the history."""
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(fb.plan.history_seeds, fb.arrays.seeded)
         self.record_inputs(fb)

@@ -3,8 +3,8 @@
     forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
     logits of `hidden`:  the token at s + 2
 
-A feature comes from the target (`project`), or is the layer's hidden state one slot before. EAGLE (arXiv 2401.15077,
-2503.01840), MTP layers and HashDraft are such layers.
+A feature comes from the target (`project`), or is the layer's hidden state one slot before. Such layers are EAGLE's
+(arXiv 2401.15077, 2503.01840), MTP's and HashDraft.
 """
 
 from __future__ import annotations

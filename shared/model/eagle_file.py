@@ -124,13 +124,12 @@ class HeadFolder:
 
 
 def public_name(name: str) -> str:
-    """Normalise a name: some files use layers.0, or the prefix `model.`."""
+    """Normalise layers.0 and the prefix `model.`, which some files use."""
     name = name.removeprefix("model.")
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
-    """Read config.json. Raises ConfigError."""
     raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["?"])[0]
     if architecture != ARCHITECTURE:

@@ -141,7 +141,6 @@ class EagleHead:
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn aux (N, 3H) in the dtype into features (N, H) float32."""
         if len(aux) == 0:
             return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
         return self._weights.fc(aux).float()
@@ -149,9 +148,9 @@ class EagleHead:
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Return g (N, H) float32. Writes draft KV to the plane "eagle", then attends.
+        """Write draft KV to the plane "eagle", then attend. Return g (N, H) float32.
 
-        `view`: these slots at their positions. Raises ValueError for unequal lengths.
+        Raises ValueError for unequal lengths.
         """
         if not len(next_ids) == len(features) == len(view.positions):
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
@@ -161,14 +160,13 @@ class EagleHead:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return draft logits (N, Vd) float32 for g (N, H)."""
         if len(hidden) == 0:
             return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
         return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
 
 
 class SeparateMidlayer:
-    """Runs the layer kernel by kernel, on any device."""
+    """Runs kernel by kernel, on any device."""
 
     def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
         self._weights = weights

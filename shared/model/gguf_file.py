@@ -120,7 +120,7 @@ class GgufFile:
         return blocks.take(torch.from_numpy(order))
 
     def _rotary_heads(self, name: str) -> int:
-        """Return the number of heads whose rotary pairs lie side by side in the file."""
+        """Return how many heads' rotary pairs lie side by side in the file."""
         kind = name.rpartition(".")[2]
         if self.config.family != "llama" or kind not in ("q", "q_bias", "k", "k_bias"):
             return 0

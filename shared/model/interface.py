@@ -16,7 +16,7 @@ from shared.kv.pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A LoRA adapter: clients use `name`, and `digest` identifies the content."""
+    """A LoRA adapter. Clients use `name`; `digest` identifies the content."""
 
     name: str
     digest: str
@@ -51,7 +51,6 @@ class LayerMarks:
         self.events = tuple(Event(f"layers {end}") for end in self.ends)
 
     def reached(self, num_layers: int) -> None:
-        """Signal that the first `num_layers` layers have run."""
         for end, event in zip(self.ends, self.events, strict=True):
             if end <= num_layers and not event.fired:
                 event.fire()

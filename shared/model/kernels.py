@@ -34,7 +34,7 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also keep GGUF blocks ("file")."""
+    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may keep GGUF blocks ("file")."""
 
     kv: str = "auto"
     # format of the products and the head, which never has "fp8"; the embedding keeps the dtype

@@ -141,7 +141,7 @@ def assemble(
 
 
 def warm_up(model: Model) -> None:
-    """Run two tiny steps, so that no request waits for kernels to compile or load."""
+    """Run two tiny steps, so that no request waits for kernels to compile."""
     pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):

@@ -1,6 +1,6 @@
 """Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-An adapter multiplies a product's input by two narrow matrices and adds the result to the output.
+An adapter multiplies a product's input by two narrow matrices, and adds to the output.
 """
 
 from __future__ import annotations

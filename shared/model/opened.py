@@ -35,9 +35,9 @@ from shared.model.weights import TensorSource, weights_bytes
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
 # positions past the context that a step may use
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
-# Suffixes of the weights' hash: nodes with different formats must not pair, because formats change weights.
+# suffixes of the weights' hash: nodes with different formats must not pair
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-# --deterministic promises equal KV for equal prompts, so it has a suffix, too.
+# one for --deterministic, too, which promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -207,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder. Raises PackedRefused if other users could have written to it."""
+    """Open the folder. Raises PackedRefused if others could have written to it."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):

@@ -50,7 +50,7 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """The tensors of a folder's *.safetensors files, by name.
+    """A folder's *.safetensors tensors, by name.
 
     Headers are read once. The library checks that tensors lie in their files and don't overlap.
     """

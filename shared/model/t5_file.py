@@ -1,4 +1,4 @@
-"""Read T5 from a Hugging Face folder: config.json and *.safetensors. A folder with unread tensors is refused."""
+"""Read T5 from a Hugging Face folder: config.json and *.safetensors. Unread tensors are refused."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Draw:
     def candidates(
         self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and their log-probabilities.
+        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and log-probabilities.
 
         path (N, n, depth) int64: drafts after the bonus token; hidden (N * n, ...).
         """

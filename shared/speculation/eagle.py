@@ -76,7 +76,6 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write all tokens' draft KV from the target's features, and draw the next step's first draft."""
         hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
         rows = fb.arrays.emitting
         if not len(rows):

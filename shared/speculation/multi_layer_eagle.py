@@ -72,7 +72,6 @@ class MultiLayerEagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write all tokens' draft KV in every layer, and draw the next step's first draft."""
         view, kept = view_of(fb), KeptHidden(fb, kv)
         features = features_of(self._layers[0], output)
         first = hidden = self._layers[0].forward(verified.next_ids, features, view, kv)
@@ -100,7 +99,6 @@ class KeptHidden:
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
-        """Return an empty (num_rows, 0, H)."""
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:

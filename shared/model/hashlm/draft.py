@@ -72,7 +72,7 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot; the returned values hold after it."""
+    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot, the returned values after it."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
@@ -83,7 +83,7 @@ def _read(
 def _leave(
     feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
 ) -> bool:
-    """Write a slot's hidden state (4,). Return whether the chain held and the feature was right."""
+    """Write a slot's hidden state (4,). Return whether chain and feature were right."""
     ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
     hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
     hidden[DEPTH] = depth + 1 if ok else BAD

@@ -33,7 +33,6 @@ Lanes = npt.NDArray[np.uint16]
 
 @exact
 def mix(value: np.uint64, position: int) -> np.uint64:
-    """Hash (value, position) to 64 bits."""
     mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
     mixed = _u64(mixed ^ (mixed >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
     mixed = _u64(mixed ^ (mixed >> _u64(27))) * _u64(0x94D049BB133111EB)
@@ -152,8 +151,6 @@ def _layer(
 
 
 class StepArrays(NamedTuple):
-    """The step's inputs that a layer reads."""
-
     positions: Longs
     slots: Longs
     visible: Longs
