@@ -69,7 +69,7 @@ Packed = Mapping[str, torch.Tensor] | SideBySide  # unchanged on a CPU, packed o
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether it copies."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether it copies them."""
 
     is_device: bool
 

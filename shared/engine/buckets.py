@@ -36,7 +36,7 @@ PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph's rows, and tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
+    """A graph's numbers of rows and of tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
 
     batch: int
     width: int

@@ -124,7 +124,7 @@ class Engine:
         return self.runner.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
-        """Seed arrived rows' relay (PREBUILT) on the forward stream, in launch order with the steps.
+        """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
 
         Late sampling goes first, because it may write rows that now belong to these requests.
         """
@@ -193,7 +193,7 @@ class Engine:
             self.device_error = error
 
     def device_works(self) -> None:
-        """Forget the device error, since a step has run, and accept transfers again."""
+        """After a step has run, forget the device error and accept transfers again."""
         self.device_error = None
         self.streams.reset()
 

@@ -57,7 +57,7 @@ class ForwardBatch:
     def init_new(
         cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
     ) -> ForwardBatch:
-        """Upload the step's arrays in one copy, without token ids."""
+        """Upload the step's arrays in one copy. `resolve_forward_inputs` fills the token ids."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = knobs_of(plan.sampling) if boundary.is_device else None

@@ -23,7 +23,7 @@ from shared.sample.interface import History
 
 @dataclass(frozen=True, slots=True)
 class RelaySpec:
-    """A buffer that a drafter declares at start-up."""
+    """A buffer that a drafter declares."""
 
     name: str
     shape: tuple[int, ...]  # of one row
@@ -32,7 +32,7 @@ class RelaySpec:
 
 @dataclass(frozen=True, slots=True)
 class FutureIndices:
-    """The request-pool rows of a batch."""
+    """A batch's request-pool rows."""
 
     indices: torch.Tensor  # (B,) int64
 
@@ -85,7 +85,7 @@ class FutureMap:
         return self.new_seq_lens_buf[future.indices]
 
     def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
-        """Return a declared extra of these rows, (B, *shape)."""
+        """Return a declared extra, (B, *shape)."""
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:

@@ -57,13 +57,13 @@ class StepRunner(Protocol):
     ) -> Generator[None, None, Packed]: ...
 
     def totals(self) -> dict[str, float]:
-        """Return counts of steps, by metrics' short names, on any thread."""
+        """Return counts of steps, by the metrics' short names. Any thread may call this."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plan and the arrays that all steps of one shape share."""
+    """All that a shape's steps share."""
 
     plan: StepPlan
     host: StepArrays[np.ndarray]

@@ -99,7 +99,7 @@ class StepPlan:
 
     @property
     def mix_running_indices(self) -> Int64s:
-        """Return the request-pool rows of the decode rows."""
+        """Return the decode rows' request-pool rows."""
         return self.req_pool_indices[self.num_prefill :]
 
 

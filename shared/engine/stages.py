@@ -103,7 +103,7 @@ class Pipeline:
             self._sample_oldest()
 
     def _run(self, index: int, lease: StepLease, before: Ticket[None]) -> Generator[None, None, None]:
-        """Run a stage, on its stream. Raises the error of the stage before it."""
+        """Run a stage on its stream. Raises the earlier stage's error."""
         if before.error is not None:
             raise before.error
         carry = lease.carry

@@ -58,7 +58,7 @@ NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """Compute the arrays. `chunk_ids`: the step's prompt tokens, if any."""
+    """`chunk_ids`: the step's prompt tokens."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])

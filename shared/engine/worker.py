@@ -152,7 +152,7 @@ class Worker:
         self.future_map.stash(future, verified.next_token[emitting], step, **extras)
 
     def record_inputs(self, fb: ForwardBatch) -> None:
-        """Write chunk tokens and each decode row's first token to the history."""
+        """Write chunk tokens and decode rows' first tokens to the history."""
         tokens = fb.arrays.history_tokens
         if not len(tokens):
             return

@@ -73,7 +73,7 @@ class GrammarConstraint:
         children: Sequence[Sequence[int]],
         out: npt.NDArray[np.uint32],
     ) -> None:
-        """Fill the masks of a draft tree's node and those below. The matcher begins and ends at this node."""
+        """Fill the masks of a draft tree's node and of all nodes below it. The matcher begins and ends at this node."""
         row = out[node]
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         for child in children[node]:

@@ -17,7 +17,7 @@ from shared.grammar.constraint import GrammarConstraint
 class Grammars:
     """The node's loop thread uses this class. The compiling thread calls `wake` after a compilation.
 
-    `executor` compiles, and `close` shuts it down; None makes a new thread.
+    `executor` compiles the grammars, and `close` shuts it down. None makes a new thread.
     """
 
     def __init__(

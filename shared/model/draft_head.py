@@ -22,7 +22,7 @@ class DraftHead(Protocol):
     """All methods run on the forward stream, on the model's device. The caller owns the results.
 
     - hidden_shape, hidden_dtype: shape (H,) and dtype of one token's feature.
-    - d2t: (Vd,) int64, each draft id's token id; None if ids are equal.
+    - d2t: (Vd,) int64, each draft id's token id; None if the two are equal.
     - weights_hash: of the weights, which decide the drafts.
     """
 
@@ -44,7 +44,7 @@ class DraftHead(Protocol):
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Return hidden (T, H) for features (T, H) and the slots' next_ids (T,) int64.
+        """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the token after each slot.
 
         Writes the T slots' draft KV, and reads earlier slots of the same rows.
         """

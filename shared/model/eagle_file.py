@@ -30,7 +30,6 @@ class HeadConfig:
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return a low, a middle and a high layer, as in public heads."""
     if num_layers < NUM_AUX:
         raise ConfigError(f"an EAGLE-3 head reads {NUM_AUX} layers of its target, which has {num_layers}")
     middle = num_layers // 2
@@ -80,7 +79,7 @@ class HeadFolder:
         return self._files.content_hash()
 
     def _public_names(self) -> dict[str, str]:
-        """Map public names to the files' names. Raises ConfigError for unknown ones."""
+        """Map public names to the files' names."""
         names = {public_name(name): name for name in sorted(self._files.names())}
         known = {*tensor_shapes(self.config), "d2t", "t2d"} | LEFT_OUT
         unknown = sorted(names[name] for name in names.keys() - known)
@@ -169,7 +168,10 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return the target's layers whose inputs `fc` reads. Number n in the file means the output of layer n."""
+    """Return the target's layers whose inputs `fc` reads.
+
+    Number n in the file means the output of layer n, which is the input of layer n + 1.
+    """
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

@@ -43,20 +43,20 @@ class DraftTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Norm weights are (H,) float32."""
+    """Shapes not noted are as in LayerWeights and LlamaWeights. Norm weights are float32."""
 
     embed: torch.Tensor  # (vocab, H), the target's
     fc: Linear  # 3H -> H
     embed_norm: torch.Tensor
     feature_norm: torch.Tensor
     qkv: Linear  # 2H -> heads * D + 2 * kv_heads * D
-    out: Linear  # heads * D -> H
+    out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear  # H -> 2 * I
-    down: Linear  # I -> H
+    gate_up: Linear
+    down: Linear
     norm: torch.Tensor
     head: Head  # (M, H) in the dtype -> (M, Vd) float32
-    rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
+    rope: tuple[torch.Tensor, torch.Tensor]
 
 
 def load_eagle_weights(
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: use INT8 blocks where they fit, so that a head stays small beside a target in blocks. Blocks change
-    drafts, but never the emitted tokens.
+    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that a head stays small beside a target in
+    blocks. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

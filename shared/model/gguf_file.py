@@ -83,7 +83,7 @@ class GgufFile:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as float32, rows first (out, in), rotary pairs in halves as in Hugging Face."""
+        """Return a tensor as float32, rows first (out, in). Rotary pairs are split into halves, as in Hugging Face."""
         found = self._tensors.get(_gguf_name(name))
         if found is None:
             raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
@@ -110,7 +110,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, rotary pairs in halves; None for plain numbers."""
+        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into halves."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -127,7 +127,7 @@ class GgufFile:
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file: up to a second per 5 GB, if it is in memory."""
+        """Hash the whole file: up to a second per 5 GB, if the file is in memory."""
         return hash_files((self.path,))
 
 
@@ -166,7 +166,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """Return the file's name: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
+    """Return token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")
@@ -176,7 +176,7 @@ def _gguf_name(name: str) -> str:
 class _HeaderReader(gguf.GGUFReader):
     """Skips arrays (vocabulary, merges), which cost two seconds.
 
-    If a later package does not call `_get_field_parts`, reading is slower but right.
+    If a later version of the package does not call `_get_field_parts`, reading is slower but right.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:

@@ -31,7 +31,7 @@ def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Return the ropes of layers without and with a window."""
+    """Return two ropes: of layers without a window, and of layers with one."""
     _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:

@@ -89,7 +89,7 @@ class ModelInputs:
     logits_idx: torch.Tensor  # (E,) int64: the tokens whose logits are wanted
     max_q_len: int
     max_seq_len: int  # >= every committed + q_len of this step
-    slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: positions
+    slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: as positions
     visible: torch.Tensor | None = None  # (T,) int64; None: -1 everywhere; the highest bit is the token's own slot
     adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None: all 0
     layers: LayerMarks | None = None  # a model may report its progress here
@@ -141,5 +141,6 @@ class Stage(Protocol):
     """Neighbouring layers of a model, on their own stream."""
 
     def __call__(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        """Write the stage's KV of all T tokens. The first stage gets no `carried`; the last returns the output."""
+        """Write the stage's KV of all T tokens. The first stage gets no `carried`; the last stage returns the model's
+        output."""
         ...

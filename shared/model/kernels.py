@@ -37,7 +37,7 @@ class Formats:
     """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may keep GGUF blocks ("file")."""
 
     kv: str = "auto"
-    # format of the products and the head, which never has "fp8"; the embedding keeps the dtype
+    # format of the layers' products and, except "fp8", of the head; the embedding keeps the dtype
     weights: str = "auto"
 
 

@@ -42,7 +42,7 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 class LlamaModel:
     """A Model or, with a `span`, a pipeline stage. It runs one forward at a time.
 
-    Kernels keep scratch, so each stage needs its own.
+    Kernels keep scratch, so each stage needs its own kernels.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LlamaModel:
         return output
 
     def _begin(self, inputs: ModelInputs, carried: Carried | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the residual (T, H) float32, to which layers write, and earlier stages' captured ones."""
+        """Return the residual (T, H) float32, to which layers write, and residuals that earlier stages captured."""
         if carried is None:
             return self._weights.embed[inputs.input_ids].float() * self._embed_scale, []
         return carried.values, [] if carried.aux is None else [carried.aux]

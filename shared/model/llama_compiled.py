@@ -44,7 +44,7 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # numbers of tasks: of a layer up to attention, and to copy wanted rows
+BEFORE, TAKEN = 4, 2  # numbers of a layer's tasks up to attention, and of tasks that copy wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # a layer's tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
@@ -54,7 +54,7 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """Task numbers; arrays have one per layer."""
+    """Task numbers. An array has one number per layer."""
 
     norm: Index
     qkv: Index

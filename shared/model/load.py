@@ -99,7 +99,7 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
     """Build one model per span, with its own kernels, from the same loaded weights.
 
-    They can run at the same time, because no product belongs to two spans.
+    The models can run at the same time, because no product belongs to two spans.
     """
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
@@ -126,7 +126,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """Make a model, as a compiled program if possible. `span` None: all layers."""
+    """Make a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
@@ -141,7 +141,7 @@ def assemble(
 
 
 def warm_up(model: Model) -> None:
-    """Run two tiny steps, so that no request waits for kernels to compile."""
+    """Run two tiny steps, so that no request waits for kernels to compile or load."""
     pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):

@@ -1,6 +1,6 @@
 """Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
 
-An adapter multiplies a product's input by two narrow matrices, and adds to the output.
+An adapter multiplies a product's input by two narrow matrices, and adds the result to the output.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_adapter(
 
 class AdapterRows:
     def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
-        """`slots` (M,) int64: 0: no adapter; n: the n-th."""
+        """`slots` (M,) int64: 0 means no adapter, n means the n-th adapter."""
         self._adapters, self._slots = adapters, slots
         self._is_host = slots.device.type == "cpu"
         if self._is_host:

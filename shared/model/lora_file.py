@@ -1,6 +1,6 @@
 """Read a LoRA adapter as PEFT writes it: adapter_config.json and *.safetensors (arXiv 2106.09685).
 
-An unread field or tensor could change answers, so each is used, known to be harmless, or refused by name.
+As in hf_config.py, each field and tensor is used, known to be harmless, or refused by name.
 """
 
 from __future__ import annotations

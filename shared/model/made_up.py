@@ -66,7 +66,7 @@ def made_up(
 ) -> LlamaLike:
     """Build a model. `dtype`: a name in DTYPES. `kernels`: as in LoadOptions.
 
-    With a seed the host draws the weights, equal for any device.
+    With a seed the host draws the weights, so they are equal on any device.
     """
     drawn_on = device if seed is None else torch.device("cpu")
     source = MadeUpWeights(config, drawn_on, DTYPES[dtype], seed)

@@ -3,7 +3,7 @@
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
                                     -> EncoderFolder, or None for HashLM and scripted, which have no files
 
-open_named reads model files' headers, but whole adapters, so that errors show early.
+open_named reads only headers of models, but whole adapters, so that errors show early.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
 # suffixes of the weights' hash: nodes with different formats must not pair
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-# one for --deterministic, too, which promises equal KV for equal prompts
+# --deterministic adds this suffix, because it promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -5,8 +5,8 @@
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
 Folder (mode 0700) and files (0600) must be this user's alone, checked on open descriptors. A mapped file has a shared
-lock, so that no process removes it; the kernel drops a killed process's locks. After any failure (such as a full disk)
-the caller packs into its own memory.
+lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure (such as
+a full disk) the caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class PackedRefused(BatonError):
-    """Packed weights are not kept in a file; the message says why."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,6 @@ class PackedKey:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A packed file, described for people."""
-
     name: str
     num_bytes: int
     used: float  # seconds since 1970
@@ -80,7 +78,7 @@ class PackedFolder:
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
         """Return the key's file, mapped and checked. On failure, log one line and return None.
 
-        `write` makes a missing or damaged file. `need`: its approximate bytes.
+        `write` makes a missing or damaged file. `need`: the file's approximate size in bytes.
         """
         try:
             file = self._take(key, need, write)
@@ -166,8 +164,10 @@ def packed_of(max_bytes: int) -> PackedFolder | None:
 
 
 def _map(folder: int, key: PackedKey) -> MappedFile:
-    """Map the key's file. Raises FileNotFoundError, or BrokenFile if it changed, has another key, or others could write
-    it."""
+    """Map the key's file. Raises FileNotFoundError or BrokenFile.
+
+    A file is broken if it has changed, if it has another key, or if others could have written it.
+    """
     try:
         fd = os.open(key.name, OPEN, dir_fd=folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keep a model's weights in a packed file: make its key, write it, read its products.
+"""Keep a model's weights in a packed file.
 
 The key has everything that could change a bit:
 
@@ -108,7 +108,8 @@ code_digest()  # at import, because source files that change later are not the c
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
-    """Write the products one by one, to have one in memory. Raises PackedRefused if the model's files change."""
+    """Write the products one by one, so that only one is in memory. Raises PackedRefused if the model's files
+    change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in products_of(source.config):
         weight, bias = read_product(source, product, dtype, CPU, form)

@@ -28,7 +28,7 @@ from shared.model.span import cut
 
 
 class Pipeline:
-    """A Model that runs its stages in turn. The engine runs `stages` itself, each on its own stream."""
+    """Runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
         self._parts = tuple(parts)
@@ -47,7 +47,6 @@ class Pipeline:
         return self._parts[0].kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run all stages on the caller's stream."""
         passed: Carried | ModelOutput | None = None
         for part in self._parts:
             assert not isinstance(passed, ModelOutput)

@@ -50,9 +50,9 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """A folder's *.safetensors tensors, by name.
+    """A folder's tensors by name. Headers are read once.
 
-    Headers are read once. The library checks that tensors lie in their files and don't overlap.
+    The library checks that tensors lie in their files and don't overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class TensorFiles:
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, which answers might need."""
+    """A TensorSource over one folder. Raises ConfigError for an unknown tensor."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)

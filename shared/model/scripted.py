@@ -5,9 +5,9 @@
     else                               `Nothing to say.`
 
 The model reads its prompt from the KV cache, one token per slot, so only correct pages give a correct answer. A prompt
-is a chat in the plain template: turns of `role: content`, then `assistant: `. Others get an empty answer. If a grammar
-forbids the next token, the model says a short text that it allows, rather a JSON object than a tool call. CPU only,
-without draft trees.
+is a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
+grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool
+call. CPU only, without draft trees.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class ScriptedLM:
 
 
 def read(slots: npt.NDArray[np.int64], pages: npt.NDArray[np.int32], length: int) -> list[int]:
-    """Return a row's tokens at positions [0, length)."""
     num_pages = -(-length // slots.shape[1])
     tokens: list[int] = slots[pages[:num_pages]].reshape(-1)[:length].tolist()
     return tokens

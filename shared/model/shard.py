@@ -8,8 +8,8 @@
 
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
 any number of columns, so any number of ranks gives the same bits. Megatron-LM (Shoeybi et al. 2019) cuts `out` and
-`down` by inputs and adds partial sums. That halves the collectives, but the bits depend on the number of ranks. An
-adapter's A is whole on every rank; its B is cut like the product.
+`down` by inputs, which halves the collectives, but makes bits depend on the number of ranks. An adapter's A is whole on
+every rank; its B is cut like the product that it changes.
 
 A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
 pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
@@ -102,7 +102,7 @@ class OwnColumns:
 
 
 class OwnHeads:
-    """An AttentionBackend on this rank's KV heads of every page."""
+    """An AttentionBackend on this rank's KV heads."""
 
     def __init__(self, attention: AttentionBackend, first: int, count: int) -> None:
         self._attention = attention
@@ -120,7 +120,8 @@ class OwnHeads:
 
 
 class ShardSource:
-    """A TensorSource of one rank's part: own heads and inner columns, whole residual and vocabulary."""
+    """A TensorSource of one rank's part. `config` counts own heads and inner columns, but the whole residual and
+    vocabulary."""
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
         check_shares(source.config, size)

@@ -10,7 +10,8 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Layers [first, end) of num_layers. The first stage also has the embedding, the last norm and head."""
+    """Layers [first, end) of num_layers. The first stage also has the embedding; the last stage also has norm and
+    head."""
 
     first: int
     end: int
@@ -26,11 +27,12 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers that run completely on all tokens. The model's last layer ends on wanted rows only."""
+        """The layers that run completely on all tokens: all but the model's last, whose second half runs on wanted rows
+        only."""
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the `layers` in the span, counted from its first layer."""
+        """Return the numbers in `layers` that are in the span, counted from the span's first layer."""
         return tuple(layer - self.first for layer in layers if self.first <= layer < self.end)
 
 
@@ -39,10 +41,10 @@ def all_layers(config: LlamaConfig) -> Span:
 
 
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
-    """Cut a model into stages of neighbouring layers, at least one each.
+    """Cut a model into stages of neighbouring layers, at least one layer each.
 
     `heads_every_row`: whether all rows go through the head, as in decoding. The head then counts like layers of its
-    size, so the last stage gets fewer.
+    size, so the last stage gets fewer layers.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

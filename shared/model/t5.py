@@ -107,7 +107,7 @@ class T5Model:
         return (PlaneSpec(KV_PLANE, shape, self._dtype),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run on the forward stream. hidden: decoder states."""
+        """Return `hidden`: decoder states."""
         assert inputs.encoder_lens is not None and inputs.visible is None
         hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size, dtype=self._dtype)
         encoding = {row: (begin, length) for row, begin, length in encoder_rows(inputs)}
@@ -161,7 +161,7 @@ class T5Model:
         return self._norm(residual, stack.norm)
 
     def _keys_values(self, attention: Attention, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of `source` (n, H), (heads, n, D) each."""
+        """Return keys and values, (heads, n, D) each, of `source` (n, H)."""
         return self._heads(linear(source, attention.k)), self._heads(linear(source, attention.v))
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ class T5Model:
         values: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend with `bias` (heads, n, m). T5's weights were trained without scaling scores."""
+        """Attend with `bias` (heads, n, m). Scores are not scaled, as in T5's training."""
         scores = (self._heads(linear(normed, attention.q)) @ keys.transpose(1, 2)).float()
         if bias is not None:
             scores = scores + bias
@@ -195,7 +195,6 @@ class T5Model:
         return (hidden * torch.rsqrt(squares + self.config.norm_eps)).to(self._dtype) * weight
 
     def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, both_ways: bool) -> torch.Tensor:
-        """Return the learned bias (heads, n, m) for query positions (n,) and key positions (m,)."""
         distance = keys[None] - queries[:, None]
         buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, both_ways)
         return stack.bias[buckets].permute(2, 0, 1).float()
@@ -204,8 +203,8 @@ class T5Model:
 def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:
     """Map key position minus query position to a bucket.
 
-    Half of the buckets have one distance each; the others widen logarithmically, up to max_distance. `both_ways`:
-    whether later keys have buckets of their own.
+    Half of the buckets have one distance each; the other buckets widen logarithmically, up to max_distance.
+    `both_ways`: whether later keys have buckets of their own.
     """
     base = torch.zeros_like(distance)
     if both_ways:

@@ -77,7 +77,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
 
 
 class _Taken:
-    """Takes tensors by name, checks shapes, and remembers the names."""
+    """Checks the tensors' shapes, and remembers which were taken."""
 
     def __init__(self, files: TensorFiles, dtype: torch.dtype) -> None:
         self._files, self._dtype = files, dtype

@@ -1,6 +1,7 @@
 """List the names and shapes of a Llama-family network's tensors.
 
-A file must have exactly these: an unread tensor would change answers, and kernels would read past a small one's end.
+A file must have exactly these. An unread tensor would change answers, and kernels would read past the end of a small
+one.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def load_weights(
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
 
-    Source tensors are dropped once converted, so memory peaks at the result plus one layer's and the head's.
+    Source tensors are dropped once converted, so peak memory is the result plus the source tensors of one layer and the
+    head.
     """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
@@ -252,7 +253,7 @@ def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple
 
 
 def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Return the rotary frequencies, (D // 2,) float32."""
+    """Return (D // 2,) float32."""
     if rope.kind == "yarn":
         bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
         return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)

@@ -4,8 +4,8 @@
     rank 0 | row 0 | row 1 |
     rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in row order.
 
-In each step every rank gets one order, empty for a rank without rows, and all ranks wait for each other at the end. A
-row may move to another rank at any step, at no cost: pages are in shared memory, and ranks keep no other state.
+In each step every follower gets one order, perhaps without rows, and all ranks wait for each other at the end. A row
+may move to another rank at any step, at no cost: pages are in shared memory, and ranks keep no other state.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class RankProcesses:
         return follower
 
     def share(self, pool: KVPool) -> None:
-        """Share the pages with the ranks, which have loaded. A rank that is silent for `silence_s` is lost from then
-        on."""
+        """Share the pages with the ranks, which have loaded. From then on, a rank that is silent for `silence_s` is
+        lost."""
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             socket.send_fds(follower.orders, [b"."], [pool.fd])

@@ -47,7 +47,7 @@ class CopyingDrafter:
 
 
 def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
-    """Take the chains `copies` (D, n) int64 for rows where `stood` (D, 1) is true, else `drafts`."""
+    """Take the chains `copies` (D, n) int64 for rows where `stood` (D, 1) is true, and `drafts` for other rows."""
     ids = torch.where(stood, copies, drafts.ids)
     if drafts.parents is None:
         return Drafts(ids)

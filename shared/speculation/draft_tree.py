@@ -100,7 +100,7 @@ def _next_level(
 
 
 def _likeliest(levels: list[Level], num_nodes: int) -> Drafts:
-    """Keep the likeliest nodes; of equal ones the first, so that no ancestor is missing."""
+    """Keep the likeliest nodes. Of equally likely nodes keep the first, so that no ancestor is missing."""
     ids = torch.cat([level.ids for level in levels], dim=1)
     scores = torch.cat([level.scores for level in levels], dim=1)
     parents = torch.cat([level.parents for level in levels], dim=1)

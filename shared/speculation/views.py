@@ -12,14 +12,14 @@ from shared.model.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
-    """Return the inputs for all T tokens of the step, at the target's slots."""
+    """Return the inputs for all T tokens, at the target's slots."""
     inputs = fb.inputs
     bounds = (inputs.max_q_len, inputs.max_seq_len)
     return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
-    """Return the inputs for D decode rows with n slots each, at ascending `positions` (D, n)."""
+    """Return the inputs for D decode rows of n slots, at ascending `positions` (D, n)."""
     num_rows, num_slots = positions.shape
     return AttentionInputs(
         positions=positions.reshape(-1),
@@ -32,7 +32,7 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
 
 
 def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: torch.Tensor) -> AttentionInputs:
-    """Return the inputs for D decode rows with n alternative tokens each, all at position committed + depth.
+    """Return the inputs for D decode rows of n alternative tokens, all at position committed + depth.
 
     `slots` (n,): slots in the window; visible (D, n) as in AttentionInputs.
     """

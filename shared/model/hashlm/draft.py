@@ -25,7 +25,7 @@ from shared.model.hashlm.model import HashLM
 
 # columns of a feature: HashLM's sums up to the token at POSITION, and the feature's depth
 LOWER, UPPER, DEPTH, POSITION = range(4)
-NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # of a slot
+NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
 BAD = -1  # the depth of a broken chain
 AVERSION = -1024.0  # factor for a wrong draft's logits, so that only the target's unlikely ids are drawn
 
@@ -56,7 +56,10 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 @exact
 def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
-    """Return whether a slot continues the chain: sums equal, and depth one greater, or both depths `layer`."""
+    """Return whether a slot continues the chain. Its sums must be `lower` and `upper`.
+
+    Its depth must be `depth` + 1, or both depths must be `layer`.
+    """
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
     follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
     return follows
@@ -72,7 +75,7 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot, the returned values after it."""
+    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot; the returned values hold after it."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
@@ -167,7 +170,8 @@ def _misses(hidden: Ints, hit_rate: int, out: npt.NDArray[np.bool_]) -> None:
 class HashDraft:
     """A DraftHead on CPU tensors; `hit_rate` in percent.
 
-    Layer 0 builds on the target's features, layer i of an MTP stack on layer i - 1's hidden state one slot before.
+    Layer 0 builds on the target's features. Layer i of an MTP stack builds on layer i - 1's hidden state, one slot
+    before.
     """
 
     hidden_shape: tuple[int, ...] = (4,)

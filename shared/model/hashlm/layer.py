@@ -3,7 +3,7 @@
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
 Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank writes only its own,
-neighbouring lanes. In its sums, the others are 0.
+neighbouring lanes. In its sums, all other lanes are 0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def odd_weight(position: int) -> np.uint64:
 
 @exact
 def window_begin(slots: Longs, visible: Longs) -> int:
-    """Return the first slot of the tokens' draft tree."""
+    """Return the first slot of the draft tree."""
     begin = int(slots[0])
     while visible[0] >> (slots[0] - begin + 1) != 0:
         begin -= 1
@@ -69,7 +69,7 @@ def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) 
 
 @exact
 def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, window: int, out: Words) -> None:
-    """For each of the ascending `positions`, sum the last `window` slots, its own included; with `window` 0, all."""
+    """Sum the last `window` slots up to each of the ascending `positions`, or all slots for `window` 0."""
     total, begin, end = _u64(0), 0, 0  # total: the sum over slots [begin, end)
     for t in range(positions.shape[0]):
         past = int(positions[t]) + 1
@@ -84,7 +84,7 @@ def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, windo
 def _sum_window(
     positions: Longs, slots: Longs, visible: Longs, pages: Ints, words: Words, mask: np.uint64, out: Words
 ) -> None:
-    """For each token of a draft tree, sum the slots before the tree, its ancestors' and its own."""
+    """Sum what each token of a draft tree reads: slots before the tree, ancestors' slots and its own."""
     page_size, begin = words.shape[1], window_begin(slots, visible)
     before = _sum_span(words, mask, pages, 0, begin)
     for t in range(positions.shape[0]):

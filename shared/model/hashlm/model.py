@@ -5,7 +5,7 @@
 
 Sums wrap at 64 bits. Every step reads its whole context through the page table. A foreign page changes the logits,
 because kv1 depends on all earlier positions. So do swapped pages, because each value is weighted by the position at
-which it is READ, in a draft tree the text position. With a window w both sums are over i > j - w only.
+which it is READ. In a draft tree, this is the text position. With a window w both sums are over i > j - w only.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HashLM:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Return `hidden` (E, 1) int64, h, and `aux` (T, 3) int64: s, h, position."""
+        """Return `hidden` (E, 1) int64, the states h, and `aux` (T, 3) int64: s, h, position."""
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
         return self.output(inputs, lower, run_layer(step, lower, second, self.window))

@@ -60,8 +60,10 @@ def reference_run(
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
     allows: Allows | None = None,
 ) -> ReferenceRun:
-    """Run one sequence. `adapter`: its digest. `allows`: the grammar's rule. `begin`: the first position, and the sums
-    before it."""
+    """Run one sequence. `adapter`: the adapter's digest. `allows`: the rule of the request's grammar.
+
+    `begin`: the first position, and the sums before that position.
+    """
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -111,7 +113,7 @@ def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: in
 
 
 def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
-    """Run HashSeq2Seq. The last prompt token begins the decoder's text; the encoder gets the others."""
+    """Run HashSeq2Seq. The encoder gets all but the last prompt token, which begins the decoder's text."""
     length = len(prompt_ids) - 1
     lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
     return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))

@@ -4,8 +4,8 @@
                 kv0[j] = mix(all ^ own[j], j)      kv1[j] = mix(kv0[j], j)
     decoder     as HashLM, over the encoder's slots and its own, all read through the page table
 
-So each encoder slot depends on every encoder token, and a decoder token on every slot. A prompt is the encoder's tokens
-and one more token, which begins the decoder's text.
+So each encoder slot depends on every encoder token, and each decoder token depends on every slot. A prompt is the
+encoder's tokens and one more token, which begins the decoder's text.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class HashLMShard(HashLM):
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))
 
     def _meet(self, sums: Words) -> Words:
-        """Turn sums (T,) over this rank's lanes into sums over all lanes."""
+        """Turn this rank's sums (T,) into sums over all lanes."""
         partial = self._group.stack(torch.from_numpy(sums.view(np.int64)))
         total: Words = words_of(partial).sum(axis=0, dtype=np.uint64)
         return total
