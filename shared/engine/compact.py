@@ -3,7 +3,7 @@
         slots    b  x  y  z  w         accepted b, y, w
         after    b  y  w  x  z         `committed` grows by 3; the next step overwrites the rest
 
-This runs on the forward stream before publish, because code that reads a length also reads the KV up to that length.
+This runs on the forward stream before publish, because readers of a length also read the KV before it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
                                                         publish_ready |
 
 A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
-share the block: the next upload runs after this step's graphs. Results leave the graph's memory after graph B, and
-reach the host while the next step runs.
+share the block: the next upload runs after this step's graphs. Results are copied out of the graph's memory after graph
+B.
 
 A graph reads nothing from the host. Graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
 """
@@ -150,9 +150,9 @@ class GraphRunner:
     # Capturing
 
     def capture(self) -> None:
-        """Run, then capture every shape with padding rows, before the first step.
+        """Run and then capture every shape, with padding rows, before the first step.
 
-        If a capture fails, log a warning. Steps of the missing shapes run eagerly.
+        After a failure, log a warning. Steps of the missing shapes run eagerly.
         """
         started = time.monotonic()
         try:

@@ -50,8 +50,8 @@ class StepTimes:
 class StepLease:
     """A launched step's data, owned by the engine.
 
-    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; None if the step publishes none.
-    `done` fires when the result is on the host.
+    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; None without new lengths. `done`
+    fires when the result is on the host.
     """
 
     step: int

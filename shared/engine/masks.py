@@ -53,6 +53,6 @@ class StepMasks:
         return self.ready.fired
 
     def put(self, value: TokenMasks | None) -> None:
-        """Let the step sample. None: the step has failed and samples nothing."""
+        """Let the step sample. `value` is None if the step has failed and samples nothing."""
         self.value = value
         self.ready.fire()

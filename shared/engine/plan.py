@@ -38,7 +38,7 @@ class ScoreShare:
 
     row: int  # row in the batch
     offset: int  # chunk index of the token before the targets
-    first: int  # prompt position of the first target
+    first: int  # first target's prompt position
     targets: Int64s  # (n,)
     num_top: int  # likeliest tokens to return per target
 
@@ -76,7 +76,7 @@ class StepPlan:
     prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
     next_prompt_ids: Int64s  # (num_prefill,) the token after each chunk, -1 at the prompt's end
     emits: Bools  # whether the row samples
-    expect_step: Int64s  # the step that wrote the row's relay; -1 for chunk rows
+    expect_step: Int64s  # the step that wrote the relay; -1 for chunk rows
     sampling: SamplingBatch
     history_rows: Bools  # whether sampling or drafter reads the history
     history_seeds: tuple[HistorySeed, ...]

@@ -1,6 +1,6 @@
 """Begin the decode rows of a captured step: compute positions and read the relay's tokens (S9).
 
-All data is on the device, so a graph can capture this code. Eager steps begin in forward_batch.py.
+All data is on the device, so a graph can capture this code.
 """
 
 from __future__ import annotations

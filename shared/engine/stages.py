@@ -4,8 +4,7 @@ With one stage, sampling is launched at once:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages, the relay stays with the first stage. Sampling is launched a step late, so the first stage never waits
-for the second:
+With two stages, the first has the relay. Sampling is launched a step late, so the first stage never waits:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |
@@ -47,7 +46,7 @@ class Stages(Protocol):
     def settle(self, num_left: int) -> None:
         """Launch late sampling if a request has left its row since the last call. `num_left`: departures so far.
 
-        The next step may reuse the row and its pages, and late sampling still writes to both.
+        The next step may reuse the row and pages to which late sampling still writes.
         """
         ...
 

@@ -27,7 +27,7 @@ class JobDone(Generic[T, R]):
 class TransferJobs(Generic[T, R]):
     """Runs jobs of one kind, in launch order.
 
-    A job's error counts as its result, so the stream's epoch goes on and no other job is skipped.
+    An error counts as the job's result, so the stream's epoch goes on.
     """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:

@@ -21,10 +21,10 @@ from shared.sample.interface import SampleOutput
 
 @dataclass(slots=True)
 class Drafts:
-    """The drafts of D decode rows. In each row's window they are nodes 1 to width - 1; node 0 is the bonus token.
+    """The drafts of D decode rows: nodes 1 to width - 1 of each window. Node 0 is the bonus token.
 
     - ids: (D, width - 1) int64
-    - parents: (D, width - 1) int64, each node's parent, which has a lower number; None for a chain
+    - parents: (D, width - 1) int64, lower node numbers; None for a chain
     - lineage: (D, width, width) bool; lineage[d, i, j]: whether node j is node i or its ancestor
     """
 
@@ -52,12 +52,12 @@ class Verified:
     accept_lens: torch.Tensor  # (B,) 0 for rows that don't emit
     seq_lens: torch.Tensor  # (B,) committed tokens after the step
     next_token: torch.Tensor  # (B,) the bonus token: the next step's input
-    next_ids: torch.Tensor  # (T,) the token that follows each input token
+    next_ids: torch.Tensor  # (T,) the token after each input token
     last_token_idx: torch.Tensor  # (B,) index into T of the last committed token
     sampled: SampleOutput
     output_of: torch.Tensor  # (B, k) as in StepArrays
     tag_ok: torch.Tensor
-    order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first, as the per-token fields above have them
+    order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
     # (B, ...) `extend`'s state for the relay
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
     scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
@@ -136,7 +136,7 @@ def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
 
 
 def _next_ids(fb: ForwardBatch, sampled: SampleOutput) -> torch.Tensor:
-    """Return the token after each input token, (T,).
+    """Return Verified.next_ids.
 
     After a chunk's last token comes the next prompt token (hazard H11). After a prompt's last token or a window token
     comes the sampled token.

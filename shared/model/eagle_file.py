@@ -67,7 +67,7 @@ class HeadFolder:
         self._names = self._public_names()
         for name, shape in tensor_shapes(self.config).items():
             self._check_shape(name, shape)
-        self.draft_ids = self._draft_ids()  # (Vd,) int64: target ids
+        self.draft_ids = self._draft_ids()  # (Vd,) int64: each draft id's target id
 
     def tensor(self, name: str) -> torch.Tensor:
         value = self._files.tensor(self._names[name])

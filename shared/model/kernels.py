@@ -75,8 +75,8 @@ def pick_kernels(
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
-    "fixed": only Triton's, in tiles of one size. On a CPU "triton" and "fixed" run in Triton's interpreter, for tests.
-    Raises ConfigError.
+    "fixed": only Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests. Raises
+    ConfigError.
     """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")

@@ -45,7 +45,7 @@ from shared.model.weights import LayerWeights, LlamaWeights
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
 BEFORE, TAKEN = 4, 2  # numbers of a layer's tasks up to attention, and of tasks that copy wanted rows
-BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # a layer's tasks after attention
+BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
 TaskLinear = TileLinear | BlockTileLinear
@@ -192,7 +192,7 @@ class CompiledLlama:
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
         """Run the tasks before `stop`, or all.
 
-        With `layers`, pause after the KV write of each mark's last layer, and signal the mark.
+        With `layers`, pause and signal after the KV write of each mark's last layer.
         """
         if layers is None:
             self._program.run(stop)

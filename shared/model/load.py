@@ -126,7 +126,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """Make a compiled program if possible. `span` None: all layers."""
+    """Make a model, as a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:

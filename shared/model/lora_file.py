@@ -84,7 +84,7 @@ class LoraFolder:
 
 
 def shapes(model: LlamaConfig, layer: int) -> dict[str, tuple[int, int]]:
-    """Return (out, in) of the products that an adapter may change, which are not experts'."""
+    """Return (out, in) of each product that an adapter may change. It may not change experts."""
     hidden, inner = model.hidden_size, model.intermediate_size
     attention = {
         "q": (model.q_size, hidden),

@@ -1,4 +1,4 @@
-"""Open a model's files and settle how to load them. All ways of loading start here.
+"""Open a model's files and settle how to load them.
 
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
                                     -> EncoderFolder, or None for HashLM and scripted, which have no files
@@ -37,7 +37,7 @@ MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
 # suffixes of the weights' hash: nodes with different formats must not pair
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-# --deterministic adds this suffix, because it promises equal KV for equal prompts
+# --deterministic adds this suffix, because the flag promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -5,7 +5,7 @@
     trailer     magic, offset and length of the directory, then xxh3_128 of all bytes before this digest
 
 The directory comes last, so tensors are written as they are made, and a truncated file has no trailer. The digest finds
-damage by disks and crashes, not by attackers.
+accidental damage, not attacks.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
 Folder (mode 0700) and files (0600) must be this user's alone, checked on open descriptors. A mapped file has a shared
-lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure (such as
-a full disk) the caller packs into its own memory.
+lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure the
+caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class PackedRefused(BatonError):
-    pass
+    """Packed weights are not kept in a file; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class PackedFolder:
     def clear(self) -> list[Listed]:
         """Remove and return all files. Raises PackedRefused, OSError.
 
-        Their space becomes free when no process maps them any longer.
+        Mapped files keep their space until they are unmapped.
         """
         found = self.listed()
         if self.path.is_dir():

@@ -28,7 +28,7 @@ from shared.model.span import cut
 
 
 class Pipeline:
-    """Runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own."""
+    """Runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own stream."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
         self._parts = tuple(parts)

@@ -4,10 +4,10 @@
     it is the result of a tool         `The tool said: ` and the result
     else                               `Nothing to say.`
 
-The model reads its prompt from the KV cache, one token per slot, so only correct pages give a correct answer. A prompt
-is a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
-grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool
-call. CPU only, without draft trees.
+The prompt is read from the KV cache, one token per slot, so only correct pages give a correct answer. It is a chat in
+the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a grammar
+forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool call.
+CPU only, without draft trees.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
     collect        -> down: own columns of (T, H)                           -> collect -> residual
     normed (E, H)  -> head: own columns of (E, vocab)                       -> collect -> logits
 
-Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
-any number of columns, so any number of ranks gives the same bits. Megatron-LM (Shoeybi et al. 2019) cuts `out` and
-`down` by inputs, which halves the collectives, but makes bits depend on the number of ranks. An adapter's A is whole on
-every rank; its B is cut like the product that it changes.
+Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in one order for any
+number of columns, so bits don't depend on the number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out` and `down`
+by inputs, which halves the collectives, but changes bits with the number of ranks. An adapter's A is whole on every
+rank; its B is cut like the product that it changes.
 
 A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
 pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.

@@ -1,4 +1,4 @@
-"""Start the node's other ranks for rank 0, share pages with them, watch them and end them.
+"""Start, watch and end the node's other ranks for rank 0, and share pages with them.
 
     start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close.
 

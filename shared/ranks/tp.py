@@ -3,8 +3,8 @@
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends a forward's inputs (ModelInputs) as values. A follower that planned, sampled or relayed tokens by itself
-might decide differently. All ranks share the pages' memory.
+Rank 0 sends ModelInputs as values. A follower that planned, sampled or relayed tokens by itself might decide
+differently. All ranks share the pages' memory.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ a kept node's ancestors are kept, too.
     head reads   (bonus, f)        level 1              level 2
     head draws    level 1       k x k of level 2     k x k of level 3
 
-All nodes of level n are at position L + n - 1. If the head is right, the first draw at each node equals the target's
-draw.
+Nodes of level n are at position L + n - 1. If the head is right, a node's first draw equals the target's.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from shared.speculation.views import alternatives_of
 
 @dataclass(slots=True)
 class Level:
-    """n candidates of one depth for each of D rows. A score is the log-likelihood of a candidate's path.
+    """n candidates of one depth for each of D rows. Scores are log-likelihoods of their paths.
 
     parents: indices over all levels' candidates; -1 stands for the bonus token.
     """

@@ -5,8 +5,8 @@
     logits:               the target's logits for these sums; reversed where the draft is wrong
 
 Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
-another row's token or hidden state breaks the chain and all later drafts. `depth` counts the drafts under a feature, so
-it shows slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
+another row's token or hidden state breaks all later drafts. `depth` counts the drafts under a feature, and so shows
+slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
 `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
