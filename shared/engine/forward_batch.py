@@ -125,7 +125,6 @@ def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
 def _committed(
     plan: StepPlan, arrays: StepArrays[torch.Tensor], future: FutureIndices, future_map: FutureMap
 ) -> torch.Tensor:
-    """Return the plan's lengths for chunk rows and published lengths for decode rows."""
     if not plan.lengths_relayed:
         return arrays.seq_lens
     first = plan.num_prefill

@@ -8,7 +8,7 @@ A graph always uses the memory of its capture, so a step's arrays go to fixed pl
 share the block: the next upload runs after this step's graphs. Results are copied out of the graph's memory after graph
 B.
 
-A graph reads nothing from the host. Graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
+A graph reads nothing from the host. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class GraphRunner:
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
-        """Run the step's first part, up to publish."""
+        """Run the step up to publish."""
         worker = self._worker
         fb, step = self._prepare(frame)
         worker.record_inputs(fb)

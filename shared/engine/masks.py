@@ -1,4 +1,4 @@
-"""Hold a step's grammar masks. The host makes them during the forward; only the sampling waits for them.
+"""Hold a step's grammar masks. Only the sampling waits for them.
 
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |

@@ -120,7 +120,7 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
 def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
 
-    The path ends at the first of the deepest nodes that, with all ancestors, are right.
+    Of several longest paths, take the first.
     """
     drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
     right = torch.ones_like(draws, dtype=torch.bool)

@@ -1,7 +1,4 @@
-"""Read an EAGLE-3 head in the public format of arXiv 2503.01840: config.json and *.safetensors.
-
-Opening a folder checks all names and shapes.
-"""
+"""Read an EAGLE-3 head in the public format of arXiv 2503.01840: config.json and *.safetensors."""
 
 from __future__ import annotations
 
@@ -58,7 +55,8 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 class HeadFolder:
-    """A head's folder. Headers and vocabulary map are read at once, weights on demand."""
+    """A head's folder. All names and shapes, and the vocabulary map, are checked at once. Weights are read on
+    demand."""
 
     def __init__(self, folder: Path, target: LlamaConfig) -> None:
         self.path = folder
@@ -79,7 +77,6 @@ class HeadFolder:
         return self._files.content_hash()
 
     def _public_names(self) -> dict[str, str]:
-        """Map public names to the files' names."""
         names = {public_name(name): name for name in sorted(self._files.names())}
         known = {*tensor_shapes(self.config), "d2t", "t2d"} | LEFT_OUT
         unknown = sorted(names[name] for name in names.keys() - known)
@@ -168,10 +165,7 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return the target's layers whose inputs `fc` reads.
-
-    Number n in the file means the output of layer n, which is the input of layer n + 1.
-    """
+    """Return layers of the target. Number n in the file means the output of layer n: the input of layer n + 1."""
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

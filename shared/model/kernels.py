@@ -181,7 +181,6 @@ def plain_numbers(weight: Weight) -> torch.Tensor:
 
 
 def make_wide_head(weight: Weight) -> Head:
-    """Return a WideHead, or the library's product for blocks."""
     return PlainBlockLinear(weight, out_dtype=torch.float32) if isinstance(weight, BlockWeights) else WideHead(weight)
 
 

@@ -29,7 +29,6 @@ KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
 def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
-    """Return the plane of keys and values and, for KV in bytes, the plane of scales."""
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
     # A page holds all layers, so it may be freed early only if all layers have windows.
     window = max(config.windows) if config.windows and all(config.windows) else 0

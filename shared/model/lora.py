@@ -1,7 +1,4 @@
-"""Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
-
-An adapter multiplies a product's input by two narrow matrices, and adds the result to the output.
-"""
+"""Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer number and fu
 def load_adapter(
     pairs: Sequence[LoraPair], config: LlamaConfig, dtype: torch.dtype, device: torch.device, make: LinearFactory
 ) -> Adapter:
-    """Load an adapter on the device, in the dtype. `make`: Kernels.make_linear."""
+    """Load an adapter. `make`: Kernels.make_linear."""
     starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
     adapter: Adapter = {}
     for pair in pairs:

@@ -4,7 +4,7 @@
     stage 1     residual -> layers [a, b)        -> residual ...
     last        residual -> layers [b, n), norm, head on the wanted rows  -> logits
 
-The residual is float32 everywhere, so any cut gives the same bits. A page holds all layers; each stage uses its own.
+The residual is float32 everywhere, so any cut gives the same bits. Pages hold all layers.
 """
 
 from __future__ import annotations

@@ -135,7 +135,6 @@ class SafetensorsFolder:
         self._files.check_floats(there)
 
     def _check_tied(self) -> None:
-        """Raise ConfigError for a head that differs from the embedding."""
         if MODEL_NAMES["head"] not in self._files.names():
             return
         head, embed = (self._files.tensor(MODEL_NAMES[name]) for name in ("head", "embed"))

@@ -3,8 +3,8 @@
     page slots of a row     | cross keys and values, one slot per encoder token | the decoder's own |
     decoder layer           norm -> self attention -> add | norm -> cross attention -> add | norm -> feed-forward -> add
 
-The encoder runs in one step, and writes all cross keys and values to its tokens' slots. Positions are relative: the
-distance between query and key chooses a bucket with a learned bias. All layers of a stack use the first layer's biases.
+The encoder runs in one step, and writes all cross keys and values to its tokens' slots. All layers of a stack use the
+first layer's position biases.
 """
 
 from __future__ import annotations

@@ -109,6 +109,6 @@ def joined(parts: Sequence[ModelOutput]) -> ModelOutput:
 
 
 def tensors_of(output: ModelOutput) -> list[torch.Tensor]:
-    """Return the nonempty tensors in the order in which they are sent."""
+    """Return the nonempty tensors, in the order of sending."""
     tensors = (output.logits, output.hidden, output.aux)
     return [tensor for tensor in tensors if tensor is not None and tensor.numel()]

@@ -41,7 +41,6 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
 
 
 def _hash_drafter(config: SpecConfig, model: Model) -> Drafter | None:
-    """Return HashLM's drafter, or None for other integer models."""
     from shared.model.hashlm.draft import HashDraft  # loads CPU kernels
     from shared.model.hashlm.model import HashLM
 

@@ -8,7 +8,7 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-As in SGLang, `extend` relays topk_index, hidden_states and, for a tree, topk_p to `propose`.
+`extend` relays the same state as in SGLang.
 """
 
 from __future__ import annotations
