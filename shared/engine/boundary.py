@@ -1,7 +1,6 @@
 """Take one step's arrays to the device and bring its results back.
 
-On a CPU, host and device share memory. A step on a GPU copies all arrays from a pinned slot, and all results to another
-slot.
+On a GPU, each direction is one copy through a pinned slot:
 
     host      pinned |rows|lengths|page table|...|              |tokens|lengths|...|   read when the lease is closed
                       ----- upload ----->                        <---- download ----
@@ -22,8 +21,8 @@ import numpy.typing as npt
 import torch
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
-Pinned = Callable[[int], torch.Tensor]  # takes a number of bytes; returns page-locked host memory as (bytes,) uint8
-ALIGNED = 16  # bytes; an array that begins at a multiple of this can be viewed in its own dtype
+Pinned = Callable[[int], torch.Tensor]  # returns page-locked host memory, (bytes,) uint8
+ALIGNED = 16  # bytes; at a multiple of this, an array can be viewed in its dtype
 SMALLEST_SLOT = 1 << 16  # bytes
 
 S = TypeVar("S")
@@ -38,10 +37,8 @@ class SlotHolder(Protocol):
 
 
 class HostCopy(Protocol):
-    """A step's results, while the device copies them to the host."""
-
     def read(self) -> dict[str, torch.Tensor]:
-        """Return tensors that the host owns. Call this after the copy's event has fired and before the lease ends."""
+        """Return tensors that the host owns. Call this after the copy's event, before the lease ends."""
         ...
 
 
@@ -62,38 +59,36 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """One step's results, packed into one device block, (n,) uint8."""
+    """One step's results in one device block, (n,) uint8."""
 
     block: torch.Tensor
     places: Mapping[str, Place]
 
 
-Packed = Mapping[str, torch.Tensor] | SideBySide  # a step's results: unchanged on a CPU, packed on a device
+Packed = Mapping[str, torch.Tensor] | SideBySide  # unchanged on a CPU, packed on a device
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether this boundary copies the arrays."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether it copies them."""
 
     is_device: bool
 
     @property
-    def num_taken(self) -> int:
-        """Return the number of slots that leases hold."""
-        ...
+    def num_taken(self) -> int: ...
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
-        """Return the arrays as tensors of the same names, shapes and dtypes, on the forward stream.
+        """Return tensors of the same names, shapes and dtypes, on the forward stream.
 
-        The tensors are read-only, because on a CPU they share the arrays' memory.
+        They are read-only, because on a CPU they share the arrays' memory.
         """
         ...
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
-        """Pack the tensors, on the stream that made them."""
+        """Pack the tensors, on their stream."""
         ...
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        """Begin the copy, on a stream that waits for the packing stream."""
+        """Begin the copy, on a stream that waits for the packing."""
         ...
 
 
@@ -121,7 +116,7 @@ class OnHost:
 
 
 class PinnedCopies:
-    """Copy through pinned slots. A slot is made on demand and then reused; each open lease needs about two slots."""
+    """Copies through pinned slots. Slots are made on demand and reused: about two per open lease."""
 
     is_device = True
 
@@ -150,7 +145,7 @@ class PinnedCopies:
     ) -> None:
         """Copy each array to its place in `block`, in one copy on the current stream.
 
-        The rest of each place becomes zero. Bytes after the last place keep their values.
+        The rest of each place becomes zero. Bytes after the last place stay.
         """
         size = size_of(list(places.values()))
         host = self._out.take(size, holder)[:size]
@@ -177,7 +172,7 @@ class PinnedCopies:
 
 @dataclass(frozen=True, slots=True)
 class InSlot:
-    """A step's results in a pinned slot; `read` copies them, because later steps reuse the slot."""
+    """A step's results in a pinned slot. `read` copies them, because later steps reuse it."""
 
     slot: torch.Tensor
     places: Mapping[str, Place]
@@ -188,7 +183,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Holds the free slots of one kind: pinned memory, with or without device memory."""
+    """Free slots of pinned memory, with or without device memory."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
@@ -196,7 +191,7 @@ class Slots(Generic[S]):
         self.num_taken = 0
 
     def take(self, num_bytes: int, holder: SlotHolder) -> S:
-        """Return a slot of at least `num_bytes` bytes. `holder` gives the slot back."""
+        """Return a slot of at least `num_bytes` bytes. `holder` gives it back."""
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
@@ -210,7 +205,7 @@ class Slots(Generic[S]):
         return taken[1]
 
     def give_back(self, slot: tuple[int, S]) -> None:
-        """Take back a slot that no copy or step reads any more."""
+        """Take back a slot that nothing reads any more."""
         self._free.append(slot)
         self.num_taken -= 1
 
@@ -225,7 +220,6 @@ def lay_side_by_side(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
 
 
 def size_of(places: tuple[Place, ...] | list[Place]) -> int:
-    """Return the size of a block in bytes."""
     return places[-1].end if places else 0
 
 

@@ -1,10 +1,9 @@
-"""Choose the captured graph that can run a step, with pure functions.
+"""Choose the captured graph that can run a step.
 
     rows of a step        1 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
     tokens of a row       exactly the step's width: a longer window would write past the rows' pages
 
-A padded row has request row 0, page 0 and length 0, and emits nothing. No request reads the KV that a padded row
-writes.
+A padding row has request row 0, page 0 and length 0, and emits nothing. No request reads its KV.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ DRAWING = (
     "top_p",
     "log_min_p",
     "seeds",
-)  # the fields of Knobs that are read to draw a token
+)  # fields of Knobs that a draw reads
 PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 
@@ -46,8 +45,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, including the step's own
-    positions."""
+    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, the step's own included."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
@@ -55,20 +53,16 @@ class Buckets:
 
     @classmethod
     def up_to(cls, most_rows: int, widths: tuple[int, ...], most_tokens: int) -> Buckets:
-        """Return the buckets for up to `most_rows` running requests."""
         last = bisect.bisect_left(BATCHES, most_rows)
         return cls(BATCHES[: last + 1], widths, most_tokens)
 
     def shapes(self) -> list[Shape]:
-        """Return all shapes, largest first, so that later graphs fit into the memory of the first graph."""
+        """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
         every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
-        """Return the shape of the graph that can run the step, or the reason why no graph can (EAGER_REASONS).
-
-        `knobs`: the plan's sampling parameters.
-        """
+        """Return the shape of the step's graph, or the reason why no graph fits (EAGER_REASONS)."""
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
             "grammars": any(plan.constrained),
@@ -87,21 +81,17 @@ class Buckets:
 
 
 def has_edits(knobs: Knobs[np.ndarray]) -> bool:
-    """Return whether the logits of any row are edited before a token is drawn."""
     lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
     return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths that get a graph: the first, middle and last, ascending."""
+    """Return the widths that get graphs: first, middle and last, ascending."""
     return tuple(sorted({widths[0], widths[len(widths) // 2], widths[-1]}))
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """Return a plan with the fields that all steps of the shape share.
-
-    The plan has no lengths: only the device knows them.
-    """
+    """Return a plan with the fields that all steps of the shape share. Only the device knows lengths."""
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(
@@ -127,10 +117,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends. Each array has one element per row.
-
-    A length of -1 means that the relay has the length.
-    """
+    """Return the arrays that each step sends, one element per row. Length -1: the relay has the length."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

@@ -11,8 +11,8 @@ from shared.model.interface import Carried, ModelOutput
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """The step's lease holds this state until sampling. Each pipeline stage replaces the state."""
+    """Owned by the step's lease until sampling. Each pipeline stage replaces the state."""
 
     fb: ForwardBatch
-    output: Carried | ModelOutput  # a ModelOutput once the last stage has run
+    output: Carried | ModelOutput  # a ModelOutput after the last stage
     drafts: Drafts | None

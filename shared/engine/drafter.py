@@ -1,4 +1,4 @@
-"""Define the interface of draft algorithms. Plain decoding (width 1) takes the same path without a drafter.
+"""Define the interface of draft algorithms. Plain decoding (width 1) takes this path without a drafter.
 
 propose -> target forward -> verify (the same for all drafters) -> publish -> extend -> stash
 """
@@ -23,11 +23,11 @@ class Drafter(Protocol):
 
     Draft KV lies in the target's pages, so hand-offs and the prefix cache include it.
 
-    - state_name: peers with equal names share draft state, so the name identifies the draft weights, too. "none": no
-      draft state crosses the hand-off.
+    - state_name: names algorithm and weights. Peers with equal names share draft state. "none": no draft state crosses
+      the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
-    - reads_history: whether `propose` reads the FutureMap's history. If it does, every row keeps a history.
+    - reads_history: whether `propose` reads the FutureMap's history; every row then keeps one.
     """
 
     state_name: str
@@ -36,11 +36,11 @@ class Drafter(Protocol):
     reads_history: bool
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """Return the planes that the drafter adds to each page, behind the target's planes."""
+        """Return the planes that the drafter adds behind the target's planes."""
         ...
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        """Return drafts for a step's D decode rows (plan.width > 1), made from relayed state and draft KV.
+        """Return drafts for the step's D decode rows, where plan.width > 1.
 
         Input ids and history hold the bonus tokens. Each draft enters the history before the next draft is drawn.
         """
@@ -49,9 +49,8 @@ class Drafter(Protocol):
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write draft KV for all T tokens of the step; verified.next_ids holds the token after each of them.
+        """Write draft KV for all T tokens of the step.
 
-        Return a (B, *shape) tensor per name of `relay_specs`. If a batch row does not emit, its row of these tensors is
-        never read.
+        Return a (B, *shape) tensor per name of `relay_specs`. Values of rows that do not emit are never read.
         """
         ...

@@ -1,4 +1,4 @@
-"""Launch plans, copy results to the host, close leases and recover from errors. The engine does not know requests."""
+"""Launch plans, copy results to the host, close leases and recover from errors. The engine knows no requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Engine:
         parts: Sequence[Stage] = (),
         runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: a pipeline's stages. `runner` runs the steps; the default is the worker."""
+        """`parts`: a pipeline's stages. `runner` runs the steps, by default the worker."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
@@ -50,10 +50,10 @@ class Engine:
         self.future_map = future_map
         self.publishes = publishes  # whether only the device knows the lengths (width > 1)
         self.leases: deque[StepLease] = deque()
-        self._open: dict[int, StepLease] = {}  # the open leases by step, to find leases that were lost
+        self._open: dict[int, StepLease] = {}  # open leases by step, to find lost ones
         self.last_done: Event | None = None
-        self.device_error: BaseException | None = None  # a transfer's error; a step that runs sets it to None again
-        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a wait for a step's sampling
+        self.device_error: BaseException | None = None  # a transfer's error; a step that runs clears it
+        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a wait for sampling
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -61,7 +61,7 @@ class Engine:
         return self._next_step
 
     def _arm(self, work: StepPlan | Admission) -> Event | None:
-        """Return a new publish event, or None if `work` publishes no lengths (S3: empty index)."""
+        """Return a publish event, or None if `work` publishes no lengths (S3: empty index)."""
         return Event() if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:
@@ -126,7 +126,7 @@ class Engine:
     def admit(self, admission: Admission) -> StepLease:
         """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
 
-        Launch late sampling first, because it may write rows that now belong to the arrived requests.
+        Late sampling goes first, because it may write rows that now belong to these requests.
         """
         self.stages.flush()
         publish_ready = self._arm(admission)
@@ -170,36 +170,35 @@ class Engine:
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
-        """Return the event to wait for before reading lengths. This event belongs to the newest lease that publishes
-        (S6)."""
+        """Return the newest publish event (S6). Wait for it before reading lengths."""
         self.stages.flush()
         return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
-        """Wait for the oldest lease's result. Return False if none is open."""
+        """Wait for the oldest result. Return False without a lease."""
         self.stages.flush()
         if self.leases:
             self.leases[0].done.synchronize()
         return bool(self.leases)
 
     def collect(self) -> StepResult | None:
-        """Close the oldest lease. Return the step's result, or None for an admission. Raises the step's error."""
+        """Close the oldest lease. Return its result, or None for an admission. Raises the step's error."""
         lease = self.leases.popleft()
         del self._open[lease.step]
         return lease.close()
 
     def heard(self, error: BaseException) -> None:
-        """Record an error that may mean a dead device. Between steps, only transfers can reveal a dead device."""
+        """Record an error that may mean a dead device. Between steps, only transfers reveal one."""
         if blames_device(error) or isinstance(error, StreamSkipped):
             self.device_error = error
 
     def device_works(self) -> None:
-        """Forget the device error after a step has run, and accept transfers again."""
+        """After a step has run, forget the device error and accept transfers again."""
         self.device_error = None
         self.streams.reset()
 
     def recover(self) -> list[StepLease]:
-        """After a step raised an error, close every open lease and start a new stream epoch. Return the leases."""
+        """After a step's error, close all leases and start a new stream epoch. Return the leases."""
         self.stages.flush()
         drained = list(self.leases)
         for lease in drained:
@@ -231,8 +230,7 @@ def _owners(lease: StepLease) -> str:
 
 
 def _to_host(lease: StepLease, boundary: Boundary) -> HostCopy | None:
-    """Begin to copy the results, on the copy stream. If the step failed, raise its first error, which caused the
-    others."""
+    """Begin to copy the results, on the copy stream. Raises the step's first error, which caused the others."""
     for ticket in (lease.computed, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error

@@ -1,5 +1,4 @@
-"""Copy a plan to the device, for the forward stream. The worker writes only this copy, never the scheduler's batch
-(S8)."""
+"""Copy a plan to the device, for the forward stream. The worker writes only this copy (S8)."""
 
 from __future__ import annotations
 
@@ -23,15 +22,11 @@ from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
 KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
-KNOB = "knob."  # prefix of the sampling parameters' names in an upload
+KNOB = "knob."  # prefix of sampling parameters in an upload
 
 
 class Staged(SlotHolder, Protocol):
-    """A step's lease."""
-
-    def take_staging(self) -> torch.Tensor:
-        """Return the prompt tokens. Only the first call succeeds."""
-        ...
+    def take_staging(self) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +39,8 @@ class BothKnobs:
 class ForwardBatch:
     """One step on the device. `arrays` are only read.
 
-    - committed: (B,) int64, each row's exact length before the step. The relay has the lengths that the plan lacks.
-    - tag_ok: (B,) bool, whether the expected step wrote the row's relay; True for chunk rows.
+    - committed: (B,) int64, each row's exact length before the step.
+    - tag_ok: (B,) bool, as in Prepared; True for chunk rows.
     - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 
@@ -111,7 +106,7 @@ class ForwardBatch:
 
     @property
     def seq_lens_sum(self) -> int | None:
-        """Return the sum of the rows' lengths, or None if the host has only bounds of the lengths (S1)."""
+        """Return the sum of the rows' lengths, or None if the host has only bounds (S1)."""
         return self.inputs.host.seq_lens_sum if self.inputs.host is not None else None
 
     def decode_rows(self) -> tuple[Int64s, torch.Tensor]:
@@ -119,7 +114,7 @@ class ForwardBatch:
         return np.arange(first, end), torch.arange(first, end, device=self.committed.device)
 
     def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
-        """Return the batch row of each of E outputs. `rows`: `host_rows` on the device."""
+        """Return each output's batch row. `rows`: `host_rows` on the device."""
         return host_rows if self.knobs is None else OutputRows(host_rows, self.knobs.host, rows, self.knobs.device)
 
 
@@ -130,7 +125,6 @@ def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
 def _committed(
     plan: StepPlan, arrays: StepArrays[torch.Tensor], future: FutureIndices, future_map: FutureMap
 ) -> torch.Tensor:
-    """Return the plan's lengths for chunk rows and the published lengths for decode rows."""
     if not plan.lengths_relayed:
         return arrays.seq_lens
     first = plan.num_prefill
@@ -147,10 +141,7 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens from the upload, and the first token of each decode row from the relay.
-
-    The drafter fills the rest of a window.
-    """
+    """Fill input_ids (S9): chunk tokens, and each decode row's relayed token. The drafter fills the rest."""
     plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
         ids[:num_chunk] = fb.arrays.chunk_ids

@@ -1,13 +1,12 @@
-"""Keep the relay: for each request-pool row, the state that one step leaves for the next step.
+"""Keep the relay: for each request-pool row, the state that one step leaves for the next.
 
 See reports #25862, #25879 and #25945.
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
-Every write happens on the forward stream, even a write by a PREBUILT admission. So when a row gets a new owner, no
-fence is needed after the previous owner's last step. Row 0 is padding. Steps allocate no buffers, and
-indices never wrap around.
+Every write runs on the forward stream, even a PREBUILT admission's, so a row's new owner needs no fence. Row 0 is
+padding. Steps allocate no buffers, and indices never wrap around.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shared.sample.interface import History
 
 @dataclass(frozen=True, slots=True)
 class RelaySpec:
-    """A buffer that a drafter declares at start-up."""
+    """A buffer that a drafter declares."""
 
     name: str
     shape: tuple[int, ...]  # of one row
@@ -33,7 +32,7 @@ class RelaySpec:
 
 @dataclass(frozen=True, slots=True)
 class FutureIndices:
-    """The request-pool rows of a batch."""
+    """A batch's request-pool rows."""
 
     indices: torch.Tensor  # (B,) int64
 
@@ -56,8 +55,7 @@ class FutureMap:
         }
 
     def publish(self, future: FutureIndices, new_seq_lens: torch.Tensor, publish_ready: Event | None) -> None:
-        """Publish each row's committed length after this step. If `future` has no rows, write nothing and fire no event
-        (S3)."""
+        """Publish the rows' new committed lengths. Without rows, write nothing and fire no event (S3)."""
         if future.indices.numel() == 0:
             return
         self.new_seq_lens_buf[future.indices] = new_seq_lens
@@ -67,10 +65,9 @@ class FutureMap:
     def stash(
         self, future: FutureIndices, next_token_ids: torch.Tensor, step: int | torch.Tensor, **extras: torch.Tensor
     ) -> None:
-        """Write the relay rows after sampling: the next input token and the declared extras.
+        """Write relay rows after sampling: the next input token and the declared extras.
 
-        Token ids of any shape and integer dtype are stored flat, as int64 (S3). `step`, a number or (1,) int64, tags
-        the written rows. `gather` compares this tag with the step that the plan expects.
+        Token ids of any shape and integer dtype become flat int64 (S3). `step`, a number or (1,) int64, tags the rows.
         """
         if future.indices.numel() == 0:
             return
@@ -80,7 +77,7 @@ class FutureMap:
             self.extras[name][future.indices] = value
 
     def gather(self, future: FutureIndices, expect_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens (B,) int64, tag_ok (B,) bool). A wrong tag is reported in the step's results."""
+        """Return (tokens (B,) int64, tag_ok (B,) bool). tag_ok: whether `expect_step` is the row's tag."""
         return self.output_tokens_buf[future.indices], self.written_by[future.indices] == expect_step
 
     def published(self, future: FutureIndices) -> torch.Tensor:
@@ -88,11 +85,11 @@ class FutureMap:
         return self.new_seq_lens_buf[future.indices]
 
     def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
-        """Return the rows' values of a declared extra, (B, *shape)."""
+        """Return a declared extra, (B, *shape)."""
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:
-        """Write the tokens of history seeds. `ids`: int32, the tokens of all seeds, concatenated."""
+        """Write history seeds. `ids`: int32, the tokens of all seeds in one tensor."""
         begin = 0
         for seed in seeds:
             end = begin + len(seed.ids)
@@ -100,21 +97,21 @@ class FutureMap:
             begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        """Write input tokens and drafts, because penalties count all tokens before an output."""
+        """Write input tokens and drafts; penalties count all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:
-        """Return the whole history buffer by reference, and the batch's rows in it."""
+        """Return the whole history by reference, and the batch's rows in it."""
         return History(self.history, future.indices)
 
     def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:
-        """Return a (B, num_tokens) int32 copy of the rows' history. Positions after the known tokens are undefined."""
+        """Return a (B, num_tokens) int32 copy of the rows' history, undefined after the known tokens."""
         return self.history[future.indices, :num_tokens]
 
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> Int64s:
-        """Return the exact committed lengths (B,), int64 on the host. The host waits only for the newest lease's
-        `publish_ready`, which was armed at launch. That step's draft-extend may still be running afterwards (#25879,
-        #26020).
+        """Return exact committed lengths (B,), int64 on the host.
+
+        Waits only for the newest lease's `publish_ready`, not for that step's draft-extend (#25879, #26020).
         """
         if publish_ready is not None:
             publish_ready.synchronize()

@@ -4,12 +4,11 @@
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph always uses the memory that it was captured with. So a step's arrays go into one device block, at fixed offsets
-for each shape. All steps can share the block, because the next step's upload runs after this step's graphs. Results are
-copied out of the graph's memory after the second graph, and to the host while the next step runs.
+A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
+share the block: the next upload runs after this step's graphs. Results are copied out of the graph's memory after graph
+B.
 
-A graph reads nothing from the host. `frame_of` states the fields that all steps of a graph share. A step without a
-fitting graph runs eagerly. The graphs capture the worker's own code. Capturing has not been tried on a GPU yet.
+A graph reads nothing from the host. Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -45,12 +44,11 @@ from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
-MOST_BYTES = 8  # the largest size of one entry of a row array, in bytes
+MOST_BYTES = 8  # the largest size of a row array's entry
 
 
 class StepRunner(Protocol):
-    """Run a step as two closures on the forward stream. The Worker is a runner, too: it runs the step operator by
-    operator."""
+    """Run a step as two closures on the forward stream, as the Worker does."""
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]: ...
 
@@ -59,25 +57,24 @@ class StepRunner(Protocol):
     ) -> Generator[None, None, Packed]: ...
 
     def totals(self) -> dict[str, float]:
-        """Return counts of steps, by the short names of metrics. Any thread may call this."""
+        """Return counts of steps, by the metrics' short names. Any thread may call this."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plan and the arrays that all steps of one shape share. `places` says where a step's own arrays lie in the
-    block."""
+    """All that a shape's steps share."""
 
     plan: StepPlan
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
     knobs: BothKnobs
-    places: Mapping[str, Place]  # places in the block; the page table's place is the last
+    places: Mapping[str, Place]  # where a step's own arrays lie in the block; the page table is last
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The two graphs of one shape. The second graph leaves the step's results in `results`."""
+    """One shape's two graphs. The second leaves the step's results in `results`."""
 
     frame: Frame
     graphs: tuple[GpuGraph, GpuGraph]
@@ -85,10 +82,9 @@ class Captured:
 
 
 class GraphRunner:
-    """Runs a step with the captured graphs of its shape. If there are none, the worker runs the step. Closures run on
-    the forward stream.
+    """Runs a step with its shape's graphs, or else with the worker.
 
-    graphed: number of steps that graphs ran. eager: number of steps that the worker ran, by reason (EAGER_REASONS).
+    `graphed` and `eager` count steps; `eager` counts by reason (EAGER_REASONS).
     """
 
     def __init__(self, worker: Worker, gpu: Gpu, buckets: Buckets, *, publishes: bool, page_size: int) -> None:
@@ -129,7 +125,7 @@ class GraphRunner:
         if lease.publish_ready is not None:
             lease.publish_ready.fire()
         yield
-        with lease.times.drafting():  # the drafter proposes in the first graph and extends in the second
+        with lease.times.drafting():  # the first graph proposes, the second extends
             rest.replay()
         found = captured.results
         places = {name: place.first(plan.batch_size) for name, place in found.places.items()}
@@ -143,7 +139,7 @@ class GraphRunner:
         return shape if isinstance(shape, str) or shape in self._captured else "uncaptured"
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
-        """Send the step's arrays in one copy. Padded rows are zeros."""
+        """Send the step's arrays in one copy; padding rows are zeros."""
         pages = plan.page_table[:, : self._num_pages].T
         places = dict(frame.places)
         places[PAGES] = places[PAGES].first(len(pages))
@@ -154,15 +150,14 @@ class GraphRunner:
     # Capturing
 
     def capture(self) -> None:
-        """Run and then capture every shape, before the first step. All rows of these runs are padding rows, which
-        belong to no request.
+        """Run and then capture every shape, with padding rows, before the first step.
 
-        If a capture fails, log a warning. Steps of the shapes that are not captured then run eagerly.
+        After a failure, log a warning. Steps of the missing shapes run eagerly.
         """
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # raised also if memory runs out; if the device is lost, the next step fails
+        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -198,10 +193,8 @@ class GraphRunner:
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
-        The page numbers have the same offset for all shapes.
-
-        Only the page numbers in use are sent. Behind them, the block still has page numbers of earlier steps. Kernels
-        also read these old pages and ignore their contents, so each number must be the number of an existing page.
+        The page numbers have one offset for all shapes. Only page numbers in use are sent. Behind them the block keeps
+        page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must exist.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
@@ -212,7 +205,7 @@ class GraphRunner:
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
-        """Run the step's first part, which ends with publish."""
+        """Run the step up to publish."""
         worker = self._worker
         fb, step = self._prepare(frame)
         worker.record_inputs(fb)
@@ -232,7 +225,7 @@ class GraphRunner:
     def _second(
         self, frame: Frame, fb: ForwardBatch, output: ModelOutput, verified: Verified, step: torch.Tensor
     ) -> SideBySide:
-        """Run the step's second part, which follows publish. Return the packed results."""
+        """Run the rest of the step. Return the packed results."""
         worker = self._worker
         worker.record_drafts(fb, verified)
         worker.extend(fb, output, verified)
@@ -242,7 +235,7 @@ class GraphRunner:
         return packed
 
     def _prepare(self, frame: Frame) -> tuple[ForwardBatch, torch.Tensor]:
-        """Return a batch for the worker, made from the step in the block. Also return the step's number."""
+        """Return a batch for the worker, made from the step in the block, and the step's number."""
         sent = {name: place.of(self._block) for name, place in frame.places.items()}
         rows, expected, relay = sent["rows"], sent["expect_step"], self._worker.future_map
         prepared = prepare_windows(rows, sent["seq_lens"], expected, frame.plan.width, relay)

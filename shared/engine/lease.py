@@ -1,5 +1,6 @@
-"""Define StepLease: everything that a launched step holds. A lease closes only when the step's result is processed.
-The results of zombies (rows whose request ended or was retracted after planning) are processed, too.
+"""Define StepLease: everything that a launched step holds until its result is processed.
+
+Results of zombies (rows whose request ended or was retracted after planning) are processed, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """Measures one step's duration. Marks are set on the forward stream, and `seconds` reads them after the step."""
+    """Measures a step. Marks are set on the forward stream."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +41,7 @@ class StepTimes:
         self._drafting.append((begin, self._clock.mark()))
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds that the drafter took, and the seconds that all other work took."""
+        """Return the seconds of the drafter, and of all other work."""
         drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
         return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
@@ -49,8 +50,8 @@ class StepTimes:
 class StepLease:
     """A launched step's data, owned by the engine.
 
-    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; it is None if the step publishes
-    no lengths. `done` fires when the result is on the host.
+    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; None without new lengths. `done`
+    fires when the result is on the host.
     """
 
     step: int
@@ -58,16 +59,16 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    computed: Ticket[None] | None = None  # the ticket of the forward, or of a pipeline's last stage
+    computed: Ticket[None] | None = None  # of the forward, or of a pipeline's last stage
     sampled: Ticket[Packed | None] | None = None  # results for the host; an admission has none
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
-    # set from forward to sampling; None before and after, and once the lease is closed (H10)
+    # set from forward to sampling, else None (H10)
     carry: Carry | None = None
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # set if a row has a grammar
     drafted: Event | None = None  # set if a row has a grammar and the step has drafts; fires once `drafts` is set
-    # drafts on the device, kept until the lease ends, because a copy to the host reads them
+    # on the device, kept until the lease ends, because a copy to the host reads it
     drafts: Packed | None = None
     host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
@@ -77,7 +78,7 @@ class StepLease:
         self._slots.append(give_back)
 
     def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
-        """Pack the drafts if masks need them. Runs on the forward stream, right after drafting."""
+        """Pack the drafts if masks need them, on the forward stream."""
         if self.drafted is not None:
             self.drafts = boundary.pack(named_drafts(drafts))
             self.drafted.fire()
@@ -87,14 +88,14 @@ class StepLease:
         return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
-        """Return the drafts, or None if `host_drafts` failed. Call this only after `host_drafts` is done."""
+        """Return the drafts, or None if `host_drafts` failed. Call this once `host_drafts` is done."""
         ticket = self.host_drafts
         if ticket is None or ticket.result is None or ticket.done.error is not None:
             return None
         return read_drafts(ticket.result.read())
 
     def take_staging(self) -> torch.Tensor:
-        """Return the step's prompt tokens (S9). Raises IntegrityError at a second call, which would prefill again."""
+        """Return the prompt tokens (S9). Raises IntegrityError at a second call, which would prefill again."""
         staging, self.staging = self.staging, None
         if staging is None:
             raise IntegrityError(f"step {self.step}: prompt staging was consumed twice")
@@ -107,11 +108,10 @@ class StepLease:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the result is on the host."""
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Drop all references. Return the result or raise the step's or the device's error."""
+        """Drop all references. Return the result, or raise the error of the step or the device."""
         assert self.result is not None
         copy, error = self.result.result, self.result.error or self.result.done.error
         try:
@@ -125,7 +125,7 @@ class StepLease:
             self.drop()
 
     def drop(self) -> None:
-        """Release everything that the lease holds. Call this once the step is done and nothing reads its data."""
+        """Release everything. The step must be done, and nothing may read its data."""
         self.closed = True
         self.carry = None
         self.drafts = None

@@ -1,10 +1,9 @@
-"""Hold a step's grammar masks. The host makes the masks during the forward; only the sampling waits for them.
+"""Hold a step's grammar masks. Only the sampling waits for them.
 
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |
 
-The host makes step N's masks after processing all earlier results and step N's drafts. So the oldest open step can
-always go on: no step ever waits for a step that was launched later.
+The host makes step N's masks from all earlier results and step N's drafts. So no step waits for a later step.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shared.sample.interface import TokenMasks
 
 @dataclass(frozen=True, slots=True)
 class HostDrafts:
-    """Drafts of D decode rows on the host. Both arrays are (D, width - 1), as in Drafts."""
+    """Drafts on the host: (D, width - 1) each, as in Drafts."""
 
     ids: npt.NDArray[np.int64]
     parents: npt.NDArray[np.int64]
@@ -35,8 +34,7 @@ def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
 
 
 def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
-    """Return HostDrafts from the host's copy of the tensors of `named_drafts`. In a chain, the parent of each draft is
-    the draft before it."""
+    """Read `named_drafts` on the host. In a chain, each draft's parent is the draft before it."""
     ids = found["ids"].numpy()
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())
@@ -45,7 +43,7 @@ def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
-    """The masks of one step, owned by its lease. The host fires `ready`; the sampling waits for it."""
+    """One step's masks, owned by its lease. The host fires `ready` for the sampling."""
 
     ready: Event
     value: TokenMasks | None = None

@@ -18,8 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RowId(NamedTuple):
-    """Names a request and its incarnation. A retraction changes the incarnation. Results of an older incarnation are
-    dropped."""
+    """A request's incarnation. A retraction begins a new incarnation; results of an older incarnation are dropped."""
 
     key: RequestKey
     incarnation: int
@@ -27,10 +26,7 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """The first len(ids) tokens of a row's history.
-
-    They come from a prefix-cache hit or a hand-off, so no forward of the row writes them to the history.
-    """
+    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row saw them."""
 
     row: int
     ids: Int64s
@@ -38,18 +34,18 @@ class HistorySeed:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShare:
-    """Names n prompt tokens to score. Each is scored with the logits of the token before it."""
+    """n prompt tokens to score, each with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # index in the chunk of the token before the first target
-    first: int  # prompt position of the first target
+    offset: int  # chunk index of the token before the targets
+    first: int  # first target's prompt position
     targets: Int64s  # (n,)
-    num_top: int  # number of likeliest tokens to return with each target
+    num_top: int  # likeliest tokens to return per target
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Scores of n tokens of one prompt. K = the share's num_top, but at most the vocabulary's size."""
+    """Scores of n tokens of a prompt. K: num_top, at most the vocabulary's size."""
 
     row: int
     first: int
@@ -65,32 +61,33 @@ class StepPlan:
         committed + q_len = attention length.  Chunk rows: q_len tokens from `prefill_input_ids_cpu`.
         Decode rows: q_len = width; the first token comes from the FutureMap, the others from the drafter.
 
-    A plan is launched once. All its arrays are copies, so the batch may change while the plan is in flight (S7).
+    Arrays are (B,) unless noted. They are copies, so the batch may change while the plan is in flight (S7). A plan is
+    launched once.
     """
 
     step: int
     row_ids: tuple[RowId, ...]
-    req_pool_indices: Int64s  # (B,)
-    seq_lens_cpu: Int64s  # (B,) committed tokens before the step
-    lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds; then the FutureMap has exact ones
-    q_lens: Int32s  # (B,)
+    req_pool_indices: Int64s
+    seq_lens_cpu: Int64s  # committed tokens before the step
+    lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds of the FutureMap's exact lengths
+    q_lens: Int32s
     num_prefill: int
     page_table: Int32s  # (B, P) copy of the rows' pages
     prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
     next_prompt_ids: Int64s  # (num_prefill,) the token after each chunk, -1 at the prompt's end
-    emits: Bools  # (B,) whether the row samples
-    expect_step: Int64s  # (B,) the step that wrote the row's relay; -1 for chunk rows
+    emits: Bools  # whether the row samples
+    expect_step: Int64s  # the step that wrote the relay; -1 for chunk rows
     sampling: SamplingBatch
-    history_rows: Bools  # (B,) whether sampling or the drafter reads the row's history
+    history_rows: Bools  # whether sampling or drafter reads the history
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row
-    adapters: Int64s  # (B,) 0 if the row has no LoRA adapter, n for the model's n-th adapter
+    adapters: Int64s  # 0: no LoRA adapter; n: the model's n-th adapter
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed tokens after the step
-    layer_ends: tuple[int, ...] = ()  # a number n means that an event fires once the first n layers have KV
-    encoder_lens: Int64s | None = None  # (B,) number of encoder positions; None if the model has no encoder
+    layer_ends: tuple[int, ...] = ()  # n: an event fires once the first n layers have KV
+    encoder_lens: Int64s | None = None  # encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
-    constrained: tuple[bool, ...] = ()  # (B,) whether a grammar masks the row; () if no row has a grammar
+    constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
 
     @property
     def batch_size(self) -> int:
@@ -102,45 +99,42 @@ class StepPlan:
 
     @property
     def mix_running_indices(self) -> Int64s:
-        """Return the request-pool rows of the decode rows, which come last."""
+        """Return the decode rows' request-pool rows."""
         return self.req_pool_indices[self.num_prefill :]
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Rows that join the batch without a forward (PREBUILT). An admission is a step with its own lease."""
+    """Rows that join the batch without a forward (PREBUILT): a step with its own lease."""
 
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
     tokens: Int64s  # (B,) next input tokens
     committed: Int64s  # (B,)
-    draft_state: dict[str, torch.Tensor]  # a (B, *shape) tensor on the host for each extra that the drafter relays
+    draft_state: dict[str, torch.Tensor]  # (B, *shape) on the host, by relayed extra
     history_seeds: tuple[HistorySeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Host copies of a step's results. k = width; row b emitted tokens[b, :accept_lens[b]].
-
-    tag_ok[b]: whether the expected step wrote row b's relay.
-    """
+    """Host copies of a step's results, as in Verified. k = width; row b emitted tokens[b, :accept_lens[b]]."""
 
     step: int
     row_ids: tuple[RowId, ...]
     num_prefill: int
     tokens: Int64s  # (B, k)
-    accept_lens: Int32s  # (B,) 0 for rows that don't emit
-    seq_lens: Int64s  # (B,) committed tokens after the step
-    tag_ok: Bools  # (B,)
+    accept_lens: Int32s  # (B,)
+    seq_lens: Int64s  # (B,)
+    tag_ok: Bools  # (B,), as in Prepared
     draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) on the host, for a hand-off
-    draft_seconds: float  # time of the drafter's `propose` and `extend` on the forward stream
-    verify_seconds: float  # time of the step's other work; both times are 0 without a clock
+    draft_seconds: float  # the drafter's time on the forward stream
+    verify_seconds: float  # the other work's time; both are 0 without a clock
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
     scores: tuple[PromptScores, ...] = ()
-    prompt_tokens: int = 0  # tokens in the step's chunks
+    prompt_tokens: int = 0
 
     @property
     def width(self) -> int:
@@ -148,9 +142,7 @@ class StepResult:
         return width
 
     def stepped(self, index: int) -> int:
-        """Return the most tokens that the step may have committed in decode row `index`, or 0 for a chunk row.
-
-        These tokens are the relayed token and the drafts."""
+        """Return the most tokens that the step may have committed in row `index`; 0 for a chunk row."""
         return 0 if index < self.num_prefill else self.width
 
     @property

@@ -1,7 +1,6 @@
 """Begin the decode rows of a captured step: compute positions and read the relay's tokens (S9).
 
-All data is on the device, so a graph can capture this code. Steps with chunks run eagerly and begin in
-forward_batch.py.
+All data is on the device, so a graph can capture this code.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from shared.kernel import libraries
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared step of B rows and T tokens. tag_ok: whether the expected step wrote the row's relay."""
+    """A step of B rows and T tokens."""
 
     committed: torch.Tensor  # (B,) int64, before the step
-    tag_ok: torch.Tensor  # (B,) bool
+    tag_ok: torch.Tensor  # (B,) bool: whether the expected step wrote the row's relay
     positions: torch.Tensor  # (T,) int64
     input_ids: torch.Tensor  # (T,) int64
 
@@ -30,7 +29,7 @@ def prepare_windows(
     """Begin a step of B rows with `width` tokens each: one launch on CUDA, on the forward stream.
 
     rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact length. Pool
-    row 0 is padding, with length 0 and a correct tag. The drafter later fills each row's ids after the first.
+    row 0 is padding, with length 0 and a correct tag. The drafter fills each row's ids after the first.
     """
     if libraries.runs_triton(rows.device):
         from shared.gpu_kernel.prepare import Relay, prepare_step
@@ -43,7 +42,7 @@ def prepare_windows(
 def prepare_by_torch(
     rows: torch.Tensor, lengths: torch.Tensor, expect_step: torch.Tensor, width: int, relay: FutureMap
 ) -> Prepared:
-    """Do the same as `prepare_windows`, with torch's operators, on any device."""
+    """Do the same with torch's operators, on any device."""
     future, is_padding = FutureIndices(rows), rows == 0
     committed = torch.where(lengths < 0, relay.published(future), lengths).masked_fill(is_padding, 0)
     tokens, tag_ok = relay.gather(future, expect_step)

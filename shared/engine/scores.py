@@ -1,9 +1,7 @@
 """Take log-probabilities of prompt tokens from a chunk's logits, before the step samples.
 
-    outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
-    to sample             | S | W W W      all that the rest of the step sees
-
-So scores need only the logits of the step's own chunks.
+outputs     s s s s s | S | W W W      s: scored, S: sampled at a prompt's end, W: a verify window
+to sample             | S | W W W      all that the rest of the step sees
 """
 
 from __future__ import annotations
@@ -21,8 +19,9 @@ from shared.sample.sampler import score
 
 
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
-    """Score the plan's shares. Return the scores, on the logits' device. Also return the outputs that the step has yet
-    to sample, and reduce `fb` to them. Runs on the forward stream and waits for nothing.
+    """Return the plan's scores, on the logits' device, and the outputs that are left to sample.
+
+    Reduces fb.inputs.logits_idx to these. Runs on the forward stream and waits for nothing.
     """
     scores: list[SampleOutput] = []
     begin = 0

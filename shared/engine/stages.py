@@ -1,13 +1,10 @@
-"""Launch what a step needs between its forward and its sampling. Pipelines get no new features (see
-shared/config/frozen.py).
+"""Launch a step's later pipeline stages, and its sampling. Pipelines are frozen (shared/config/frozen.py).
 
-Only this file, and code that names `stages`, treats pipelines in a special way. With one stage, sampling is launched at
-once:
+With one stage, sampling is launched at once:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages, the relay stays with the first stage. Sampling is launched a step late, so the first stage never waits
-for the second stage:
+With two stages, the first has the relay. Sampling is launched a step late, so the first stage never waits:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |
@@ -35,29 +32,26 @@ Sample = Callable[[StepLease], None]
 
 
 class Stages(Protocol):
-    """The engine and the loop call these methods on the host."""
+    """Called on the host, by the engine and the loop."""
 
     def follow(self, lease: StepLease) -> None:
-        """Launch the step's later stages, and any sampling that is due."""
+        """Launch the step's later stages, and sampling that is due."""
         ...
 
     def flush(self) -> bool:
-        """Launch all late sampling, before other code writes the relay or waits for these steps. Return whether any
-        sampling was late.
-        """
+        """Launch all late sampling, before other code writes the relay or waits for these steps. Return whether any was
+        late."""
         ...
 
     def settle(self, num_left: int) -> None:
-        """Launch late sampling if a request has left its row. `num_left` counts the departures of requests from their
-        rows so far.
+        """Launch late sampling if a request has left its row since the last call. `num_left`: departures so far.
 
-        The next step may reuse the row or its pages. Late sampling still writes history, drafts or a tree's path to the
-        row and its pages.
+        The next step may reuse the row and pages to which late sampling still writes.
         """
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the entries of `rows` that run in the next step, in the same order. Entries are batch indices.
+        """Return the batch indices in `rows` that run in the next step, in order.
 
         `expect_step`: the step that wrote each batch row's relay.
         """
@@ -86,7 +80,7 @@ class OneStage:
 
 
 class Pipeline:
-    """Owns the steps whose sampling is not launched yet. `later`: all stages except the first."""
+    """Owns the steps whose sampling is not launched yet."""
 
     def __init__(self, later: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> None:
         self.later = tuple(later)
@@ -108,7 +102,7 @@ class Pipeline:
             self._sample_oldest()
 
     def _run(self, index: int, lease: StepLease, before: Ticket[None]) -> Generator[None, None, None]:
-        """Run a stage, on its stream. If the stage before it failed, raise that stage's error."""
+        """Run a stage on its stream. Raises the earlier stage's error."""
         if before.error is not None:
             raise before.error
         carry = lease.carry
@@ -147,8 +141,6 @@ class Pipeline:
 
 
 class FirstStage:
-    """The stage that runs on the forward stream."""
-
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
@@ -157,8 +149,7 @@ class FirstStage:
 
 
 def make_stages(parts: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> Stages:
-    """`parts`: all stages of a pipeline; empty without a pipeline. Raises ConfigError unless each stage has a
-    stream."""
+    """`parts`: all stages of a pipeline, or none. Raises ConfigError unless each stage has a stream."""
     if max(1, len(parts)) != 1 + len(streams.stages):
         raise ConfigError(f"{len(parts)} stages on {1 + len(streams.stages)} streams")
     return Pipeline(parts[1:], streams, kv, sample) if parts else OneStage(sample)

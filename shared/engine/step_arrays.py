@@ -1,9 +1,7 @@
 """Turn a plan into arrays for the device. The host does all index arithmetic that needs only the plan.
 
-        tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
-        outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E
-
-No other step can change these arrays. Functions are pure.
+tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
+outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E
 """
 
 from __future__ import annotations
@@ -22,33 +20,33 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
-    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; int64 unless noted.
+    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted.
 
     NumPy arrays on the host become tensors on the device.
     """
 
-    rows: A  # (B,) request-pool rows
-    seq_lens: A  # (B,) the plan's lengths
-    q_lens: A  # (B,)
-    expect_step: A  # (B,)
-    emits: A  # (B,) 0 or 1
-    emitting: A  # the indices of the batch rows that emit
+    rows: A  # request-pool rows
+    seq_lens: A  # the plan's lengths
+    q_lens: A
+    expect_step: A
+    emits: A  # 0 or 1
+    emitting: A  # indices of the batch rows that emit
     page_table: A  # (B, pages) int32
     cu_q_lens: A  # (B + 1,) int32
-    token_rows: A  # (T,) the batch row of each token
+    token_rows: A  # (T,) batch rows
     offsets: A  # (T,) the token's index in its row
-    logits_idx: A  # (E,) the index of each output's token in the step's T tokens
-    output_rows: A  # (E,) the output's batch row
-    output_of: A  # (B, width) row b's j-th sampled output; clamped where the row has fewer outputs
+    logits_idx: A  # (E,) the index of each output's token in T
+    output_rows: A  # (E,) batch rows
+    output_of: A  # (B, width) row b's j-th sampled output, clamped if it has fewer
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
-    history_tokens: A  # indices into T of the tokens to write to the history before the forward
+    history_tokens: A  # indices into T: tokens for the history before the forward
     history_rows: A  # batch rows whose accepted drafts enter the history
-    seeded: A  # int32, all history seeds in one array
-    scored: A  # ids of scored prompt tokens in one array
-    adapters: A | None = None  # (T,); None if no row has an adapter
-    encoder_lens: A | None = None  # (B,)
-    sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
+    seeded: A  # int32, all history seeds
+    scored: A  # ids of all scored prompt tokens
+    adapters: A | None = None  # (T,); None without adapters
+    encoder_lens: A | None = None
+    sampled: A | None = None  # indices of the sampled outputs; None: all
 
     def named(self) -> dict[str, A]:
         """Return the arrays that are not None, by name."""
@@ -60,7 +58,7 @@ NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """Compute the arrays. `chunk_ids`: the step's prompt tokens; empty if the step has no chunk."""
+    """`chunk_ids`: the step's prompt tokens."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])
@@ -97,7 +95,7 @@ def flat_seeds(seeds: tuple[HistorySeed, ...]) -> Int32s:
 
 
 def scored_outputs(plan: StepPlan, output_rows: Int64s) -> list[slice]:
-    """Return the outputs that each share of `plan.scores` reads: the first outputs of the share's row."""
+    """Return each share's outputs: the first outputs of the share's row."""
     firsts = [int(np.searchsorted(output_rows, share.row)) for share in plan.scores]
     return [slice(first, first + len(share.targets)) for first, share in zip(firsts, plan.scores, strict=True)]
 
@@ -114,7 +112,6 @@ def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
 
 
 def _output_of(plan: StepPlan) -> Int64s:
-    """Return `output_of`. Chunk rows have at most one sampled output; decode rows have `width`."""
     num_prefill = plan.num_prefill
     emitted = plan.emits[:num_prefill]
     num_chunk_outputs = int(emitted.sum())
@@ -126,7 +123,7 @@ def _output_of(plan: StepPlan) -> Int64s:
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:
-    """Return `history_tokens`. It has only the first token of a decode row, because the others are not known yet."""
+    """Return `history_tokens`. A decode row's drafts are missing, because they are not known yet."""
     is_wanted = plan.history_rows[token_rows]
     num_chunk = int(plan.q_lens[: plan.num_prefill].sum())
     is_wanted[num_chunk:] &= np.arange(len(is_wanted) - num_chunk) % plan.width == 0

@@ -1,4 +1,4 @@
-"""Run jobs on the transfer or cold-tier stream. The loop's next tick takes in the jobs that have completed."""
+"""Run jobs on the transfer or cold-tier stream. The loop's next tick takes the finished jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobDone(Generic[T, R]):
-    """A finished job: either `error` is set, or `value` is its result."""
+    """A finished job. Either `error` is set, or `value` is the result."""
 
     tag: T
     value: R | None
@@ -27,14 +27,14 @@ class JobDone(Generic[T, R]):
 class TransferJobs(Generic[T, R]):
     """Runs jobs of one kind, in launch order.
 
-    A job's error counts as its result, so the stream's epoch goes on and no other job is skipped.
+    An error counts as the job's result, so the stream's epoch goes on.
     """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:
-        """`is_cold`: the jobs are copies of the cold tier, on their own stream.
+        """`is_cold`: the jobs are the cold tier's copies, on the cold stream.
 
-        The streams of the cold tier and of hand-offs don't wait for each other. So before a page passes from the cold
-        tier to a hand-off, or back, the host must see that the page's last copy has ended.
+        That stream and the transfer stream don't wait for each other. So before a page changes streams, the host must
+        see the page's last copy end.
         """
         self._engine = engine
         self._is_cold = is_cold
@@ -44,8 +44,7 @@ class TransferJobs(Generic[T, R]):
         return len(self._open)
 
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
-        """Launch `job`. With `after_newest_step` the job waits for the newest launched step, which may use the
-        pages."""
+        """Launch `job`. With `after_newest_step` it waits for the newest step, which may use the pages."""
         streams = self._engine.streams
         stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:
@@ -56,7 +55,7 @@ class TransferJobs(Generic[T, R]):
         self._open.append((tag, stream.launch(lambda: _guarded(job), label=label)))
 
     def synchronize(self) -> None:
-        """Wait for the oldest job, if any. `take_done` then returns this job."""
+        """Wait for the oldest job, if any. `take_done` then returns it."""
         if self._open:
             self._open[0][1].done.synchronize()
 

@@ -4,8 +4,8 @@
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
-In a tree, the accepted drafts form the longest path from the bonus token on which each draft equals the target's draw
-after the draft's parent. Every emitted token is the target's draw with the request's noise, so speculation changes no
+In a tree, a draft is right if it equals the target's draw after its parent. The longest path of right drafts from the
+bonus token is accepted. Every emitted token is the target's draw with the request's noise, so speculation changes no
 output.
 """
 
@@ -21,10 +21,10 @@ from shared.sample.interface import SampleOutput
 
 @dataclass(slots=True)
 class Drafts:
-    """The drafts of D decode rows. In each row's window they are nodes 1 to width - 1; node 0 is the bonus token.
+    """The drafts of D decode rows: nodes 1 to width - 1 of each window. Node 0 is the bonus token.
 
     - ids: (D, width - 1) int64
-    - parents: (D, width - 1) int64, each node's parent, which has a lower number than the node; None for a chain
+    - parents: (D, width - 1) int64, lower node numbers; None for a chain
     - lineage: (D, width, width) bool; lineage[d, i, j]: whether node j is node i or its ancestor
     """
 
@@ -43,27 +43,28 @@ class Drafts:
 
 @dataclass(slots=True)
 class Verified:
-    """The results of a verified step of B rows, T tokens and E outputs, on the device; k = width. Row b emits tokens[b,
-    :accept_lens[b]]."""
+    """Results of B rows, T tokens and E outputs, on the device; k = width.
+
+    Row b emits tokens[b, :accept_lens[b]].
+    """
 
     tokens: torch.Tensor  # (B, k) the target's draws
     accept_lens: torch.Tensor  # (B,) 0 for rows that don't emit
     seq_lens: torch.Tensor  # (B,) committed tokens after the step
-    next_token: torch.Tensor  # (B,) the bonus token, which is the next step's input
-    next_ids: torch.Tensor  # (T,) the token that follows each input token
+    next_token: torch.Tensor  # (B,) the bonus token: the next step's input
+    next_ids: torch.Tensor  # (T,) the token after each input token
     last_token_idx: torch.Tensor  # (B,) index into T of the last committed token
     sampled: SampleOutput
-    output_of: torch.Tensor  # (B, k) index of an output, clamped where a row has fewer outputs
+    output_of: torch.Tensor  # (B, k) as in StepArrays
     tag_ok: torch.Tensor
     order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
-    # (B, ...) state that `extend` leaves for the relay
+    # (B, ...) `extend`'s state for the relay
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
     scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept each row's drafts before the first one that differs from the target's draw. accept_lens counts the next
-    bonus token, too.
+    """Accept each row's drafts before the first wrong draft. accept_lens counts the next bonus token, too.
 
     A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
     """
@@ -95,7 +96,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
-    """Return the row indices, (num,) int64, that put each window into `order` (D, width). Windows come last."""
+    """Return row indices, (num,) int64, that put the windows, which come last, into `order` (D, width)."""
     num_rows, width = order.shape
     rows = torch.arange(num, device=order.device)
     starts = rows[num - num_rows * width :: width].unsqueeze(1)
@@ -104,8 +105,10 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 
 
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
-    """Return the lineage (D, n, n) bool. The first matrix has a step from each node to itself and to its parent.
-    Squaring it joins every two steps to one, until one step spans the longest path."""
+    """Return the lineage (D, n, n) bool.
+
+    `steps` leads from a node to itself and to its parent. Each squaring doubles the reach of `steps`.
+    """
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)
     steps[:, 1:].scatter_(2, parents.unsqueeze(2), 1.0)
@@ -117,8 +120,7 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
 def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
     """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
 
-    A draft is right if it equals the target's draw after the draft's parent. The accepted path ends at the deepest node
-    that is right and has only right ancestors. If there are several such nodes, the path takes the first.
+    Of several longest paths, take the first.
     """
     drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
     right = torch.ones_like(draws, dtype=torch.bool)
@@ -134,10 +136,10 @@ def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
 
 
 def _next_ids(fb: ForwardBatch, sampled: SampleOutput) -> torch.Tensor:
-    """Return the token after each input token, (T,).
+    """Return Verified.next_ids.
 
-    A chunk's last token is followed by the next prompt token (hazard H11). A prompt's last token and window tokens
-    are followed by the sampled token.
+    After a chunk's last token comes the next prompt token (hazard H11). After a prompt's last token or a window token
+    comes the sampled token.
     """
     ids = fb.inputs.input_ids
     following = torch.roll(ids, -1)

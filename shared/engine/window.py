@@ -28,8 +28,7 @@ def lay_out(fb: ForwardBatch, drafts: Drafts) -> None:
 
 
 def counted_tokens(fb: ForwardBatch, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return History.common (E,) and History.drafted (E, width - 1): the tokens that penalties count at each of E
-    outputs.
+    """Return History.common (E,) and History.drafted (E, width - 1) for the E outputs.
 
     Penalties at a node count the row's tokens up to the bonus token, then the drafts on the node's path.
     """

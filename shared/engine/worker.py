@@ -3,8 +3,7 @@
         forward   init_new -> resolve inputs -> draft -> target
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
-At each `yield` the simulated backend may run another stream. The step has two closures, so a grammar delays only the
-sampling (masks.py).
+At each `yield` the simulated backend may run another stream. A grammar delays only the sampling (masks.py).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, To
 from shared.sample.knobs import Knobs, knobs_of
 from shared.sample.sampler import needs_history, sample
 
-OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes the batch's relay rows and new lengths (B,)
+OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes relay rows and new lengths (B,)
 
 
 class Runner(Protocol):
@@ -49,7 +48,7 @@ class Whole:
 
 
 class Worker:
-    """Owns the model's part of a step. The worker never writes the plan: all changes go to the ForwardBatch (S8)."""
+    """Owns the model's part of a step. It never writes the plan: all changes go to the ForwardBatch (S8)."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Worker:
         boundary: Boundary | None = None,
         runner: Runner | None = None,
     ) -> None:
-        """`boundary`: SameMemory by default. `runner` runs a model that is divided among ranks."""
+        """`runner` runs a model that is divided among ranks."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
@@ -123,11 +122,10 @@ class Worker:
     def totals(self) -> dict[str, float]:
         return {}
 
-    # Parts of a step, on the forward stream. The methods above call these parts, and so does a graph's capture
-    # (graphs.py).
+    # Parts of a step, on the forward stream. A graph's capture (graphs.py) calls them, too.
 
     def resolve(self, fb: ForwardBatch) -> None:
-        """Fill in the input ids. Write the history seeds and these ids to the rows' histories."""
+        """Fill in the input ids. Write the history seeds and these ids to the history."""
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(fb.plan.history_seeds, fb.arrays.seeded)
         self.record_inputs(fb)
@@ -147,14 +145,14 @@ class Worker:
             verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
 
     def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
-        """Write the relay rows: the next step's input tokens."""
+        """Write the relay rows."""
         emitting = fb.arrays.emitting
         extras = {name: value[emitting] for name, value in verified.draft_state.items()}
         future = FutureIndices(fb.future.indices[emitting])
         self.future_map.stash(future, verified.next_token[emitting], step, **extras)
 
     def record_inputs(self, fb: ForwardBatch) -> None:
-        """Write chunk tokens and each decode row's first token to the history."""
+        """Write chunk tokens and decode rows' first tokens to the history."""
         tokens = fb.arrays.history_tokens
         if not len(tokens):
             return
@@ -162,7 +160,7 @@ class Worker:
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
     def record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
-        """Write accepted drafts to the history. Later steps overwrite rejected drafts before a penalty counts them."""
+        """Write accepted drafts to the history. Later steps overwrite rejected ones before a penalty counts them."""
         rows = fb.arrays.history_rows
         if fb.plan.width == 1 or not len(rows):
             return
@@ -186,8 +184,7 @@ class Worker:
         return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
 
     def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
-        """Return the host's masks on the device. Masks are made after the step's upload, so they need another
-        upload."""
+        """Return the host's masks on the device. They are made after the step's upload, so they need another."""
         masks = lease.masks.value if lease.masks is not None else None
         if masks is None or not self.boundary.is_device:
             return masks

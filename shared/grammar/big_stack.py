@@ -1,12 +1,14 @@
-"""Starts a thread with a big stack to compile grammars. llguidance recurses along rules, and a stack overflow
-would end the process."""
+"""Starts a thread with a big stack to compile grammars, because llguidance recurses along rules.
+
+A stack overflow would end the process.
+"""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-STACK_BYTES = 256 << 20  # reserved address space; a chain of rules uses 3.3 KB of stack per rule
+STACK_BYTES = 256 << 20  # address space; a chain of rules uses 3.3 KB per rule
 
 
 def one_thread(name: str) -> ThreadPoolExecutor:

@@ -13,7 +13,7 @@ from shared.core.errors import BatonError, InvalidRequest, StepFailed
 
 
 class GrammarConstraint:
-    """A `shared.core.constraint.Constraint` that follows a grammar with a matcher. The request owns the object."""
+    """A `shared.core.constraint.Constraint` for a grammar, owned by the request."""
 
     def __init__(self, compiled: Future[LLMatcher], eos_ids: frozenset[int]) -> None:
         self._compiled = compiled
@@ -39,7 +39,7 @@ class GrammarConstraint:
             self._fill(emitted, drafts, parents, out)
         except (BatonError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # llguidance's panics are not Exceptions. They must end only this request
+        except BaseException as error:  # llguidance's panics are not Exceptions, and must end only this request
             raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
 
     def cancel(self) -> None:
@@ -73,8 +73,7 @@ class GrammarConstraint:
         children: Sequence[Sequence[int]],
         out: npt.NDArray[np.uint32],
     ) -> None:
-        """Fill the masks of a node of the draft tree, and of all nodes below it. The matcher is at this node before and
-        after the call."""
+        """Fill the masks of a draft tree's node and of all nodes below it. The matcher begins and ends at this node."""
         row = out[node]
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         for child in children[node]:

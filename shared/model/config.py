@@ -23,7 +23,7 @@ SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_context",
 )  # fmt: skip
-MOST_PARTS = 4096  # upper limit of the numbers of layers and of experts; no network has more
+MOST_PARTS = 4096  # no network has more layers or experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RopeConfig:
     - "default"
     - "linear": positions / factor
     - "llama3": low frequencies / factor
-    - "yarn": a different factor for each dimension's frequency; rotated vectors become longer
+    - "yarn": a factor per frequency; rotated vectors become longer
     """
 
     theta: float
@@ -45,29 +45,29 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    length: float = 1.0  # rotated vectors are multiplied by this
+    length: float = 1.0  # factor for rotated vectors
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """Expert layers: each token passes through `top_k` of `count` small networks."""
+    """Each token passes through `top_k` of `count` small networks."""
 
     count: int
     top_k: int
     intermediate_size: int
-    normalise: bool  # whether the chosen experts' weights are scaled to a sum of 1
-    dense_layers: tuple[int, ...] = ()  # numbers of the layers that have a plain network instead of experts
+    normalise: bool  # whether the chosen experts' weights are scaled to sum 1
+    dense_layers: tuple[int, ...] = ()  # layers with a plain network instead
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStyle:
-    """How Gemma 3 differs from the rest of the family."""
+    """How Gemma 3 differs from its relatives."""
 
-    gate: str = "silu"  # the gate's activation function: silu or gelu_tanh
-    norm_offset: float = 0.0  # added to each norm weight that a file has
-    post_norms: bool = False  # whether the output of each half of a layer is normalized, like its input
-    embed_scale: float = 1.0  # embeddings are multiplied by this, rounded to the dtype
-    logit_cap: float = 0.0  # the cap in cap * tanh(logits / cap); 0 if logits are not capped
+    gate: str = "silu"  # activation function: silu or gelu_tanh
+    norm_offset: float = 0.0  # added to a file's norm weights
+    post_norms: bool = False  # whether each half of a layer normalizes its output, too
+    embed_scale: float = 1.0  # factor for embeddings, rounded to the dtype
+    logit_cap: float = 0.0  # cap * tanh(logits / cap); 0: no cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class LlamaConfig:
     max_context: int
     tie_embeddings: bool
     eos_ids: tuple[int, ...]
-    windows: tuple[int, ...] = ()  # window of each layer, as in AttentionShape.windows
-    local_rope: RopeConfig | None = None  # rope of the layers with a window, if it differs from `rope`
-    score_scale: float = 0.0  # attention scores are multiplied by this, as in AttentionShape.scale
+    windows: tuple[int, ...] = ()  # per layer, as in AttentionShape.windows
+    local_rope: RopeConfig | None = None  # of layers with a window, if different
+    score_scale: float = 0.0  # as in AttentionShape.scale
     experts: ExpertConfig | None = None
     style: LayerStyle = LayerStyle()
     biases: tuple[str, ...] = ()  # which of q, k, v, o have a bias
@@ -192,7 +192,6 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, bia
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object. Raises ConfigError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -3,8 +3,8 @@
     forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
     logits of `hidden`:  the token at s + 2
 
-A feature comes from the target (`project`), or is the hidden state that the layer computed one slot before. EAGLE
-(arXiv 2401.15077, 2503.01840), MTP layers and HashDraft are such layers.
+A feature comes from the target (`project`), or is the layer's hidden state one slot before. Such layers are EAGLE's
+(arXiv 2401.15077, 2503.01840), MTP's and HashDraft.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DraftHead(Protocol):
     """All methods run on the forward stream, on the model's device. The caller owns the results.
 
     - hidden_shape, hidden_dtype: shape (H,) and dtype of one token's feature.
-    - d2t: (Vd,) int64, the token id of each draft id; None if the two ids are equal.
-    - weights_hash: hash of the weights, which decide the drafts.
+    - d2t: (Vd,) int64, each draft id's token id; None if the two are equal.
+    - weights_hash: of the weights, which decide the drafts.
     """
 
     hidden_shape: tuple[int, ...]
@@ -34,11 +34,11 @@ class DraftHead(Protocol):
     def d2t(self) -> torch.Tensor | None: ...
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """Return the planes that the head needs in a page. The head chooses their names."""
+        """Return the planes that the head adds to a page."""
         ...
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn the target's ModelOutput.aux (T, A) into features (T, H)."""
+        """Turn ModelOutput.aux (T, A) into features (T, H)."""
         ...
 
     def forward(
@@ -46,7 +46,7 @@ class DraftHead(Protocol):
     ) -> torch.Tensor:
         """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the token after each slot.
 
-        Writes draft KV of all T slots, and reads earlier slots of the same rows.
+        Writes the T slots' draft KV, and reads earlier slots of the same rows.
         """
         ...
 

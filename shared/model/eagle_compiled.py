@@ -1,6 +1,6 @@
 """Run the draft head's layer on a CPU as one program of compiled tasks, in one call without the GIL.
 
-Its results equal SeparateMidlayer's on the same kernels, bit for bit. All tasks work on N slots:
+Results equal SeparateMidlayer's on the same kernels, bit for bit. All tasks work on N slots:
 
     embed, norm -> left half of x | norm -> right half of x | qkv, write pages, attend, out
     norm, gate and up, silu *, down, add
@@ -34,7 +34,7 @@ ATTENTION = np.array((WRITE, ATTEND))
 
 
 def fits(config: LlamaConfig, weights: EagleWeights) -> bool:
-    """Return whether our kernels can run the layer: attention supports it, and no product needs padding."""
+    """Return whether our kernels can run the layer, without padding."""
     linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
     return attention.supports(attention_shape(config)) and all(
         isinstance(linear, TaskLinear) and linear.is_whole for linear in linears
@@ -47,7 +47,7 @@ class CompiledMidlayer:
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
         self._config, self._weights, self._team = config, weights, team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
-        self._scratch = Scratch(team.size)  # scratch memory that all products share
+        self._scratch = Scratch(team.size)  # shared by all products
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(team, tasks, self._words)

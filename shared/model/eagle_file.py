@@ -1,7 +1,4 @@
-"""Read an EAGLE-3 head in the public format of arXiv 2503.01840: config.json and *.safetensors.
-
-Opening a folder checks all names and shapes in the headers.
-"""
+"""Read an EAGLE-3 head in the public format of arXiv 2503.01840: config.json and *.safetensors."""
 
 from __future__ import annotations
 
@@ -19,18 +16,17 @@ from shared.model.safetensors_folder import TensorFiles
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_AUX = 3
-LEFT_OUT = {"embed_tokens.weight"}  # some files repeat the target's embedding, but we use the target's tensor
+LEFT_OUT = {"embed_tokens.weight"}  # some files repeat the target's embedding
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    layer: LlamaConfig  # the head's layer, with the target's vocabulary and context
+    layer: LlamaConfig  # with the target's vocabulary and context
     draft_vocab_size: int
-    aux_layers: tuple[int, ...]  # `fc` reads the target's residual before each of these layers
+    aux_layers: tuple[int, ...]  # `fc` reads the target's residual before these layers
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return a low, a middle and a high layer, as public heads use them."""
     if num_layers < NUM_AUX:
         raise ConfigError(f"an EAGLE-3 head reads {NUM_AUX} layers of its target, which has {num_layers}")
     middle = num_layers // 2
@@ -38,7 +34,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all float tensors by public name, rows first (out, in)."""
+    """Return all float tensors' shapes by public name, rows first (out, in)."""
     layer = config.layer
     hidden, inner, q, kv = layer.hidden_size, layer.intermediate_size, layer.q_size, layer.kv_size
     return {
@@ -59,7 +55,8 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 class HeadFolder:
-    """A head's folder. Headers and vocabulary map are read first, weights on demand."""
+    """A head's folder. All names and shapes, and the vocabulary map, are checked at once. Weights are read on
+    demand."""
 
     def __init__(self, folder: Path, target: LlamaConfig) -> None:
         self.path = folder
@@ -68,7 +65,7 @@ class HeadFolder:
         self._names = self._public_names()
         for name, shape in tensor_shapes(self.config).items():
             self._check_shape(name, shape)
-        self.draft_ids = self._draft_ids()  # (Vd,) int64: the target id of each draft id
+        self.draft_ids = self._draft_ids()  # (Vd,) int64: each draft id's target id
 
     def tensor(self, name: str) -> torch.Tensor:
         value = self._files.tensor(self._names[name])
@@ -80,7 +77,6 @@ class HeadFolder:
         return self._files.content_hash()
 
     def _public_names(self) -> dict[str, str]:
-        """Map public names to names in the files. Raise ConfigError for an unknown name."""
         names = {public_name(name): name for name in sorted(self._files.names())}
         known = {*tensor_shapes(self.config), "d2t", "t2d"} | LEFT_OUT
         unknown = sorted(names[name] for name in names.keys() - known)
@@ -114,7 +110,7 @@ class HeadFolder:
         return ids
 
     def _check_known(self, ids: torch.Tensor) -> None:
-        """Check t2d, which is true for each target id that has a draft id."""
+        """Check t2d, which is true for each target id with a draft id."""
         if "t2d" not in self._names:
             return
         self._check_shape("t2d", (self.config.layer.vocab_size,))
@@ -124,13 +120,12 @@ class HeadFolder:
 
 
 def public_name(name: str) -> str:
-    """Normalise a name: some files use layers.0, or the prefix `model.`."""
+    """Normalise layers.0 and the prefix `model.`, which some files use."""
     name = name.removeprefix("model.")
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
-    """Read config.json. Raises ConfigError for an unsupported or unsuitable field."""
     raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["?"])[0]
     if architecture != ARCHITECTURE:
@@ -170,10 +165,7 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return the target's layers whose inputs `fc` reads.
-
-    A number n in the file means the output of layer n, which is the input of layer n + 1.
-    """
+    """Return layers of the target. Number n in the file means the output of layer n: the input of layer n + 1."""
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

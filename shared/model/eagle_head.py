@@ -30,33 +30,33 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """The model whose tokens a head drafts: here any Llama-family model."""
+    """The model whose tokens a head drafts."""
 
     config: LlamaConfig
     spec: ModelSpec
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Make later steps put all tokens' residual before each of `layers` into ModelOutput.aux; (): none."""
+        """Make later steps put the residual before each of `layers` into ModelOutput.aux."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Norm weights are float32."""
+    """Shapes not noted are as in LayerWeights and LlamaWeights. Norm weights are float32."""
 
-    embed: torch.Tensor  # (vocab, H): the target's embedding
+    embed: torch.Tensor  # (vocab, H), the target's
     fc: Linear  # 3H -> H
-    embed_norm: torch.Tensor  # (H,)
-    feature_norm: torch.Tensor  # (H,)
+    embed_norm: torch.Tensor
+    feature_norm: torch.Tensor
     qkv: Linear  # 2H -> heads * D + 2 * kv_heads * D
-    out: Linear  # heads * D -> H
-    mlp_norm: torch.Tensor  # (H,)
-    gate_up: Linear  # H -> 2 * I
-    down: Linear  # I -> H
-    norm: torch.Tensor  # (H,)
+    out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    norm: torch.Tensor
     head: Head  # (M, H) in the dtype -> (M, Vd) float32
-    rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
+    rope: tuple[torch.Tensor, torch.Tensor]
 
 
 def load_eagle_weights(
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: store a weight as INT8 blocks if its inputs fill whole blocks. Then a head stays small beside a target
-    with block weights. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that a head stays small beside a target in
+    blocks. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:
@@ -106,8 +106,10 @@ class Midlayer(Protocol):
     def add_to(
         self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
     ) -> None:
-        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0. Writes draft KV of all N slots, then
-        attends."""
+        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0.
+
+        Writes draft KV of all N slots, then attends.
+        """
         ...
 
 
@@ -139,7 +141,6 @@ class EagleHead:
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn aux (N, 3H) in the dtype into features (N, H) float32."""
         if len(aux) == 0:
             return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
         return self._weights.fc(aux).float()
@@ -147,9 +148,9 @@ class EagleHead:
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Return g (N, H) float32; writes draft KV to the plane "eagle", then attends.
+        """Write draft KV to the plane "eagle", then attend. Return g (N, H) float32.
 
-        `view`: attention's inputs for these slots, at their positions. Raises ValueError for unequal lengths.
+        Raises ValueError for unequal lengths.
         """
         if not len(next_ids) == len(features) == len(view.positions):
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
@@ -159,14 +160,13 @@ class EagleHead:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return draft logits (N, Vd) float32 for g (N, H)."""
         if len(hidden) == 0:
             return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
         return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
 
 
 class SeparateMidlayer:
-    """Runs the layer kernel by kernel, on any device."""
+    """Runs kernel by kernel, on any device."""
 
     def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
         self._weights = weights

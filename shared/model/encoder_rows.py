@@ -1,4 +1,4 @@
-"""Find a step's rows that contain an encoder's input."""
+"""Find a step's rows that have an encoder's input."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from shared.model.interface import ModelInputs
 
 
 def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
-    """Return (row, first token, number of encoder tokens) for each of the step's rows with an encoder's input.
+    """Return (row, first token, number of encoder tokens) for each row with an encoder's input.
 
-    Raises ValueError if part of an input is missing, because all tokens of an input read each other.
+    Raises ValueError for a part of an input, because all tokens of an input read each other.
     """
     assert inputs.encoder_lens is not None
     found = []

@@ -24,7 +24,7 @@ Q6_K = BlockFormat("Q6_K", bits=8, zero=32, half_scales=False, block=16)
 
 
 def blocks_of(rows: Raw, kind: str) -> BlockWeights | None:
-    """Return the matrix of these rows (N, bytes), or None for a kind without blocks."""
+    """Return the matrix of `rows` (N, bytes), or None for a kind without blocks."""
     found = LAYOUTS.get(kind)
     if found is None:
         return None
@@ -38,12 +38,12 @@ def blocks_of(rows: Raw, kind: str) -> BlockWeights | None:
 
 
 def _halves(blocks: Raw, begin: int) -> npt.NDArray[np.float32]:
-    """Return the float16 number at byte `begin` of each block, as (N, B, 1) float32."""
+    """Return the float16 at byte `begin` of each block, as (N, B, 1) float32."""
     return np.ascontiguousarray(blocks[..., begin : begin + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Raw) -> Raw:
-    """Split (..., n) bytes into (..., 2 n) half bytes: first all lower halves, then all upper halves."""
+    """Split (..., n) bytes into (..., 2 n) half bytes: all lower halves, then all upper halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
@@ -56,13 +56,13 @@ def _q4_1(blocks: Raw) -> Parts:
 
 
 def _q8_0(blocks: Raw) -> Parts:
-    # the xor turns a signed number into an unsigned byte: the number plus 128
+    # the xor adds 128 to a signed number
     return blocks[..., 2:] ^ np.uint8(SIGN_BIT), _halves(blocks, 0), None
 
 
 def _q4_k(blocks: Raw) -> Parts:
-    """Read each block of 256 as eight blocks of 32. Its eight 6-bit scales have one common factor, and its eight 6-bit
-    lows have another."""
+    """Read each block of 256 as eight blocks of 32. The eight 6-bit scales have one factor, the eight 6-bit lows
+    another."""
     packed = blocks[..., 4:16]
     first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], axis=-1)
@@ -72,8 +72,10 @@ def _q4_k(blocks: Raw) -> Parts:
 
 
 def _q6_k(blocks: Raw) -> Parts:
-    """Read each block of 256 as sixteen blocks of 16. The lower four bits of all numbers come first, then the upper two
-    bits. Each of these parts has two halves, for 128 numbers each."""
+    """Read each block of 256 as sixteen blocks of 16. All numbers' lower four bits come first, then the upper two.
+
+    Both parts have two halves, for 128 numbers each.
+    """
     lower = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     upper = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]

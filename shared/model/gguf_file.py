@@ -83,8 +83,7 @@ class GgufFile:
         return _gguf_name(name) in self._tensors
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor as float32, rows first (out, in). Rotary pairs are split into two halves, as in Hugging
-        Face."""
+        """Return a tensor as float32, rows first (out, in). Rotary pairs are split into halves, as in Hugging Face."""
         found = self._tensors.get(_gguf_name(name))
         if found is None:
             raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
@@ -101,7 +100,7 @@ class GgufFile:
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
     def bytes_per_weight(self, plain_bytes: int) -> float:
-        """Return the mean bytes per weight. `plain_bytes`: bytes per weight of matrices without blocks."""
+        """Return the matrices' mean bytes per weight. `plain_bytes`: of matrices without blocks."""
         sizes = [
             (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
             for tensor in self._tensors.values()
@@ -111,7 +110,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into two halves."""
+        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into halves."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -121,22 +120,22 @@ class GgufFile:
         return blocks.take(torch.from_numpy(order))
 
     def _rotary_heads(self, name: str) -> int:
-        """Return the number of heads whose rotary pairs lie side by side in the file."""
+        """Return how many heads' rotary pairs lie side by side in the file."""
         kind = name.rpartition(".")[2]
         if self.config.family != "llama" or kind not in ("q", "q_bias", "k", "k_bias"):
             return 0
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file with xxh3. This takes up to a second per 5 GB, if the system has the file in memory."""
+        """Hash the whole file: up to a second per 5 GB, if the file is in memory."""
         return hash_files((self.path,))
 
 
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Return `data` as float32, in the same rows.
 
-    The gguf package takes sixteen rows at a time and slices memory maps slowly. So we give the package fewer but longer
-    rows, as a plain array.
+    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets fewer, longer rows in a
+    plain array.
     """
     rows = data.view(np.ndarray)
     together = math.gcd(len(rows), ROWS_TOGETHER) if rows.ndim == 2 else 1
@@ -147,9 +146,7 @@ def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def split_rotary_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Split the rotated pairs of q and k into halves.
-
-    Files of the llama architecture store the two rows of a pair side by side:
+    """Split the rotated pairs of q and k, which llama files store side by side, into halves.
 
     per head:  file  x0 y0 x1 y1 ...   ->   x0 x1 ... y0 y1 ...
     """
@@ -169,7 +166,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """Return a tensor's name in the file: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
+    """Return token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")
@@ -177,8 +174,9 @@ def _gguf_name(name: str) -> str:
 
 
 class _HeaderReader(gguf.GGUFReader):
-    """Skips arrays (vocabulary, merges), which take the package's reader two seconds. If a later version of the package
-    does not call `_get_field_parts`, reading is slower but still right.
+    """Skips arrays (vocabulary, merges), which cost two seconds.
+
+    If a later version of the package does not call `_get_field_parts`, reading is slower but right.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:

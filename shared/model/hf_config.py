@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json as a LlamaConfig.
 
-An unread field could change answers. So each field is used, known to be harmless, or refused by name. Fields that
-are empty or false are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
+An unread field could change answers, so each is used, known to be harmless, or refused by name. Empty and false fields
+are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USED = (
     "rope_parameters partial_rotary_factor quantization_config"
 )
 USED = frozenset(_USED.split())
-# These settings are for training, bookkeeping and other programs: no answer depends on them.
+# No answer depends on these settings.
 _NO_MATTER = (
     "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _from_model_config _name_or_path "
     "attention_dropout attn_implementation auto_map bos_token_id cache_implementation cls_token_id do_sample dtype "
@@ -47,12 +47,12 @@ FAMILY_FIELDS = {
     "gemma3": "hidden_activation hidden_act attention_bias query_pre_attn_scalar sliding_window layer_types "
     "sliding_window_pattern _sliding_window_pattern rope_local_base_freq final_logit_softcapping",
 }
-HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # default head size; other families take hidden size / number of heads
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # head size; otherwise hidden size / number of heads
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
 def config_from_hf(folder: Path) -> LlamaConfig:
-    """Read config.json, and stop ids from generation_config.json. Raises ConfigError."""
+    """Read config.json, and generation_config.json's stop ids. Raises ConfigError."""
     raw = read_json(folder / "config.json")
     try:
         family = _family(folder, raw)
@@ -123,8 +123,9 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name, or org/name for a folder in the hub's cache. The cache names folders after commits, and
-    nodes with equal weights must pair even if their commits differ.
+    """Return the folder's name, or org/name in the hub's cache, which names folders after commits.
+
+    Nodes with equal weights must pair whatever their commits.
     """
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
@@ -162,7 +163,7 @@ def _window(raw: Mapping[str, Any], family: str) -> int | None:
 
 
 def _by_default(raw: Mapping[str, Any], family: str, layer: int) -> bool:
-    """Return whether a layer has a window, for a file without layer_types."""
+    """Return whether a layer has a window in a file without layer_types."""
     if family == "gemma3":
         pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
         return (layer + 1) % int(pattern) != 0

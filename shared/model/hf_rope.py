@@ -1,7 +1,6 @@
 """Read the rotary part of a Hugging Face config.json.
 
-Older files have rope_theta and rope_scaling, newer files have rope_parameters. Gemma 3 has separate values for each
-kind of layer.
+Older files have rope_theta and rope_scaling, newer files rope_parameters. Gemma 3 has values for each kind of layer.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rope of layers without a window, and the rope of layers with a window."""
+    """Return two ropes: of layers without a window, and of layers with one."""
     _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:
@@ -43,7 +42,7 @@ def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, Ro
 
 
 def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse a file with rope_parameters and rope_scaling, because programs differ in which of the two they use."""
+    """Refuse rope_parameters with rope_scaling, because programs differ in which one they use."""
     if raw.get("rope_parameters") and raw.get("rope_scaling"):
         raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; remove the wrong one")
 
@@ -64,7 +63,7 @@ def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], 
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"{folder}: rotating only a part of each head is not supported (partial_rotary_factor)")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
-    if kind in ("default", "dynamic"):  # "dynamic" stretches only beyond max_position_embeddings, which is our limit
+    if kind in ("default", "dynamic"):  # "dynamic" stretches only beyond our limit, max_position_embeddings
         return RopeConfig(theta=theta)
     return RopeConfig(
         theta=theta,
@@ -85,8 +84,9 @@ def _original_context(raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> int
 
 
 def _length(scaling: Mapping[str, Any]) -> float:
-    """Return yarn's factor for the length of rotated vectors (arXiv 2309.00071). A factor above 1 sharpens attention.
-    The default is 0.1 ln(factor) + 1.
+    """Return yarn's factor for the length of rotated vectors (arXiv 2309.00071), by default 0.1 ln(factor) + 1.
+
+    A factor above 1 sharpens attention.
     """
     given, factor = scaling.get("attention_factor"), float(scaling["factor"])
     if given is not None:

@@ -16,7 +16,7 @@ from shared.kv.pool import KVPool
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A LoRA adapter of this model. Clients use `name`; `digest` identifies the content."""
+    """A LoRA adapter. Clients use `name`; `digest` identifies the content."""
 
     name: str
     digest: str
@@ -24,7 +24,7 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Facts about a loaded model. `weights_hash` is part of the node's fingerprint."""
+    """Facts about a loaded model. `weights_hash` enters the node's fingerprint."""
 
     name: str
     vocab_size: int
@@ -33,17 +33,17 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
-    has_encoder: bool = False  # the encoder reads all but a prompt's last token, which begins the decoder's text
-    kv_dtype: str = "auto"  # "int8" | "fp8": KV is in bytes, with a scale per token and head; "auto": KV is in `dtype`
-    weight_dtype: str = "auto"  # "file" | "int8" | "fp8": format of the products' weights; "auto": they are in `dtype`
-    needs_cpu_seq_lens: bool = False  # whether attention plans on the host with exact lengths; no kernel needs this yet
+    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the others are the encoder's
+    kv_dtype: str = "auto"  # "int8" | "fp8": bytes, with a scale per token and head; "auto": in `dtype`
+    weight_dtype: str = "auto"  # "file" | "int8" | "fp8": the products' weights; "auto": in `dtype`
+    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
 
 
 class LayerMarks:
-    """Signal that a step's first layers have written KV.
+    """Signals that a step's first layers have written KV.
 
-    events[i] fires on the forward stream after ends[i] layers. Engine.launch makes and arms the events. Layers after
-    the last mark are ready when the step ends.
+    events[i], armed by Engine.launch, fires on the forward stream after ends[i] layers. Later layers are ready when the
+    step ends.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:
@@ -51,13 +51,12 @@ class LayerMarks:
         self.events = tuple(Event(f"layers {end}") for end in self.ends)
 
     def reached(self, num_layers: int) -> None:
-        """Signal that the model has run its first `num_layers` layers."""
         for end, event in zip(self.ends, self.events, strict=True):
             if end <= num_layers and not event.fired:
                 event.fire()
 
     def reached_all(self) -> None:
-        """Signal that all layers have run. This is for models that report no progress."""
+        """Signal all layers, for models that report no progress."""
         self.reached(self.ends[-1])
 
 
@@ -77,8 +76,8 @@ class ModelInputs:
 
     Tokens of a chunk have `visible` -1: each reads all slots up to its own.
 
-    With an encoder, a row's first encoder_lens[b] positions are encoder input, and one step has all of them. Their KV
-    is for the decoder's cross-attention; the decoder's own KV follows.
+    With an encoder, a row's first encoder_lens[b] positions are encoder input, all in one step. The decoder's
+    cross-attention reads their KV; the decoder's own KV follows.
 
     The forward stream makes and reads all tensors, on the model's device. Host ints are upper bounds and need no sync.
     """
@@ -87,15 +86,15 @@ class ModelInputs:
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
     page_table: torch.Tensor  # (B, P) int32; entries behind a row's pages are 0, the sink
-    logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
+    logits_idx: torch.Tensor  # (E,) int64: the tokens whose logits are wanted
     max_q_len: int
     max_seq_len: int  # >= every committed + q_len of this step
-    slots: torch.Tensor | None = None  # (T,) int64, each token's KV slot; None if slots are positions
-    visible: torch.Tensor | None = None  # (T,) int64, None: -1 everywhere; a token's own slot is its highest bit
-    adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None if no token has one
-    layers: LayerMarks | None = None  # with these marks a model may report its progress
+    slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: as positions
+    visible: torch.Tensor | None = None  # (T,) int64; None: -1 everywhere; the highest bit is the token's own slot
+    adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None: all 0
+    layers: LayerMarks | None = None  # a model may report its progress here
     encoder_lens: torch.Tensor | None = None  # (B,) int64; None: no encoder
-    host: HostLengths | None = None  # the same as AttentionInputs.host
+    host: HostLengths | None = None  # as in AttentionInputs
 
     def for_attention(self) -> AttentionInputs:
         return AttentionInputs(
@@ -113,7 +112,7 @@ class ModelInputs:
 @dataclass(slots=True)
 class ModelOutput:
     logits: torch.Tensor  # (E, vocab) float32
-    hidden: torch.Tensor  # (E, H), the states from which the logits were made
+    hidden: torch.Tensor  # (E, H), from which the logits were made
     aux: torch.Tensor | None = None  # (T, layers * H) in the dtype: the residual before each captured layer
 
 
@@ -132,9 +131,9 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class Carried:
-    """A pipeline stage's result: fresh tensors, owned by the receiver."""
+    """A pipeline stage's result, in fresh tensors that the receiver owns."""
 
-    values: torch.Tensor  # (T, H) float32, the residual after all layers so far; HashLM: (T,) int64 sums
+    values: torch.Tensor  # (T, H) float32, the residual; HashLM: (T,) int64 sums
     aux: torch.Tensor | None = None  # ModelOutput.aux of the layers so far
 
 
@@ -142,7 +141,6 @@ class Stage(Protocol):
     """Neighbouring layers of a model, on their own stream."""
 
     def __call__(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        """Write KV of all T tokens in the stage's layers. The first stage gets no `carried`; the last returns the
-        model's output.
-        """
+        """Write the stage's KV of all T tokens. The first stage gets no `carried`; the last stage returns the model's
+        output."""
         ...

@@ -34,34 +34,32 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also keep GGUF blocks ("file")."""
+    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may keep GGUF blocks ("file")."""
 
     kv: str = "auto"
-    # format of the weights in the layers' products. The head gets the same format, but never
-    # "fp8". The embedding keeps the dtype.
+    # format of the layers' products and, except "fp8", of the head; the embedding keeps the dtype
     weights: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs a weight, then makes a product of it. The bool argument is True for the head."""
+    """Packs a weight, then makes a product of it. The bool is True for the head."""
 
-    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # returns None if the library must multiply
+    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]
-    packs_numbers: bool  # whether this processor's kernels multiply plain numbers, and not only blocks
+    packs_numbers: bool  # whether this processor's kernels multiply plain numbers, too
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: WeightFactory  # makes a layer's products
-    make_linear: LinearFactory  # makes the products of adapters
+    make_weight: WeightFactory  # for layers
+    make_linear: LinearFactory  # for adapters
     make_head: HeadFactory
-    # The arguments are the rope of layers without a window, and the rope of layers with a window. None as the second
-    # argument means that all layers use the first rope.
+    # takes the ropes of layers without and with a window; without the second, all layers use the first
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
     blocks: BlockKernels
-    team: Team | None = None  # set only for compiled kernels
-    packing: Packing | None = None  # set only for compiled kernels
+    team: Team | None = None  # team and packing: set only for compiled kernels
+    packing: Packing | None = None
 
 
 AS_DTYPE = Formats()
@@ -77,8 +75,8 @@ def pick_kernels(
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
-    "fixed" means only Triton's kernels, in tiles of one size. On a CPU "triton" and "fixed" run in Triton's
-    interpreter, for tests. Raises ConfigError.
+    "fixed": only Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests. Raises
+    ConfigError.
     """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
@@ -116,10 +114,7 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm and gate.
-
-    Triton also computes the products of weights that are kept in bytes; the library computes all other products.
-    """
+    """Return Triton's attention, norm, gate, and products of weights in bytes. Other products are the library's."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
@@ -143,8 +138,7 @@ def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, f
 
 
 def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's kernels in tiles of one size, products included. Raises ConfigError if any kernel would be the
-    library's."""
+    """Return Triton's kernels in tiles of one size. Raises ConfigError if any kernel would be the library's."""
     if not has_triton():
         raise ConfigError("--deterministic: Triton is missing; it comes with torch's CUDA build")
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
@@ -180,16 +174,13 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight, or raise ConfigError for blocks. `pick_kernels` refuses models in blocks, but it does not
-    see a draft head's weights.
-    """
+    """Return the weight. Raises ConfigError for blocks: `pick_kernels` does not see a draft head's weights."""
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight
 
 
 def make_wide_head(weight: Weight) -> Head:
-    """Return a WideHead, or the library's product for a head in blocks."""
     return PlainBlockLinear(weight, out_dtype=torch.float32) if isinstance(weight, BlockWeights) else WideHead(weight)
 
 

@@ -29,9 +29,8 @@ KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
 def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
-    """Return the plane of keys and values. If KV is kept in bytes, also return the plane of scales."""
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
-    # A page holds all layers, so it may be freed early only if every layer has a window.
+    # A page holds all layers, so it may be freed early only if all layers have windows.
     window = max(config.windows) if config.windows and all(config.windows) else 0
     if spec.kv_dtype == "auto":
         return (PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window),)
@@ -40,8 +39,9 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 
 
 class LlamaModel:
-    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time. Kernels keep scratch, so each
-    stage needs its own kernels.
+    """A Model or, with a `span`, a pipeline stage. It runs one forward at a time.
+
+    Kernels keep scratch, so each stage needs its own kernels.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` collects all ranks' columns if weights, attention and adapters return one rank's columns."""
+        """`all_columns` collects all ranks' columns, if weights, attention and adapters return one rank's."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -70,7 +70,7 @@ class LlamaModel:
 
     @property
     def gathers(self) -> bool:
-        """Whether a step gets slower when the upper bound of its rows' lengths grows and the lengths don't."""
+        """Whether a step gets slower when only the upper bound of its rows' lengths grows."""
         return self._attention.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class LlamaModel:
             layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
             delta = self._mlp(index, layer, residual, attended, rows)
-            # the ranks exchanged columns after they wrote this layer's KV, so every rank has written its part
+            # ranks exchanged columns after writing this layer's KV, so every rank has written its part
             if inputs.layers is not None:
                 inputs.layers.reached(index + 1)
         if not self._span.is_last:
@@ -109,7 +109,7 @@ class LlamaModel:
         return output
 
     def _begin(self, inputs: ModelInputs, carried: Carried | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the residual (T, H) float32, to which layers write, and the residuals that earlier stages captured."""
+        """Return the residual (T, H) float32, to which layers write, and residuals that earlier stages captured."""
         if carried is None:
             return self._weights.embed[inputs.input_ids].float() * self._embed_scale, []
         return carried.values, [] if carried.aux is None else [carried.aux]
@@ -117,7 +117,7 @@ class LlamaModel:
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
     ) -> ModelOutput:
-        """Compute the rest for the E wanted rows only. All KV is written, and nothing reads the other rows."""
+        """Compute the rest for the E wanted rows only. All KV is written, and nothing reads other rows."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
@@ -149,7 +149,7 @@ class LlamaModel:
         attended: torch.Tensor,
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """Return (M, H), the layer's last addition to the residual, for attended (M, own heads * D)."""
+        """Return the layer's last addition to the residual, (M, H), for attended (M, own heads * D)."""
         whole = self._all_columns
         attended = whole(attended)
         delta = whole(_adapted(rows, index, OUT, attended, layer.out(attended)))
@@ -181,6 +181,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raise ConfigError unless `layers` ascend: a draft head's `fc` and its target must agree on the layers' order."""
+    """Raise ConfigError unless `layers` ascend, as a draft head's `fc` expects."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
         raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

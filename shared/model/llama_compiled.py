@@ -1,6 +1,6 @@
 """Run the Llama family's forward on a CPU as one program of compiled tasks, in one call without the GIL.
 
-Its results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T tokens, E outputs):
+Results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T tokens, E outputs):
 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
@@ -9,8 +9,7 @@ Its results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order
     last layer     after attention two tasks copy the E wanted rows; later tasks use only these
     end            norm -> hidden (E), head -> logits (E)
 
-A pipeline stage is a program, too. Only the first stage has task 0: the others start from the carried residual. Only
-the last stage has the tasks of "last layer" and "end": the others run all their layers on all tokens.
+A pipeline stage is a program, too. Only the first stage has task 0, and only the last stage has "last layer" and "end".
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # number of a layer's tasks up to attention; number of tasks that copy wanted rows
-BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # a layer's tasks after attention
+BEFORE, TAKEN = 4, 2  # numbers of a layer's tasks up to attention, and of tasks that copy wanted rows
+BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
-TaskLinear = TileLinear | BlockTileLinear  # a product that a task can compute
+TaskLinear = TileLinear | BlockTileLinear
 Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """Task numbers. A field that is an array has one task number per layer."""
+    """Task numbers. An array has one number per layer."""
 
     norm: Index
     qkv: Index
@@ -67,13 +66,13 @@ class ProgramLayout:
     gate: Index
     down: Index
     _: KW_ONLY
-    out_post: Index | None  # out_post and down_post: only in Gemma 3
+    out_post: Index | None  # both only in Gemma 3
     down_post: Index | None
     take_residual: int
     take_attended: int
     last_norm: int
     head: int
-    aux: Index  # one task number per captured layer
+    aux: Index  # one per captured layer
 
 
 def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> ProgramLayout:
@@ -102,7 +101,7 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
 def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     """Return why a network can't be one program, or None.
 
-    All products must use our kernels, without padding, because one task's rows are the next task's input.
+    Products need our kernels without padding, because one task's rows are the next task's input.
     """
     if config.experts is not None:
         return "its experts are chosen while it computes"
@@ -117,13 +116,12 @@ def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
 
 
 def as_task(linear: object) -> TaskLinear:
-    """Narrow the type of a product or head that passed `obstacle`."""
     assert isinstance(linear, TaskLinear)
     return linear
 
 
 class CompiledLlama:
-    """A Model, or a pipeline stage if it has a `span`. It runs one forward at a time, because steps share buffers."""
+    """A Model or, with a `span`, a pipeline stage. Forwards run one at a time, because they share buffers."""
 
     is_program = True
 
@@ -136,7 +134,7 @@ class CompiledLlama:
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
-        self._scratch = Scratch(team.size)  # scratch memory that all products share
+        self._scratch = Scratch(team.size)  # shared by all products
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
         self.embed = weights.embed
         self.capture_aux(())
@@ -192,9 +190,9 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """Run the tasks before `stop`, or all tasks if it is None.
+        """Run the tasks before `stop`, or all.
 
-        With `layers`, pause after the KV write of each mark's last layer, and signal the mark.
+        With `layers`, pause and signal after the KV write of each mark's last layer.
         """
         if layers is None:
             self._program.run(stop)
@@ -216,7 +214,7 @@ class CompiledLlama:
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
-        """Fill in the row counts and the pool's addresses, but only where they have changed."""
+        """Fill in row counts and the pool's addresses where they have changed."""
         at, words = self._at, self._words
         if self._rows_filled != (num_tokens, num_last):
             self._rows_filled = num_tokens, num_last
@@ -266,7 +264,7 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
-        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products that do equal work on equally many rows
+        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products with equal work on equally many rows
         for task, linear in self._products():
             linear.fill(words[task])
             self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)
@@ -297,15 +295,13 @@ class CompiledLlama:
             words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
-        """Grow the buffers, and set their addresses in all tasks. Layers share the buffers, because only one layer
-        runs at a time.
-        """
+        """Grow the buffers, which layers use in turn, and set their addresses in all tasks."""
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows
         config, dtype = self.config, self._dtype
         hidden, inner = config.hidden_size, config.intermediate_size
-        # [0]: residual of all tokens; [1]: residual of the wanted tokens
+        # [0]: of all tokens; [1]: of the wanted tokens
         self._residual = torch.empty(2, num_rows, hidden)
         self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
         self._normed = torch.empty(num_rows, hidden, dtype=dtype)

@@ -42,7 +42,7 @@ from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
 WARM_PAGE = 8
-HOST_CODE = "computes in the host's memory"  # part of an error's text about HashLM and the scripted model
+HOST_CODE = "computes in the host's memory"  # part of an error about HashLM and the scripted model
 
 
 def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") -> Model:
@@ -63,7 +63,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
 
 
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
-    """Return why this model and its drafters need a CPU, or "" if they don't. Loads no weights. Raises ConfigError."""
+    """Return why this model and its drafters need a CPU, or "". Loads no weights. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
@@ -97,8 +97,9 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
 
 
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:
-    """Build one model per span, with its own kernels. All models use the same loaded weights. They can run at the same
-    time, because no product belongs to two spans.
+    """Build one model per span, with its own kernels, from the same loaded weights.
+
+    The models can run at the same time, because no product belongs to two spans.
     """
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
@@ -125,7 +126,7 @@ def assemble(
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
-    """Make a model of weights, kernels and adapters, as a compiled program if possible. `span` None: all layers."""
+    """Make a model, as a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
@@ -140,7 +141,7 @@ def assemble(
 
 
 def warm_up(model: Model) -> None:
-    """Run two tiny steps, so no request waits for kernels to compile or load."""
+    """Run two tiny steps, so that no request waits for kernels to compile or load."""
     pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
@@ -160,12 +161,11 @@ def warm_up(model: Model) -> None:
 def load_eagle_head(
     name: str, model: str, target: DraftTarget, *, team: Team | None = None, kernels: str = "auto"
 ) -> EagleHead:
-    """Load a draft head's folder, in the public format.
+    """Load a draft head's folder. Raises ConfigError.
 
-    If `name` is "auto", load the head shipped for `model`, the name from which the target was loaded. Device, dtype,
-    embedding and context are the target's. If the target's weights are in blocks, the head's products are in INT8
-    blocks. `team` (default: one thread) and `kernels`: as in LoadOptions. Raises ConfigError for a tensor or field that
-    does not fit.
+    `name` "auto": the head shipped for `model`, the name that the target was loaded by. Device, dtype, embedding and
+    context are the target's. For a target in blocks, the head is in INT8 blocks. `team` (default: one thread) and
+    `kernels`: as in LoadOptions.
     """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed

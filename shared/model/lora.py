@@ -1,7 +1,4 @@
-"""Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none.
-
-For its own tokens, an adapter multiplies a product's input by two narrow matrices and adds the result to the output.
-"""
+"""Run LoRA adapters beside one model's weights. Each token uses its request's adapter, or none."""
 
 from __future__ import annotations
 
@@ -24,20 +21,20 @@ FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP,
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
+    """An adapter's part of columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
-    up: Linear  # r -> out, multiplied by the pair's scale
+    up: Linear  # r -> out, with the pair's scale
     start: int
 
 
-Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # an adapter's deltas, by layer number and fused product
+Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer number and fused product
 
 
 def load_adapter(
     pairs: Sequence[LoraPair], config: LlamaConfig, dtype: torch.dtype, device: torch.device, make: LinearFactory
 ) -> Adapter:
-    """Load an adapter on the device, in the dtype. `make`: Kernels.make_linear."""
+    """Load an adapter. `make`: Kernels.make_linear."""
     starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
     adapter: Adapter = {}
     for pair in pairs:
@@ -63,7 +60,7 @@ class AdapterRows:
         return AdapterRows(self._adapters, self._slots[tokens])
 
     def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' parts to y (M, out), the product of x (M, in), in place. Return y."""
+        """Add the adapters' parts for x (M, in) to the product y (M, out), in place. Return y."""
         for adapter, rows in self._rows:
             for delta in adapter.get((layer, product), ()):
                 columns = slice(delta.start, delta.start + delta.up.out_features)
@@ -83,7 +80,7 @@ class LlamaLike(Model, Protocol):
 
 
 class AdaptedModel:
-    """A Model that runs a step on `plain` if no token has an adapter, else on `adapted`.
+    """Runs a step on `plain` if no token has an adapter, else on `adapted`.
 
     Both share weights and kernels, so a token without an adapter gets the same bits from either.
     """

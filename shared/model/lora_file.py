@@ -1,6 +1,6 @@
 """Read a LoRA adapter as PEFT writes it: adapter_config.json and *.safetensors (arXiv 2106.09685).
 
-An unread field or tensor could change answers. So each is used, known to be harmless, or refused by name.
+As in hf_config.py, each field and tensor is used, known to be harmless, or refused by name.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _NO_MATTER = (
     "loftq_config lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
-# Initialisations of A and B that we accept. Other initialisations change the base model's weights, which adapters
-# share.
+# Other initialisations of A and B change the base model's weights, which adapters share.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """What an adapter adds to one product: `scale` B A x."""
+    """An adapter's part of one product: `scale` B A x."""
 
     layer: int
     target: str  # q, k, v, o, gate, up or down
@@ -44,8 +43,6 @@ class LoraPair:
 
 
 class LoraFolder:
-    """An adapter's small folder, read as a whole."""
-
     def __init__(self, folder: Path, model: LlamaConfig) -> None:
         self.path = folder
         self._raw = read_json(folder / CONFIG_NAME)

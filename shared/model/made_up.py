@@ -9,16 +9,17 @@ from shared.model.load import build_spans
 from shared.model.lora import LlamaLike
 from shared.model.opened import DTYPES, LoadOptions, OpenedModel
 
-SCALE = 0.02  # standard deviation of the weights, as in untrained networks
+SCALE = 0.02  # standard deviation, as in untrained networks
 
 
 class MadeUpWeights:
-    """A TensorSource. Norms are 1. Weights other than norms are drawn on `device` in `dtype`. If seed, device and order
-    of reading are equal, so are the weights.
+    """A TensorSource. Norms are 1; other weights are drawn on `device` in `dtype`.
+
+    Equal seed, device and order of reading give equal weights.
     """
 
     def __init__(self, config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int | None) -> None:
-        """If `seed` is None, draw from torch's own generator of the device."""
+        """`seed` None: draw from torch's own generator of the device."""
         self.config = config
         self._device, self._dtype = device, dtype
         self._draw = None if seed is None else torch.Generator(device).manual_seed(seed)
@@ -63,8 +64,9 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 def made_up(
     config: LlamaConfig, dtype: str, device: torch.device, *, seed: int | None = None, kernels: str = "torch"
 ) -> LlamaLike:
-    """Build a model. `dtype`: a name in DTYPES. `kernels`: as in LoadOptions. With a seed the host draws the weights,
-    so they are equal on any device.
+    """Build a model. `dtype`: a name in DTYPES. `kernels`: as in LoadOptions.
+
+    With a seed the host draws the weights, so they are equal on any device.
     """
     drawn_on = device if seed is None else torch.device("cpu")
     source = MadeUpWeights(config, drawn_on, DTYPES[dtype], seed)

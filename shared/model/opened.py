@@ -1,9 +1,9 @@
-"""Open a model's files and settle how to load them. All ways of loading start here.
+"""Open a model's files and settle how to load them.
 
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
                                     -> EncoderFolder, or None for HashLM and scripted, which have no files
 
-open_named reads only the headers of model files, but it reads an adapter's files completely, so that errors show early.
+open_named reads only headers of models, but whole adapters, so that errors show early.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
-MOST_WIDTH, MOST_STAGES = 16, 64  # the largest values that --spec-width and --pp allow
-# number of positions past the context that a step may use
+MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
+# positions past the context that a step may use
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
-# These suffixes of the weights' hash keep nodes with different formats from pairing, because formats change weights.
+# suffixes of the weights' hash: nodes with different formats must not pair
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
-# --deterministic adds this suffix to the hash, because that flag promises equal KV for equal prompts.
+# --deterministic adds this suffix, because the flag promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,15 +46,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     dtype: str = "bfloat16"  # or "auto", which `settled` replaces
-    max_context: int = 0  # in tokens; 0 stands for the model's maximum
-    threads: int = 1  # of each pipeline stage or model, if `team` is None
+    max_context: int = 0  # in tokens; 0: the model's maximum
+    threads: int = 1  # of each stage or model, if `team` is None
     team: Team | None = None
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
     # "triton": kernels for a GPU; "fixed": the same in tiles of one size
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by the names that clients use
-    formats: Formats = AS_DTYPE  # formats of KV and of weights
-    packed: PackedFolder | None = None  # folder of packed weights; if None, each model packs into its own memory
-    memory: MemoryInfo | None = None  # memory of the device that holds the weights; None: the host's memory
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by clients' names
+    formats: Formats = AS_DTYPE
+    packed: PackedFolder | None = None  # None: each model packs into its own memory
+    memory: MemoryInfo | None = None  # of the weights' device; None: the host's
 
     def check_memory(self, need: int) -> None:
         memory = self.memory or _host_memory()
@@ -101,8 +101,7 @@ class OpenedModel:
         return self.context + WINDOW_SLACK
 
     def check_memory(self, config: LlamaConfig) -> None:
-        """Raise ConfigError if the weights exceed free memory. `config` describes the part of the model that is
-        loaded."""
+        """Raise ConfigError if the weights of the part that `config` describes exceed free memory."""
         self.options.check_memory(self.weights_bytes(config))
 
     def weights_bytes(self, config: LlamaConfig) -> int:
@@ -110,8 +109,7 @@ class OpenedModel:
         return weights_bytes(config, self.dtype, self.context, item, head_item)
 
     def _bytes_per_weight(self) -> tuple[float | None, float]:
-        """Return the bytes per weight in the layers, and in the head. For the layers, None stands for the dtype's
-        size."""
+        """Return bytes per weight in the layers (None: the dtype's) and in the head."""
         form = self.options.formats.weights
         if form == "auto":
             return None, 4
@@ -166,7 +164,7 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
     """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, unless a weight format is given.
 
-    This depends only on the file and the kind of device, so that unequal machines agree.
+    Only the file and the kind of device decide, so that unequal machines agree.
     """
     if options.dtype != AUTO:
         return options

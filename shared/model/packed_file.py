@@ -4,8 +4,8 @@
     directory   JSON: `about`, and each tensor's name, dtype, shape and offset
     trailer     magic, offset and length of the directory, then xxh3_128 of all bytes before this digest
 
-The directory comes last, so tensors are written as soon as they are made, and a truncated file has no trailer. The
-digest finds damage by disks and crashes, not by attackers.
+The directory comes last, so tensors are written as they are made, and a truncated file has no trailer. The digest finds
+accidental damage, not attacks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BrokenFile(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor's entry in the directory. The caller of `add` decides what `note` says."""
+    """A tensor in the directory. `note` is the caller's."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class PackedWriter:
         self._entries: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, data: memoryview, dtype: str, shape: tuple[int, ...], note: str = "") -> None:
-        """Write one tensor of contiguous `data`. Raises OSError if the disk is full."""
+        """Write one tensor of contiguous `data`. Raises OSError for a full disk."""
         self._write(bytes(-self._at % ALIGNMENT))
         self._entries[name] = {
             "dtype": dtype, "shape": shape, "offset": self._at, "num_bytes": data.nbytes, "note": note
@@ -75,7 +75,7 @@ class PackedWriter:
 
 
 class MappedFile:
-    """A checked file. Processes share the mapped memory, which stays valid after the file is removed."""
+    """A checked file. Processes share the mapped memory, which outlives the file's removal."""
 
     def __init__(self, fd: int) -> None:
         """Map the open file `fd`, which may then be closed. Raises BrokenFile."""
@@ -105,7 +105,7 @@ def _entry(shape: list[int], **fields: Any) -> Entry:
 
 
 def read_about(fd: int) -> About:
-    """Return a file's `about` for people, without checking the file's digest. Raises BrokenFile."""
+    """Return a file's `about` for people, without checking the digest. Raises BrokenFile."""
     try:
         num_bytes = os.fstat(fd).st_size
         magic, start, length, _ = TRAILER.unpack(os.pread(fd, TRAILER.size, num_bytes - TRAILER.size))

@@ -4,9 +4,9 @@
     SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: digest of the code that packs
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
-Other users can't write these files: the folder (mode 0700) and the files (0600) must belong to this user. Both are
-checked on open descriptors. While a file is mapped, a shared lock keeps other processes from removing it. The kernel
-drops a killed process's locks. After any failure (such as a full disk) the caller packs into its own memory.
+Folder (mode 0700) and files (0600) must be this user's alone, checked on open descriptors. A mapped file has a shared
+lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure the
+caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class PackedRefused(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class PackedKey:
-    """Everything that a file's bits depend on."""
+    """Everything on which a file's bits depend."""
 
     about: Mapping[str, str]
-    code: str  # digest of the code that packs
+    code: str
 
     @property
     def whole(self) -> dict[str, str]:
@@ -61,8 +61,6 @@ class PackedKey:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A packed file, described for people."""
-
     name: str
     num_bytes: int
     used: float  # seconds since 1970
@@ -71,16 +69,16 @@ class Listed:
 
 
 class PackedFolder:
-    """A user's packed files. `max_bytes` limits their total size."""
+    """A user's packed files, of at most `max_bytes` in total."""
 
     def __init__(self, path: Path, max_bytes: int, wait_s: float = WAIT_S) -> None:
         self.path, self._max_bytes, self._wait_s = path, max_bytes, wait_s
-        self.mapped_bytes = 0  # how many bytes this process has mapped; the system counts these bytes as free memory
+        self.mapped_bytes = 0  # bytes that this process has mapped; the system counts them as free
 
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
-        """Return the key's file, mapped and checked. If that fails, log one line and return None.
+        """Return the key's file, mapped and checked. On failure, log one line and return None.
 
-        If the file is missing or damaged, `write` makes it. `need`: the file's approximate size in bytes.
+        `write` makes a missing or damaged file. `need`: the file's approximate size in bytes.
         """
         try:
             file = self._take(key, need, write)
@@ -98,8 +96,10 @@ class PackedFolder:
             return [_describe(folder, name) for name in reversed(_names(folder))]
 
     def clear(self) -> list[Listed]:
-        """Remove and return all files. Their space becomes free when no process maps them any longer. Raises
-        PackedRefused, OSError."""
+        """Remove and return all files. Raises PackedRefused, OSError.
+
+        Mapped files keep their space until they are unmapped.
+        """
         found = self.listed()
         if self.path.is_dir():
             with _opened(self.path) as folder:
@@ -122,7 +122,7 @@ class PackedFolder:
 
     def _make(self, folder: int, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
         try:
-            return _map(folder, key)  # another process made the file while this one waited
+            return _map(folder, key)  # made by another process while this one waited
         except FileNotFoundError:
             pass
         except BrokenFile as error:
@@ -133,7 +133,7 @@ class PackedFolder:
         started = time.monotonic()
         _write(folder, key, write)
         for name in _names(folder):
-            if name.startswith(key.slot) and name != key.name:  # a file that other code packed
+            if name.startswith(key.slot) and name != key.name:  # packed by other code
                 _remove_unused(folder, name)
         _log.info("packed the weights in %.1f s into %s", time.monotonic() - started, self.path / key.name)
         return _map(folder, key)
@@ -166,7 +166,7 @@ def packed_of(max_bytes: int) -> PackedFolder | None:
 def _map(folder: int, key: PackedKey) -> MappedFile:
     """Map the key's file. Raises FileNotFoundError or BrokenFile.
 
-    A file is broken if other users could have written it, if it has changed, or if it has another key.
+    A file is broken if it has changed, if it has another key, or if others could have written it.
     """
     try:
         fd = os.open(key.name, OPEN, dir_fd=folder)
@@ -207,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder. Raises PackedRefused if other users could have written to the folder."""
+    """Open the folder. Raises PackedRefused if others could have written to it."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):
@@ -219,7 +219,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: int, wait_s: float) -> Iterator[None]:
-    """Hold the folder's lock. Raises BlockingIOError after waiting `wait_s`."""
+    """Hold the folder's lock. Raises BlockingIOError after `wait_s`."""
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     give_up, has_told = time.monotonic() + wait_s, False
     try:
@@ -253,7 +253,7 @@ def _remove_drafts(folder: int) -> None:
 
 
 def _remove_unused(folder: int, name: str) -> bool:
-    """Remove a file unless it is mapped. Return whether it was removed."""
+    """Remove a file unless it is mapped. Return whether it was."""
     if _in_use(folder, name):
         return False
     _unlink(folder, name)

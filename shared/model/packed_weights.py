@@ -1,6 +1,6 @@
-"""Keep a model's weights in a packed file: make its key, write it, read its products.
+"""Keep a model's weights in a packed file.
 
-The key has everything that could change a bit, so any change leads to new packing:
+The key has everything that could change a bit:
 
 - model files, dtype, format and processor
 - code of this package and the kernels
@@ -30,14 +30,14 @@ from shared.model.packed_folder import PackedKey, PackedRefused
 from shared.model.weights import products_of, read_product
 
 EMBED = "embed"
-IN_BLOCKS = ("file", "int8")  # our kernels compute products of these weight formats on every processor
+IN_BLOCKS = ("file", "int8")  # our kernels multiply these on every processor
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
 
 
 class MappedWeights:
-    """A PackedWeights whose tensors are views of the file. Writing to such a tensor kills the process."""
+    """A PackedWeights whose tensors are views of the file; a write to one kills the process."""
 
     def __init__(self, file: MappedFile, packing: Packing) -> None:
         self._file, self._packing = file, packing
@@ -68,8 +68,7 @@ class MappedWeights:
 
 
 def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
-    """Map the model's packed weights. If they are missing, make them first. Return None if they can't be packed or
-    kept.
+    """Map the model's packed weights, made first if missing. Return None if they can't be packed or kept.
 
     `weights_hash`: as in ModelSpec.
     """
@@ -105,11 +104,11 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-code_digest()  # computed at import, because source files that change later are not the code that runs
+code_digest()  # at import, because source files that change later are not the code that runs
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
-    """Write the products one by one, so that only one is in memory at a time. Raises PackedRefused if the model's files
+    """Write the products one by one, so that only one is in memory. Raises PackedRefused if the model's files
     change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in products_of(source.config):

@@ -4,8 +4,7 @@
     stage 1     residual -> layers [a, b)        -> residual ...
     last        residual -> layers [b, n), norm, head on the wanted rows  -> logits
 
-The residual is float32 between stages, just like within one model, so any cut gives the same bits. A page holds all
-layers, of which each stage uses only its own.
+The residual is float32 everywhere, so any cut gives the same bits. Pages hold all layers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from shared.model.span import cut
 
 
 class Pipeline:
-    """A Model that runs its stages in turn. The engine runs `stages` itself, each on its own stream."""
+    """Runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own stream."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
         self._parts = tuple(parts)
@@ -48,7 +47,6 @@ class Pipeline:
         return self._parts[0].kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run all stages on the caller's stream."""
         passed: Carried | ModelOutput | None = None
         for part in self._parts:
             assert not isinstance(passed, ModelOutput)
@@ -60,9 +58,7 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """Load a model cut into stages. Return a Model that runs all stages, and the stages. `heads_every_row`: see `cut`.
-    Raises ConfigError for too many stages.
-    """
+    """Load a model that runs all stages, and the stages. `heads_every_row`: see `cut`. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)

@@ -33,14 +33,14 @@ LAYER_NAMES = {
     "down": "mlp.down_proj.weight",
     "router": "mlp.gate.weight",
 }
-# Gemma 3 also normalizes the output of each half of a layer, and has another name for the norm before the second half.
+# Gemma 3 normalizes each half's output, too, and renames the norm before the second half.
 GEMMA_NAMES = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
 FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
-NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table that older files contain
+NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table in older files
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -50,9 +50,9 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """The tensors of a folder's *.safetensors files, by name.
+    """A folder's tensors by name. Headers are read once.
 
-    Headers are read once. The library checks that tensors lie in their files and don't overlap.
+    The library checks that tensors lie in their files and don't overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class TensorFiles:
         return self._shapes[name]
 
     def check_floats(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a tensor of integers or bytes, because the scales that it would need are not read."""
+        """Raise ConfigError for tensors of integers or bytes, whose scales are not read."""
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
                 raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")
@@ -105,8 +105,7 @@ class TensorFiles:
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder. Raises ConfigError for an unknown tensor, because ignoring it would make answers
-    wrong."""
+    """A TensorSource over one folder. Raises ConfigError for an unknown tensor."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
@@ -136,7 +135,6 @@ class SafetensorsFolder:
         self._files.check_floats(there)
 
     def _check_tied(self) -> None:
-        """Allow a head that equals the embedding. Raise ConfigError for any other head."""
         if MODEL_NAMES["head"] not in self._files.names():
             return
         head, embed = (self._files.tensor(MODEL_NAMES[name]) for name in ("head", "embed"))

@@ -4,10 +4,10 @@
     it is the result of a tool         `The tool said: ` and the result
     else                               `Nothing to say.`
 
-The model reads its prompt from the KV cache, one token per slot, so only correct pages give a correct answer. A prompt
-is a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
-grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool
-call. CPU only, without draft trees.
+The prompt is read from the KV cache, one token per slot, so only correct pages give a correct answer. It is a chat in
+the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a grammar
+forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool call.
+CPU only, without draft trees.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ DEFAULT_CONTEXT = 4096
 ANSWER = b"assistant: "
 TURN = re.compile(rb"(?:^| )(system|user|assistant|tool): ")
 SAY = b"say:"
-# Logits: of the text's next token, of the end, of tokens that close a JSON text, of the token that begins a JSON text.
+# Logits of: the text's next token, the end, tokens that close a JSON text, the token that begins one.
 CHOSEN, ENDING, CLOSING, OPENING = 100.0, 50.0, 20.0, 10.0
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
-BELOW = 2.0**-12  # difference between the logits of neighbouring ids, so that no logits are equal
+BELOW = 2.0**-12  # between neighbouring ids, so that no logits are equal
 
 
 class ScriptedLM:
     def __init__(self, max_context: int = 0) -> None:
-        """`max_context`: 0 stands for DEFAULT_CONTEXT."""
         self._pieces = make_pieces()
         size = len(self._pieces.vocabulary.tokens)
         self.spec = ModelSpec(
@@ -79,7 +78,6 @@ class ScriptedLM:
 
 
 def read(slots: npt.NDArray[np.int64], pages: npt.NDArray[np.int32], length: int) -> list[int]:
-    """Return the tokens at positions [0, length) of a row with these pages."""
     num_pages = -(-length // slots.shape[1])
     tokens: list[int] = slots[pages[:num_pages]].reshape(-1)[:length].tolist()
     return tokens

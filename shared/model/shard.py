@@ -1,4 +1,4 @@
-"""Run a Llama-family model on several ranks of one node. Each rank has a share of every product and of the heads.
+"""Run a Llama-family model on a node's ranks, each with a share of every product and of the heads.
 
     normed (T, H)  -> q k v of own heads -> attend: own heads of the pages  -> own columns of (T, heads * D)
     collect        -> out: own columns of (T, H)                            -> collect -> residual
@@ -6,14 +6,12 @@
     collect        -> down: own columns of (T, H)                           -> collect -> residual
     normed (E, H)  -> head: own columns of (E, vocab)                       -> collect -> logits
 
-Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in the same order for
-any number of columns, so the bits are the same for any number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out`
-and `down` by inputs, and its ranks add partial sums. That halves the number of collectives, but makes the bits depend
-on the number of ranks. An adapter's A is whole on every rank. Its B is cut like the product that it changes.
+Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in one order for any
+number of columns, so bits don't depend on the number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out` and `down`
+by inputs, which halves the collectives, but changes bits with the number of ranks.
 
-A page has all KV heads, and each rank works on its slice of them. So pages are the same for any number of ranks, and
-nodes with different numbers can hand them over. With more ranks than KV heads, neighbouring ranks share a head and
-write the same KV to it.
+A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
+pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
 """
 
 from __future__ import annotations
@@ -50,9 +48,9 @@ CUT_BY = {
 
 
 def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
-    """Load this rank's part of load_model(name, options). All ranks call it together.
+    """Load this rank's part of load_model(name, options), together with all ranks.
 
-    Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if the ranks can't share the model.
+    Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if ranks can't share the model.
     """
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
@@ -93,7 +91,7 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
 
 
 class OwnColumns:
-    """A Head: x (M, in) -> all logits (M, vocab), collected from all ranks."""
+    """A Head: x (M, in) -> all ranks' logits (M, vocab)."""
 
     def __init__(self, head: Head, group: RankGroup) -> None:
         self._head, self._group = head, group
@@ -103,7 +101,7 @@ class OwnColumns:
 
 
 class OwnHeads:
-    """An AttentionBackend on this rank's KV heads of every page."""
+    """An AttentionBackend on this rank's KV heads."""
 
     def __init__(self, attention: AttentionBackend, first: int, count: int) -> None:
         self._attention = attention
@@ -121,10 +119,8 @@ class OwnHeads:
 
 
 class ShardSource:
-    """A TensorSource of one rank's part.
-
-    `config` has this rank's numbers of heads and inner columns, but the whole sizes of residual and vocabulary.
-    """
+    """A TensorSource of one rank's part. `config` counts own heads and inner columns, but the whole residual and
+    vocabulary."""
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
         check_shares(source.config, size)
@@ -160,7 +156,7 @@ class ShardSource:
         return blocks.take(self._own_rows(kind, torch.arange(blocks.shape[0])))
 
     def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
-        """Cut an adapter: A stays whole, B keeps this rank's rows of the product's weight."""
+        """Cut an adapter: A stays whole, B keeps this rank's rows."""
         return [replace(pair, up=self._own_rows(pair.target, pair.up)) for pair in pairs]
 
     def _own_rows(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -170,7 +166,7 @@ class ShardSource:
         return share(tensor, self._rank, self._size)
 
     def content_hash(self) -> str:
-        """Return the whole model's hash, because nodes must have equal hashes whatever their numbers of ranks."""
+        """Return the whole model's hash, which must not depend on the number of ranks."""
         return self._source.content_hash()
 
 
@@ -180,7 +176,7 @@ def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 
 def check_shares(config: LlamaConfig, size: int) -> None:
-    """Raise ConfigError for the first number that `size` ranks can't share evenly."""
+    """Raise ConfigError for a number that `size` ranks can't share evenly."""
     experts = config.experts
     if experts is not None and (experts.count % size or experts.intermediate_size % size):
         sizes = f"{experts.count} experts of {experts.intermediate_size}"

@@ -27,9 +27,8 @@ class Span:
 
     @property
     def whole_layers(self) -> range:
-        """The layers that run completely on all tokens. The model's last layer is not among them: its second half runs
-        on the wanted rows only.
-        """
+        """The layers that run completely on all tokens: all but the model's last, whose second half runs on wanted rows
+        only."""
         return range(self.first, self.end - self.is_last)
 
     def own(self, layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,8 +43,8 @@ def all_layers(config: LlamaConfig) -> Span:
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
     """Cut a model into stages of neighbouring layers, at least one layer each.
 
-    `heads_every_row`: whether all rows of a step go through the head, as they do in decoding. The head then counts as
-    much as layers with the same number of parameters, so the last stage gets fewer layers.
+    `heads_every_row`: whether all rows go through the head, as in decoding. The head then counts like layers of its
+    size, so the last stage gets fewer layers.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

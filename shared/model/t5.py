@@ -1,11 +1,10 @@
-"""Run T5, an encoder and a decoder over paged KV, in plain torch (Raffel et al. 2020; v1.1's gated feed-forward too).
+"""Run T5 (Raffel et al. 2020, and v1.1's gated feed-forward) over paged KV, in plain torch.
 
     page slots of a row     | cross keys and values, one slot per encoder token | the decoder's own |
     decoder layer           norm -> self attention -> add | norm -> cross attention -> add | norm -> feed-forward -> add
 
-The encoder runs once, on all its tokens in one step, and writes all cross keys and values to its tokens' slots.
-Hand-off and retraction treat this KV like any other KV. Positions are relative: the distance between a query and a key
-chooses a bucket, which has a learned bias. All layers of a stack use the first layer's biases.
+The encoder runs in one step, and writes all cross keys and values to its tokens' slots. All layers of a stack use the
+first layer's position biases.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Attention:
 class FeedForward:
     norm: torch.Tensor
     gate: torch.Tensor
-    up: torch.Tensor | None  # None if the feed-forward is not gated
+    up: torch.Tensor | None  # None without a gate
     down: torch.Tensor
 
 
@@ -85,8 +84,7 @@ class T5Weights:
 
 
 class T5Model:
-    """A Model in its weights' dtype, with norms and softmax in float32. Rows run one by one, which is simple but
-    slow."""
+    """A Model in its weights' dtype, with float32 norms and softmax. Rows run one by one, simply but slowly."""
 
     def __init__(self, config: T5Config, weights: T5Weights, weights_hash: str) -> None:
         self.config = config
@@ -108,7 +106,7 @@ class T5Model:
         return (PlaneSpec(KV_PLANE, shape, self._dtype),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run on the forward stream. hidden: decoder states."""
+        """Return `hidden`: decoder states."""
         assert inputs.encoder_lens is not None and inputs.visible is None
         hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size, dtype=self._dtype)
         encoding = {row: (begin, length) for row, begin, length in encoder_rows(inputs)}
@@ -130,7 +128,7 @@ class T5Model:
         return linear(hidden * scale, self._weights.head).float()
 
     def _encode(self, ids: torch.Tensor, slots: RowSlots) -> None:
-        """Write cross keys and values of all decoder layers at these tokens' positions."""
+        """Write all decoder layers' cross keys and values at these tokens' positions."""
         stack, residual = self._weights.encoder, self._weights.embed[ids]
         places = torch.arange(len(ids))
         bias = self._bias(stack, places, places, both_ways=True)
@@ -176,8 +174,7 @@ class T5Model:
         values: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend with `bias` (heads, n, m). Scores are not scaled, because T5's weights were trained without
-        scaling."""
+        """Attend with `bias` (heads, n, m). Scores are not scaled, as in T5's training."""
         scores = (self._heads(linear(normed, attention.q)) @ keys.transpose(1, 2)).float()
         if bias is not None:
             scores = scores + bias
@@ -197,7 +194,6 @@ class T5Model:
         return (hidden * torch.rsqrt(squares + self.config.norm_eps)).to(self._dtype) * weight
 
     def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, both_ways: bool) -> torch.Tensor:
-        """Return the learned bias (heads, n, m) for query positions (n,) and key positions (m,)."""
         distance = keys[None] - queries[:, None]
         buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, both_ways)
         return stack.bias[buckets].permute(2, 0, 1).float()
@@ -206,8 +202,8 @@ class T5Model:
 def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:
     """Map key position minus query position to a bucket.
 
-    Half of the buckets have one distance each; the other buckets become logarithmically wider, up to max_distance.
-    `both_ways`: whether keys at later positions have buckets of their own.
+    Half of the buckets have one distance each; the other buckets widen logarithmically, up to max_distance.
+    `both_ways`: whether later keys have buckets of their own.
     """
     base = torch.zeros_like(distance)
     if both_ways:

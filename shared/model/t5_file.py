@@ -1,4 +1,4 @@
-"""Read T5 from a Hugging Face folder: config.json and *.safetensors. A folder with unread tensors is refused."""
+"""Read T5 from a Hugging Face folder: config.json and *.safetensors. Unread tensors are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
-# Older files repeat the embedding, and have a bias table for cross-attention, which T5 does not use.
+# Older files repeat the embedding, and have a bias table for cross-attention that T5 does not use.
 NOT_READ = frozenset(
     {
         "encoder.embed_tokens.weight",
@@ -24,14 +24,13 @@ NOT_READ = frozenset(
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     }
 )
-DEFAULT_CONTEXT = 1024  # a choice: relative positions have no limit
+DEFAULT_CONTEXT = 1024  # freely chosen: relative positions have no limit
 
 
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
-    """Load on the CPU. `max_context`: tokens of input and answer together; 0 stands for DEFAULT_CONTEXT. Raises
-    ConfigError."""
+    """Load on the CPU. `max_context`: tokens of input and answer; 0: DEFAULT_CONTEXT. Raises ConfigError."""
     raw = read_json(folder / "config.json")
-    decoder_start_id(folder, raw)  # refuses a folder without this id, which the router needs
+    decoder_start_id(folder, raw)  # refuses a folder without the id, which the router needs
     config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
     embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
@@ -47,7 +46,6 @@ def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Config:
-    """Read the fields. Raises ConfigError for a missing or wrong field."""
     if raw.get("model_type") != "t5":
         raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
     kind = raw.get("feed_forward_proj", "relu")
@@ -69,7 +67,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
             is_gated=is_gated,
             is_gelu=is_gelu,
-            # v1.1 does not tie embeddings, so it does not scale outputs. In newer files, a field says whether to scale.
+            # v1.1 ties no embeddings, so it scales no outputs; newer files have a field for this
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             max_context=max_context,
@@ -79,7 +77,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
 
 
 class _Taken:
-    """Takes tensors by name, checks their shapes, and remembers which names were taken."""
+    """Checks the tensors' shapes, and remembers which were taken."""
 
     def __init__(self, files: TensorFiles, dtype: torch.dtype) -> None:
         self._files, self._dtype = files, dtype

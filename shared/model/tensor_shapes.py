@@ -1,7 +1,7 @@
 """List the names and shapes of a Llama-family network's tensors.
 
-A file must have exactly these tensors. If a tensor were not read, answers would change; if one were too small, kernels
-would read past its end.
+A file must have exactly these. An unread tensor would change answers, and kernels would read past the end of a small
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXPERT_PARTS = ("gate", "up", "down")
 
 
 def tensor_shapes(config: LlamaConfig) -> Shapes:
-    """Return shapes by TensorSource name. The shape of a matrix is (out, in)."""
+    """Return shapes by TensorSource name; a matrix is (out, in)."""
     shapes: Shapes = {"embed": (config.vocab_size, config.hidden_size), "norm": (config.hidden_size,)}
     if not config.tie_embeddings:
         shapes["head"] = shapes["embed"]
@@ -54,8 +54,7 @@ def _gated(hidden: int, inner: int) -> Shapes:
 
 
 def check_tensors(path: Path, family: str, wanted: Mapping[str, tuple[int, ...]], found: Shapes) -> None:
-    """Compare the shapes by the names that the file uses. Raises ConfigError for a missing or extra tensor, or a wrong
-    shape."""
+    """Compare shapes by the file's names. Raises ConfigError for a missing, extra or misshapen tensor."""
     if missing := wanted.keys() - found.keys():
         raise ConfigError(f"{path} has no tensor {first_of(missing)}")
     if strange := found.keys() - wanted.keys():

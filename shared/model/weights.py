@@ -18,27 +18,26 @@ from shared.model.config import LlamaConfig, RopeConfig
 
 class TensorSource(Protocol):
     """A model on disk. Tensor names: embed, norm, head, rope_factors, layers.<n>.<q, k, v, o, gate, up, down, ...>,
-    layers.<n>.experts.<e>.<gate, up, down>.
-    """
+    layers.<n>.experts.<e>.<gate, up, down>."""
 
     config: LlamaConfig
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> torch.Tensor: ...
-    def blocks(self, name: str) -> BlockWeights | None: ...  # returns None if the tensor has plain numbers
+    def blocks(self, name: str) -> BlockWeights | None: ...  # None for plain numbers
     def content_hash(self) -> str: ...
 
 
 class PackedWeights(Protocol):
     embed: torch.Tensor
 
-    def product(self, name: str) -> Packed | None: ...  # returns None if the product must be made from the source
+    def product(self, name: str) -> Packed | None: ...  # None: make it from the source
     def unpack(self, packed: Packed, is_head: bool) -> Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The weight of one product: source tensors, stacked by rows."""
+    """One product's weight: source tensors, stacked by rows."""
 
     name: str
     tensors: tuple[str, ...]
@@ -51,26 +50,27 @@ class Product:
 
 HEAD = "head"
 FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-ATTENTION = ("qkv", "out")  # the products that may have a bias
+ATTENTION = ("qkv", "out")  # may have a bias
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer's weights, with norms in float32. qkv and gate_up are fused for fewer, larger calls. A layer has
-    either gate_up and down, or experts.
+    """One layer's weights; norms are float32, (H,) unless noted. A layer has either gate_up and down, or experts.
+
+    qkv and gate_up are fused for fewer, larger calls.
     """
 
-    attn_norm: torch.Tensor  # (H,)
+    attn_norm: torch.Tensor
     qkv: Linear  # H -> heads * D + 2 * kv_heads * D
     q_norm: torch.Tensor | None  # (D,)
     k_norm: torch.Tensor | None  # (D,)
     out: Linear  # heads * D -> H
-    mlp_norm: torch.Tensor  # (H,)
+    mlp_norm: torch.Tensor
     gate_up: Linear | None  # H -> 2 * I
     down: Linear | None  # I -> H
     experts: Experts | None = None
-    attn_post_norm: torch.Tensor | None = None  # (H,), norm of the attention's output
-    mlp_post_norm: torch.Tensor | None = None  # (H,), norm of the second half's output
+    attn_post_norm: torch.Tensor | None = None  # of the attention's output
+    mlp_post_norm: torch.Tensor | None = None  # of the second half's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LlamaWeights:
     norm: torch.Tensor  # (H,) float32
     head: Head  # (M, H) in the dtype -> (M, vocab) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
-    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # rope of layers with a window, if it differs
+    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, if different
 
 
 def load_weights(
@@ -95,8 +95,8 @@ def load_weights(
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
 
-    Source tensors are dropped as soon as they are converted. So peak memory is at most the result plus the source
-    tensors of one layer and of the head.
+    Source tensors are dropped once converted, so peak memory is the result plus the source tensors of one layer and the
+    head.
     """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
@@ -127,7 +127,7 @@ def load_weights(
 
 
 def products_of(config: LlamaConfig) -> Iterator[Product]:
-    """Yield every product that can be packed; the head comes last."""
+    """Yield every product that can be packed, the head last."""
     for n in range(config.num_layers):
         names = [*FUSED] if not config.has_experts(n) else [*ATTENTION, *expert_products(config)]
         for name in names:
@@ -145,7 +145,7 @@ def head_of(config: LlamaConfig) -> Product:
 
 
 def product_of(n: int, name: str) -> Product:
-    """Describe product `name` of layer `n`. `name` is a key of FUSED, or experts.<e>.<key>."""
+    """Describe layer `n`'s product `name`: a key of FUSED, or experts.<e>.<key>."""
     group, _, kind = name.rpartition(".")
     prefix = f"layers.{n}.{group}." if group else f"layers.{n}."
     tensors = tuple(prefix + part for part in FUSED[kind])
@@ -165,10 +165,10 @@ def read_product(
 def read_weight(
     source: TensorSource, names: Sequence[str], dtype: torch.dtype, device: torch.device, form: str
 ) -> Weight:
-    """Return one product's weight. It is made of the tensors `names`, stacked by rows.
+    """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, INT8 blocks or numbers of the dtype. If blocks don't divide the rows evenly, the
-    weight stays in numbers.
+    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. Rows that are not whole blocks stay in
+    numbers.
     """
     if form == "file":
         blocks = [part for part in map(source.blocks, names) if part is not None]
@@ -241,19 +241,19 @@ def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch
     config = source.config
     if not source.has("rope_factors"):
         return rope_tables_of(config.head_dim, config.rope, max_context)
-    # A Llama 3 GGUF file stores the stretch as one divisor per frequency.
+    # Llama 3 GGUF files store the stretch as one divisor per frequency.
     return rope_tables(
         frequencies_of(config.head_dim, config.rope) / source.tensor("rope_factors").float(), max_context
     )
 
 
 def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same tables as `rope_of`, but compute them from the configuration only."""
+    """Return `rope_of`'s tables from the configuration only."""
     return rope_tables(frequencies_of(head_dim, rope), num_positions, rope.length)
 
 
 def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Return the rotary frequencies, (D // 2,) float32."""
+    """Return (D // 2,) float32."""
     if rope.kind == "yarn":
         bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
         return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)
@@ -268,9 +268,9 @@ def weights_bytes(
     layer_item: float | None = None,
     head_item: float = 4,
 ) -> int:
-    """Return how many bytes load_weights keeps at most: parameters, a float32 head (tied or not), rotary tables.
+    """Return the most bytes that load_weights keeps: parameters, a float32 head (tied or not), rotary tables.
 
-    `layer_item` and `head_item`: bytes per weight in the layers and in the head. `layer_item` None: the dtype's size.
+    `layer_item` (None: the dtype's) and `head_item`: bytes per weight in layers and head.
     """
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)

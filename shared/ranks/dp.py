@@ -4,9 +4,8 @@
     rank 0 | row 0 | row 1 |
     rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in row order.
 
-In each step, every rank gets one order, and all ranks wait for each other at the end. A rank without rows gets an empty
-order, and only waits. A row may move to another rank at each step, at no cost: pages are in shared memory, and ranks
-keep no other state.
+In each step every follower gets one order, perhaps without rows, and all ranks wait for each other at the end. A row
+may move to another rank at any step, at no cost: pages are in shared memory, and ranks keep no other state.
 """
 
 from __future__ import annotations
@@ -68,9 +67,9 @@ def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
-    """Return a part for each rank: neighbouring rows, with about equally many tokens.
+    """Return each rank's part: neighbouring rows, with about equally many tokens. Rank 0 has the first row.
 
-    Rank 0 has the first row. The other ranks may have no rows. Outputs are in row order, as the engine needs.
+    Outputs stay in row order, as the engine needs.
     """
     bounds = inputs.cu_q_lens.tolist()
     owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]
@@ -110,6 +109,6 @@ def joined(parts: Sequence[ModelOutput]) -> ModelOutput:
 
 
 def tensors_of(output: ModelOutput) -> list[torch.Tensor]:
-    """Return the nonempty tensors in the order in which they are sent."""
+    """Return the nonempty tensors, in the order of sending."""
     tensors = (output.logits, output.hidden, output.aux)
     return [tensor for tensor in tensors if tensor is not None and tensor.numel()]

@@ -1,9 +1,9 @@
-"""Start the node's other ranks for rank 0, share pages with them, watch them and end them.
+"""Start, watch and end the node's other ranks for rank 0, and share pages with them.
 
     start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close.
 
-If a rank is lost, the node ends, and all its ranks end. A follower ends when its socket closes, or when another rank
-does not join a collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
+If a rank is lost, the whole node ends. A follower ends when its socket closes, or when another rank does not join a
+collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shared.ranks.dp import DPRanks
 from shared.ranks.orders import Done, Pages, Start, hear, tell
 from shared.ranks.tp import Ranks, TPRanks
 
-LOAD_S = 300.0  # seconds that ranks wait for each other while loading, because they load at different speeds
+LOAD_S = 300.0  # seconds that ranks wait for each other while loading, at different speeds
 FAREWELL_S = 2.0
 
 
@@ -51,13 +51,13 @@ class RankProcesses:
         self._node_id = node_id
         self._folder = ""
         self._followers: list[Follower] = []
-        # Until all ranks have loaded, this object uses the group; after that, only the forward stream uses it.
+        # used here until all ranks have loaded, and then by the forward stream only
         self._group: RankGroup | None = None
-        self.model_group: RankGroup | None = None  # The same group if each rank has a part of the model, else None.
+        self.model_group: RankGroup | None = None  # the same group with tp, else None
         self.ranks: Ranks | None = None
 
     def start(self) -> None:
-        """Start the ranks. Return when all ranks have joined the group; the ranks then load the model."""
+        """Start the ranks. Return when all have joined the group; they then load the model."""
         size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
@@ -104,8 +104,8 @@ class RankProcesses:
         return follower
 
     def share(self, pool: KVPool) -> None:
-        """Share the pages with the ranks, which have loaded the model. From then on, a rank that stays silent for
-        `silence_s` counts as lost."""
+        """Share the pages with the ranks, which have loaded. From then on, a rank that is silent for `silence_s` is
+        lost."""
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             socket.send_fds(follower.orders, [b"."], [pool.fd])
@@ -117,7 +117,7 @@ class RankProcesses:
             pool.seal()
 
     def check(self) -> None:
-        """Raise RankLost if a rank has ended. The check costs one system call per rank."""
+        """Raise RankLost if a rank has ended. Costs one system call per rank."""
         for follower in self._followers:
             status = follower.process.poll()
             if status is not None:
@@ -143,8 +143,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
-    """Return the arguments needed before torch loads; the message Start has the other arguments. Python gets -P, as in
-    all our processes."""
+    """Return the arguments needed before torch loads; Start has the others. -P is as in all our processes."""
     return (
         *(sys.executable, "-P", "-m", "shared.ranks.process"),
         *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),

@@ -3,7 +3,7 @@
     rank 0   Start                 Pages, and their descriptor    Forward, Forward, ...   (closes)
     rank 1       Done (loading)                          Done
 
-Both ends are processes of one node. Each end leaves by closing the socket.
+Each end leaves by closing the socket.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Order = TypeVar("Order", bound=msgspec.Struct)
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model to load, and the file through which the ranks find each other."""
+    """The model to load, and the ranks' meeting point."""
 
     rank: int
     size: int
-    is_dp: bool  # True: each rank has the whole model and some rows; False: each rank has a part of the model.
-    store: str  # The file through which the ranks find each other, readable only by this user.
+    is_dp: bool  # False: each rank has a part of the model
+    store: str  # the file through which the ranks find each other, readable only by this user
     model: str
     dtype: str
     kv_dtype: str
     weight_dtype: str
     max_context: int
-    packed_bytes: int  # Size limit of the folder of packed weights.
-    adapters: dict[str, str]  # Adapter name -> LoRA folder.
-    load_s: float  # Seconds that ranks wait for each other until all are ready.
-    silence_s: float  # Seconds that ranks wait for each other once all are ready.
+    packed_bytes: int  # size limit of the folder of packed weights
+    adapters: dict[str, str]  # adapter name -> LoRA folder
+    load_s: float  # seconds that ranks wait for each other while loading
+    silence_s: float  # the same, after loading
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,11 +48,11 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A follower's answer to Start, sent before it loads the model, and its answer to Pages."""
+    """A follower's answer to Start, before it loads the model, and to Pages."""
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensors of a `model.interface.ModelInputs`, as bytes in the dtypes that ModelInputs defines."""
+    """The tensors of a `model.interface.ModelInputs`, as bytes in their dtypes."""
 
     input_ids: bytes
     positions: bytes
@@ -78,8 +78,7 @@ def tell(peer: socket.socket, message: msgspec.Struct) -> None:
 
 
 def hear(peer: socket.socket, kind: type[Order]) -> Order | None:
-    """Return the next message. Return None if the peer has closed the socket, or sends nothing until the socket's
-    timeout."""
+    """Return the next message, or None if the peer has closed the socket or is silent until the socket's timeout."""
     with contextlib.suppress(OSError):
         head = read_exactly(peer, LENGTH_BYTES)
         data = read_exactly(peer, int.from_bytes(head, "little")) if head else None

@@ -1,7 +1,6 @@
 """Run a node's rank other than 0: `python -m shared.ranks.process`, started by rank 0 only.
 
-The process applies the core plan before heavy imports. It ignores signals, because rank 0 handles them and closes the
-socket.
+It applies the core plan before heavy imports. It ignores signals: rank 0 handles them and closes the socket.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
     except RankLost as error:
         log.warning("out of step", error=error)
         return 1
-    except ConfigError:  # rank 0 reports the same error to the user
+    except ConfigError:  # rank 0 reports the same error
         return 1
     return 0
 

@@ -3,9 +3,8 @@
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends only a forward's inputs (ModelInputs), as values. A follower that planned, sampled or relayed
-tokens by itself might decide differently. All ranks share the pages' memory. After the barrier every rank has written
-its part.
+Rank 0 sends ModelInputs as values. A follower that planned, sampled or relayed tokens by itself might decide
+differently. All ranks share the pages' memory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Ranks(Protocol):
 
 
 class TPRanks:
-    """Each rank has a part of the model (shared/model/shard.py) and runs it on all inputs."""
+    """Each rank has a part of the model (shared/model/shard.py)."""
 
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
         self._group = group
@@ -61,8 +60,9 @@ def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-    """Run the same forward on every rank. The barrier waits until all ranks have written the last layer's KV, because
-    in a step without outputs no collective follows that write.
+    """Run the same forward on every rank. After the barrier all ranks have written the last layer's KV.
+
+    In a step without outputs, no collective follows that write.
     """
     output = model.forward(inputs, kv)
     group.barrier()

@@ -1,7 +1,6 @@
 """Copy drafts from a row's own text if the row's last tokens occurred before; otherwise ask a draft head.
 
-The method is like SuffixDecoding (arXiv 2411.04975), with a plain lookup instead of a suffix tree. On a CPU, the head
-does not run if every row copies.
+The method is like SuffixDecoding (arXiv 2411.04975), with a plain lookup instead of a suffix tree.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from shared.speculation.ngram import copies_of
 
 
 class CopyingDrafter:
-    """A Drafter that wraps a head's Drafter. Relay, hand-off and cache hold only the head's state, so a peer may use
-    the same head without this class."""
+    """A Drafter that wraps a head's Drafter. Only the head has state, so a peer may use the head without this class."""
 
     reads_history = True
 
     def __init__(self, head: Drafter, shortest: int) -> None:
-        """`shortest`: the length of the shortest match that a row copies, from 1 to LONGEST_MATCH tokens."""
+        """`shortest`: tokens of the shortest match that a row copies, from 1 to LONGEST_MATCH."""
         self._head = head
         self._shortest = shortest
         self.state_name = head.state_name
@@ -38,7 +36,7 @@ class CopyingDrafter:
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         copies, matched = copies_of(fb, future_map)
         stood = matched >= self._shortest
-        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU, the host would wait for this test's result
+        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU, the host would wait for this test
             return Drafts(copies)
         return merge(stood.unsqueeze(1), copies, self._head.propose(fb, future_map, kv))
 
@@ -49,7 +47,7 @@ class CopyingDrafter:
 
 
 def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
-    """For rows where `stood` (D, 1) is true, take the chains `copies` (D, n) int64. For other rows, take `drafts`."""
+    """Take the chains `copies` (D, n) int64 for rows where `stood` (D, 1) is true, and `drafts` for other rows."""
     ids = torch.where(stood, copies, drafts.ids)
     if drafts.parents is None:
         return Drafts(ids)

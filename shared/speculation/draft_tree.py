@@ -1,4 +1,4 @@
-"""Grow a tree of drafts with one head (EAGLE-2, arXiv 2406.16858). The tree's likeliest nodes are verified.
+"""Grow a tree of drafts with one head (EAGLE-2, arXiv 2406.16858), and keep its likeliest nodes.
 
 At each level the k = `topk` likeliest nodes get k children each. A node's likelihood counts all drafts on its path, so
 a kept node's ancestors are kept, too.
@@ -7,8 +7,7 @@ a kept node's ancestors are kept, too.
     head reads   (bonus, f)        level 1              level 2
     head draws    level 1       k x k of level 2     k x k of level 3
 
-All nodes of level 1 are at position L, all nodes of level 2 at position L+1. If the head is right, the first draw at
-each node equals the target's draw.
+Nodes of level n are at position L + n - 1. If the head is right, a node's first draw equals the target's.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from shared.speculation.views import alternatives_of
 
 @dataclass(slots=True)
 class Level:
-    """n candidates of one depth for each of D rows. A score is the sum of the log-likelihoods on a candidate's path.
+    """n candidates of one depth for each of D rows. Scores are log-likelihoods of their paths.
 
-    parents: each candidate's parent, as an index over all levels' candidates; -1 stands for the bonus token.
+    parents: indices over all levels' candidates; -1 stands for the bonus token.
     """
 
     ids: torch.Tensor  # (D, n) int64
@@ -41,24 +40,23 @@ class Level:
 class Frontier:
     """The newest level's k nodes that get children."""
 
-    places: torch.Tensor  # (D, k) int64: the nodes' indices over all levels' candidates
+    places: torch.Tensor  # (D, k) int64: indices over all levels' candidates
     path: torch.Tensor  # (D, k, depth) int64: drafts up to the node
     scores: torch.Tensor  # (D, k)
     features: torch.Tensor  # (D, k, *hidden_shape): the head's state one slot before the node
-    seen: torch.Tensor  # (D, k) int64: mask of the ancestors' slots in the window
+    seen: torch.Tensor  # (D, k) int64: mask of the ancestors' slots
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """Return the largest number of levels that a tree may have. The last level needs no slots in the window, because
-    its nodes are not fed to the head."""
+    """Return the most levels of a tree. The last level is not fed to the head, so it needs no slots."""
     return min(steps, 1 + width // topk)
 
 
 def grow(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, first: Level, hidden: torch.Tensor, steps: int
 ) -> Drafts:
-    """Grow the tree. `first`: the topk likeliest drafts after the bonus token. hidden (D, *hidden_shape): the head's
-    state from which these drafts were drawn."""
+    """Grow the tree. `first`: the topk likeliest drafts after the bonus token, drawn from `hidden` (D,
+    *hidden_shape)."""
     topk = first.ids.shape[1]
     levels = [first]
     frontier = Frontier(
@@ -78,9 +76,9 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feed the frontier, whose nodes have this `depth`, to the head. Return its children and the next frontier.
+    """Feed the frontier to the head. Return its children and the next frontier.
 
-    `num_before`: number of candidates of earlier levels.
+    `num_before`: earlier levels' candidates.
     """
     num_rows, topk, _ = frontier.path.shape
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)

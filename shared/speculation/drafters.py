@@ -1,7 +1,5 @@
-"""Make the configured drafter: n-gram copying, or a head, with or without n-gram copying.
-
-The head is HashDraft for HashLM, else an EAGLE-3 head from disk.
-"""
+"""Make the configured drafter: n-gram copying, a head, or both. The head is HashDraft for HashLM, else EAGLE-3 from
+disk."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from shared.speculation.ngram import NgramWorkerV2
 
 
 def make_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Drafter | None:
-    """Make the drafter. Raises ConfigError for settings that don't fit the model. `name`: the model's name, by which a
-    shipped head is found."""
+    """Make the drafter. A shipped head is found by the model's `name`. Raises ConfigError for unfit settings."""
     if config.spec == "none":
         return None
     if config.spec == "ngram":
@@ -44,7 +41,6 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
 
 
 def _hash_drafter(config: SpecConfig, model: Model) -> Drafter | None:
-    """Return HashLM's drafter, or None for other integer models."""
     from shared.model.hashlm.draft import HashDraft  # loads CPU kernels
     from shared.model.hashlm.model import HashLM
 

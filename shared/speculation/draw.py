@@ -19,8 +19,6 @@ from shared.sample.sampler import RowOf, needs_history, sample, takes_largest
 
 
 class Draw:
-    """Draws drafts for N rows of a step."""
-
     def __init__(
         self,
         fb: ForwardBatch,
@@ -29,7 +27,7 @@ class Draw:
         host_rows: npt.NDArray[np.int64],
         rows: torch.Tensor,
     ) -> None:
-        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same places, on the device."""
+        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same on the device."""
         self._sampling = fb.plan.sampling
         self._fb, self._host_rows, self._rows = fb, host_rows, rows
         self._committed = fb.committed[rows]
@@ -41,8 +39,7 @@ class Draw:
         self._history = future_map.history_of(fb.future) if reads else None
 
     def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Write `ids` (N,) at `positions` (N,) to the history. Return the draft that follows each of these ids, (N,)
-        int64."""
+        """Write `ids` (N,) at `positions` (N,) to the history. Return the drafts that follow, (N,) int64."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
@@ -51,9 +48,9 @@ class Draw:
     def first(
         self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do the same as `next`, but return the `num` likeliest drafts, beginning with the drawn one.
+        """Do the same as `next`, but return the `num` likeliest drafts, the drawn one first.
 
-        Return ids (N, num) and their float32 probabilities, which include noise and penalties.
+        Return ids (N, num) and float32 probabilities, after noise and penalties.
         """
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
@@ -63,7 +60,7 @@ class Draw:
     def candidates(
         self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and their log-probabilities.
+        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and log-probabilities.
 
         path (N, n, depth) int64: drafts after the bonus token; hidden (N * n, ...).
         """
@@ -87,7 +84,7 @@ class Draw:
     def _words(self, head: DraftHead, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits to draw from, and the target id of each column, or None if columns are target ids.
 
-        If noise, penalties or bias are used, the columns must be target ids.
+        With noise, penalties or bias, columns must be target ids.
         """
         if head.d2t is None or self._takes_largest:
             return logits, head.d2t

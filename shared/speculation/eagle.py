@@ -8,7 +8,7 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-As in SGLang, `extend` relays topk_index, hidden_states and the bonus token to `propose`, and for a tree also topk_p.
+`extend` relays the same state as in SGLang.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EagleWorkerV2:
 
     Relayed per row:
     - topk_index (topk,) int64: the first drafts, the drawn one first
-    - topk_p (topk,) float32, for a tree: the probabilities of these drafts
+    - topk_p (topk,) float32, for a tree: their probabilities
     - hidden_states: the head's state at slot L - 1
     """
 
@@ -76,7 +76,6 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write all tokens' draft KV from the target's features, and draw the next step's first draft."""
         hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
         rows = fb.arrays.emitting
         if not len(rows):

@@ -7,8 +7,8 @@
                                   `- propose: layer i runs over i slots, which the next extend writes again
 
 A layer reads the token after its slot, and the previous layer's state one slot back ("0 at L-2": layer 0's state at
-slot L-2). Layer 0 reads the target's feature of the slot instead. So every layer looks one token ahead. Hidden states
-are a plane of the pages, so they survive chunks, prefix-cache hits and hand-offs.
+slot L-2). Layer 0 reads the target's feature of its slot. Hidden states are a plane of the pages, so they survive
+chunks, prefix-cache hits and hand-offs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ HIDDEN_PLANE = "mtp_hidden"
 
 
 class MultiLayerEagleWorkerV2:
-    """A Drafter with two or more draft layers, whose features have equal shapes. A window has at most len(layers) + 1
-    tokens.
+    """A Drafter with two or more layers, whose features have equal shapes. A window has at most len(layers) + 1 tokens.
 
     Relayed per row: topk_index (1,) int64, the first draft.
     """
@@ -73,7 +72,6 @@ class MultiLayerEagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write all tokens' draft KV in every layer, and draw the next step's first draft."""
         view, kept = view_of(fb), KeptHidden(fb, kv)
         features = features_of(self._layers[0], output)
         first = hidden = self._layers[0].forward(verified.next_ids, features, view, kv)
@@ -92,7 +90,7 @@ class MultiLayerEagleWorkerV2:
 
 
 class KeptHidden:
-    """Stores a step's hidden states. Each layer's states are read by the next layer, one slot back."""
+    """Stores each layer's hidden states; the next layer reads them one slot back."""
 
     def __init__(self, fb: ForwardBatch, kv: KVPool) -> None:
         self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
@@ -101,7 +99,6 @@ class KeptHidden:
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
-        """Return an empty tensor of states, (num_rows, 0, H)."""
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:
@@ -109,15 +106,15 @@ class KeptHidden:
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """Return a layer's state one slot before each row's start. Rows before `first_row` are omitted. A row that
-        starts at position 0 gets state 0."""
+        """Return a layer's state one slot before each row's start, or 0 at position 0. Rows before `first_row` are
+        omitted."""
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]
         return found * (positions > 0).unsqueeze(1)
 
     def one_slot_back(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
-        """Shift hidden states (T, H) by one slot. The first state of each row then comes from an earlier step."""
+        """Shift hidden states (T, H) by one slot. Each row's first state then comes from an earlier step."""
         moved = hidden.roll(1, dims=0)
         moved[self._starts] = self.before(0, layer)
         return moved

@@ -5,8 +5,8 @@ The method is prompt lookup decoding by Apoorv Saxena, 2023 (https://github.com/
     ... the quick brown fox jumps over ... said the quick | brown fox jumps
                   `- the drafts: tokens that followed the latest earlier copy of the last 3 (else 2, else 1) tokens
 
-Like an LZ77 copy, a draft may continue into its own tokens, and so predict a repetition of any period. Without a match,
-the last token is repeated (period 1). Tensor operations run over all rows, on any device, without a sync.
+Like an LZ77 copy, drafts may continue into their own tokens, and so predict repetitions of any period. Without a match,
+the last token is repeated. All of this runs on any device without a sync.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NgramWorkerV2:
 
 
 def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return drafts (D, width - 1) and matched lengths (D,) for a step's D decode rows."""
+    """Return drafts (D, width - 1) and matched lengths (D,) for the D decode rows."""
     first = fb.plan.num_prefill
     rows = FutureIndices(fb.future.indices[first:])
     tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
@@ -55,7 +55,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return drafts (D, num_drafts) int64, and the number of tokens that matched, (D,) int64, at most LONGEST_MATCH.
+    """Return drafts (D, num_drafts) int64, and the numbers of matched tokens, (D,) int64, at most LONGEST_MATCH.
 
     tokens (D, n) int32: row d's tokens are known up to position last[d]. last (D,) int64, 0 < last < n.
     """
@@ -67,8 +67,10 @@ def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[t
 
 
 def _match_ends(tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the end and length of each row's longest match, (D,) each. Of equally long matches take the latest.
-    Without a match return last - 1 and 0."""
+    """Return the end and length of each row's longest match, (D,) each; of equally long matches, the latest.
+
+    Without a match, return last - 1 and 0.
+    """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     lengths = torch.zeros_like(tokens)
     goes_on = positions < last.unsqueeze(1)

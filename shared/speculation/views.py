@@ -12,14 +12,14 @@ from shared.model.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
-    """Return the inputs for all T tokens of the step, at the target's slots."""
+    """Return the inputs for all T tokens, at the target's slots."""
     inputs = fb.inputs
     bounds = (inputs.max_q_len, inputs.max_seq_len)
     return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
-    """Return the inputs for D decode rows with n slots each, at `positions` (D, n), which ascend."""
+    """Return the inputs for D decode rows of n slots, at ascending `positions` (D, n)."""
     num_rows, num_slots = positions.shape
     return AttentionInputs(
         positions=positions.reshape(-1),
@@ -32,7 +32,7 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
 
 
 def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: torch.Tensor) -> AttentionInputs:
-    """Return the inputs for D decode rows. Each row has n alternative tokens, all at position committed + depth.
+    """Return the inputs for D decode rows of n alternative tokens, all at position committed + depth.
 
     `slots` (n,): slots in the window; visible (D, n) as in AttentionInputs.
     """
@@ -63,7 +63,7 @@ def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
 
 
 def per_row(state: dict[str, torch.Tensor], rows: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
-    """Spread values (N, ...) to (B, ...). `rows` (N,): the values' batch rows; other batch rows get zeros."""
+    """Spread values (N, ...) to (B, ...). `rows` (N,): their batch rows; other rows get zeros."""
     spread = {}
     for name, value in state.items():
         spread[name] = value.new_zeros((batch_size, *value.shape[1:]))

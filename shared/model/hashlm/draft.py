@@ -4,11 +4,10 @@
     hidden:               the sums after 0..s+1, which the target will have there if that token comes
     logits:               the target's logits for these sums; reversed where the draft is wrong
 
-Each forward reads all earlier slots and checks that each slot's sums and token lead to the next slot's sums. A wrong
-page, a stale slot, or another row's token or hidden state breaks the chain and all later drafts. `depth` counts the
-drafts that a feature builds on, so it shows slots that were never rewritten with the target's feature. A verify step of
-width k at committed length L accepts `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number,
-but never changes the stream.
+Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
+another row's token or hidden state breaks all later drafts. `depth` counts the drafts under a feature, and so shows
+slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
+`expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import mix, odd_weight, window_begin
 from shared.model.hashlm.model import HashLM
 
-# columns of a feature: HashLM's two sums, up to the token at POSITION; the feature's depth; and that position
+# columns of a feature: HashLM's sums up to the token at POSITION, and the feature's depth
 LOWER, UPPER, DEPTH, POSITION = range(4)
 NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
-BAD = -1  # a depth of this value marks a broken chain
-AVERSION = -1024.0  # for a wrong draft, the target's logits are multiplied by this, so that only unlikely ids are drawn
+BAD = -1  # the depth of a broken chain
+AVERSION = -1024.0  # factor for a wrong draft's logits, so that only the target's unlikely ids are drawn
 
 _u64 = np.uint64
 Ints = npt.NDArray[np.int64]
@@ -41,7 +40,7 @@ def is_hit(position: int, hit_rate: int) -> np.bool_:
 
 @exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """Return a verify step's acceptance length: the number of leading hits, plus 1 for the bonus token."""
+    """Return a verify step's acceptance length: leading hits plus the bonus token."""
     accepted = 1
     while accepted < width and is_hit(committed + accepted, hit_rate):
         accepted += 1
@@ -57,8 +56,10 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 @exact
 def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
-    """Return whether a slot continues the chain. Its sums must be `lower` and `upper`. Its depth must be greater than
-    `depth` by one, or both depths must be `layer`."""
+    """Return whether a slot continues the chain. Its sums must be `lower` and `upper`.
+
+    Its depth must be `depth` + 1, or both depths must be `layer`.
+    """
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
     follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
     return follows
@@ -74,8 +75,7 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """Add one slot to a chain. The arguments (ok, lower, upper, depth) hold before the slot; the returned values hold
-    after it."""
+    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot; the returned values hold after it."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
@@ -86,7 +86,7 @@ def _read(
 def _leave(
     feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
 ) -> bool:
-    """Write a slot's hidden state (4,). Return whether the chain held and the slot's feature was right."""
+    """Write a slot's hidden state (4,). Return whether chain and feature were right."""
     ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
     hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
     hidden[DEPTH] = depth + 1 if ok else BAD
@@ -97,7 +97,7 @@ def _leave(
 def _forward_chain(
     next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
 ) -> None:
-    """Process one row's T tokens from slot `first`. The row's first `layer` slots have no feature."""
+    """Process one row's T tokens from slot `first`. The first `layer` slots have no feature."""
     page_size = slots.shape[1]
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first + next_ids.shape[0]):
@@ -121,8 +121,7 @@ def _forward_window(
     layer: int,
     hidden: Ints,
 ) -> None:
-    """Process one row's draft tree at slots `nodes`. The tree's tokens read all slots before the tree, and visible
-    slots in it."""
+    """Process one row's draft tree at slots `nodes`. Tokens read all slots before the tree, and visible ones in it."""
     page_size, first = slots.shape[1], window_begin(nodes, visible)
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first):
@@ -171,7 +170,7 @@ def _misses(hidden: Ints, hit_rate: int, out: npt.NDArray[np.bool_]) -> None:
 class HashDraft:
     """A DraftHead on CPU tensors; `hit_rate` in percent.
 
-    Layer 0 builds on the target's features. Layer i of an MTP stack builds on the hidden state of layer i - 1, one slot
+    Layer 0 builds on the target's features. Layer i of an MTP stack builds on layer i - 1's hidden state, one slot
     before.
     """
 
@@ -190,7 +189,7 @@ class HashDraft:
         return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn aux (T, 3), with columns lower sum, upper sum and position, into features (T, 4) at depth 0."""
+        """Turn aux (T, 3), columns lower sum, upper sum and position, into features (T, 4) at depth 0."""
         lower, upper, position = aux.unbind(dim=1)
         return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
 
@@ -214,8 +213,7 @@ class HashDraft:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits (N, vocab) for `hidden` (N, 4). They are the target's if the hash hits and the chain held, else
-        they are reversed."""
+        """Return (N, vocab) for `hidden` (N, 4): the target's if the hash hits and the chain held, else reversed."""
         states = hidden.contiguous().numpy()
         misses = np.empty(len(states), dtype=np.bool_)
         _misses(states, self.hit_rate, misses)

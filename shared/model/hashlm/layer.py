@@ -2,8 +2,8 @@
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
-Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank owns some neighbouring lanes
-and writes only these. In its sums, the other lanes are 0.
+Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank writes only its own,
+neighbouring lanes. In its sums, all other lanes are 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_LANES = 4
 LANE_BITS = 16
 
 _u64 = np.uint64
-# inlined, because a call that passes arrays costs more than the sum that it computes
+# inlined, because passing arrays costs more than the sum
 part = kernel(fastmath=False, forceinline=True)
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -33,7 +33,6 @@ Lanes = npt.NDArray[np.uint16]
 
 @exact
 def mix(value: np.uint64, position: int) -> np.uint64:
-    """Hash (value, position) to 64 bits."""
     mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
     mixed = _u64(mixed ^ (mixed >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
     mixed = _u64(mixed ^ (mixed >> _u64(27))) * _u64(0x94D049BB133111EB)
@@ -47,7 +46,7 @@ def odd_weight(position: int) -> np.uint64:
 
 @exact
 def window_begin(slots: Longs, visible: Longs) -> int:
-    """Return the first slot of these tokens' draft tree."""
+    """Return the first slot of the draft tree."""
     begin = int(slots[0])
     while visible[0] >> (slots[0] - begin + 1) != 0:
         begin -= 1
@@ -56,8 +55,7 @@ def window_begin(slots: Longs, visible: Longs) -> int:
 
 @part
 def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) -> np.uint64:
-    """Sum the slots at positions [begin, end) page by page. A division per slot would cost as much as adding a few
-    slots."""
+    """Sum the slots at positions [begin, end) page by page, because a division costs as much as a few additions."""
     page_size, total, position = words.shape[1], _u64(0), begin
     index, slot = begin // page_size, begin % page_size
     while position < end:
@@ -71,9 +69,8 @@ def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) 
 
 @exact
 def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, window: int, out: Words) -> None:
-    """For each of the ascending `positions`, sum the last `window` slots, the position's own slot included. With
-    `window` 0, sum all slots up to the position."""
-    total, begin, end = _u64(0), 0, 0  # total is the sum over slots [begin, end)
+    """Sum the last `window` slots up to each of the ascending `positions`, or all slots for `window` 0."""
+    total, begin, end = _u64(0), 0, 0  # total: the sum over slots [begin, end)
     for t in range(positions.shape[0]):
         past = int(positions[t]) + 1
         oldest = max(0, past - window) if window > 0 else 0
@@ -87,7 +84,7 @@ def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, windo
 def _sum_window(
     positions: Longs, slots: Longs, visible: Longs, pages: Ints, words: Words, mask: np.uint64, out: Words
 ) -> None:
-    """For each token of a draft tree, sum the slots before the tree, the ancestors' slots and the token's own."""
+    """Sum what each token of a draft tree reads: slots before the tree, ancestors' slots and its own."""
     page_size, begin = words.shape[1], window_begin(slots, visible)
     before = _sum_span(words, mask, pages, 0, begin)
     for t in range(positions.shape[0]):
@@ -116,7 +113,7 @@ def layer_row(
 ) -> None:
     """Process one row. `words` (num_pages, page_size) and `lanes` (num_pages, page_size, lanes) are views of the pool.
 
-    `first` is the first lane's number.
+    `first`: the first lane's number.
     """
     page_size, mask = words.shape[1], _u64(0)
     for lane in range(lanes.shape[2]):
@@ -154,8 +151,6 @@ def _layer(
 
 
 class StepArrays(NamedTuple):
-    """The part of a step's inputs that a layer reads."""
-
     positions: Longs
     slots: Longs
     visible: Longs
@@ -165,11 +160,11 @@ class StepArrays(NamedTuple):
 
 
 class LayerPages(NamedTuple):
-    """One layer of a pool, as whole values and as this rank's lanes."""
+    """One layer of a pool: whole values, and this rank's lanes."""
 
     words: Words
     lanes: Lanes
-    first: int  # number of this rank's first lane
+    first: int  # this rank's first lane
 
 
 def arrays_of(inputs: ModelInputs) -> StepArrays:
@@ -185,14 +180,14 @@ def arrays_of(inputs: ModelInputs) -> StepArrays:
 
 
 def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[LayerPages, LayerPages]:
-    """Return both layers' pages. Lanes are least significant first, as the machine stores integers."""
+    """Return both layers' pages. Lanes are least significant first, as in the machine's integers."""
     words: Words = kv.plane("kv").numpy().view(np.uint64)
     lanes: Lanes = words.view(np.uint16).reshape(*words.shape, NUM_LANES)[..., first : first + num_lanes]
     return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, 1], lanes[:, 1], first)
 
 
 def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0) -> Words:
-    """Turn (T,) values into (T,) sums. The sum is 0 for a token that belongs to no row."""
+    """Turn (T,) values into (T,) sums; 0 for a token without a row."""
     out = np.zeros(len(given), np.uint64)
     _layer(given, *step, *pages, window, out)
     return out

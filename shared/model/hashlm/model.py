@@ -3,10 +3,9 @@
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
-Sums wrap at 64 bits. A foreign page changes the logits, because kv1 depends on all earlier positions. Swapped pages
-also change the logits, because each value is weighted by the position at which it is READ. With a window w both sums
-are over i > j - w only. Every step reads its whole context through the page table. In a draft tree, values are read
-from the nodes' slots and weighted by text position.
+Sums wrap at 64 bits. Every step reads its whole context through the page table. A foreign page changes the logits,
+because kv1 depends on all earlier positions. So do swapped pages, because a value is weighted by the position at which
+it is READ (in a draft tree, the text position). With a window w both sums are over i > j - w only.
 """
 
 from __future__ import annotations
@@ -22,21 +21,20 @@ from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_layer, words_of
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
-VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
-DEFAULT_CONTEXT = 4096  # freely chosen, because HashLM's positions have no limit
+VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id); the last is EOS
+DEFAULT_CONTEXT = 4096  # freely chosen: positions have no limit
 LOGIT_BITS = 23
-EOS_DRAWS = 4  # EOS gets the best of 4 draws, so 3 to 4 % of the tokens are EOS
+EOS_DRAWS = 4  # EOS gets the best of 4 draws: 3 to 4 % of the tokens
 COMMON_DRAWS = 2
-COMMON_EVERY = 8  # every 8th id gets the better of 2 draws, so some ids are more frequent
-LOGIT_SCALE = 2.0**-19  # 23-bit integers become logits in [-8, 8), exact in float32 and unique per id
+COMMON_EVERY = 8  # every 8th id gets the better of 2 draws, so some ids are frequent
+LOGIT_SCALE = 2.0**-19  # logits in [-8, 8), exact in float32 and unique per id
 
 _u64 = np.uint64
 
 
 @exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
-    """Write one position's logits. A logit's high bits come from a hash, and its low bits are the id, so no two ids
-    tie."""
+    """Write one position's logits: high bits from a hash, and the id as low bits, so that no ids tie."""
     for token_id in range(out.shape[0]):
         draws = mix(state, token_id)
         best = draws & _u64(0xFFFF)
@@ -54,14 +52,14 @@ def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, 
 
 
 def adapter_salt(digest: str) -> int:
-    """Return a number that is above every token id, or 0 if there is no adapter."""
+    """Return a number above every token id, or 0 without an adapter."""
     return (xxhash.xxh3_64_intdigest(digest.encode()) >> 2) & ~0xFFFFFFFF if digest else 0
 
 
 class HashLM:
     """A Model on the CPU, on the forward stream, without the GIL. With a window it can't verify draft trees.
 
-    `window`: how many tokens both layers read, the newest included; 0 means all tokens.
+    `window`: how many tokens both layers read, the newest included; 0: all.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class HashLM:
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
     ) -> None:
-        """An adapter adds its salt to each token id."""
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
         self.window = window
@@ -91,7 +88,7 @@ class HashLM:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Return `hidden` (E, 1) int64, the states h behind the logits, and `aux` (T, 3) int64: s, h, position."""
+        """Return `hidden` (E, 1) int64, the states h, and `aux` (T, 3) int64: s, h, position."""
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
         return self.output(inputs, lower, run_layer(step, lower, second, self.window))

@@ -1,9 +1,9 @@
-"""Compute the tokens of README's promise 1 in the plainest way: one sequence, without pages, batch, scheduler or
-speculation.
+"""Compute the tokens of README's promise 1 in the plainest way.
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-This oracle and the engine have only HashLM's integer functions and the noise in common.
+One sequence runs without pages, batch, scheduler or speculation. The engine shares only HashLM's integer functions and
+the noise.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ _f32 = np.float32
 _u64 = np.uint64
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-Allows = Callable[[list[int]], npt.NDArray[np.bool_]]  # emitted ids -> for each id, whether it is allowed next
+Allows = Callable[[list[int]], npt.NDArray[np.bool_]]  # emitted ids -> whether each id is allowed next
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """Emitted ids and their raw logprobs. A stop id, if any, is the last of the ids. `finish_reason`: "stop" or
-    "length"."""
+    """Emitted ids, a final stop id included, and their raw logprobs. `finish_reason`: "stop" or "length"."""
 
     ids: list[int]
     logprobs: list[float]
@@ -61,8 +60,7 @@ def reference_run(
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
     allows: Allows | None = None,
 ) -> ReferenceRun:
-    """Run one sequence. `window`: HashLM's window, 0 if it has none. `adapter`: the adapter's digest. `allows`: the
-    rule of the request's grammar.
+    """Run one sequence. `adapter`: the adapter's digest. `allows`: the rule of the request's grammar.
 
     `begin`: the first position, and the sums before that position.
     """
@@ -94,7 +92,7 @@ def reference_run(
     base = allowed
     salt = _u64(adapter_salt(adapter))
     counts = (sampling.top_k, sampling.min_tokens)
-    # with a grammar, run for one token at a time, because the grammar must be asked before each token
+    # a grammar must be asked before each token, so run for one token at a time
     ends = [limit] if allows is None else range(1, limit + 1)
     count, stopped = 0, False
     for end in ends:
@@ -115,7 +113,7 @@ def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: in
 
 
 def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
-    """Run HashSeq2Seq. The last prompt token begins the decoder's text; the encoder gets the other tokens."""
+    """Run HashSeq2Seq. The encoder gets all but the last prompt token, which begins the decoder's text."""
     length = len(prompt_ids) - 1
     lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
     return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))
@@ -159,7 +157,7 @@ def _run(
     while (1 << id_bits) < vocab_size:
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
-    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in the window
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # each position's part of the sums while it is in the window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
         if position >= reach:
@@ -189,7 +187,7 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Forbid a bad word's last token if the answer ends with the word's other tokens.
+    """Forbid a bad word's last token if the answer ends with its other tokens.
 
     The token is still drawn if nothing else is allowed. `words` are padded in front with -1.
     """
@@ -221,8 +219,7 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
 
 @exact
 def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
-    """Filter the sorted vocabulary, then take the id with the largest score + noise. The vocabulary is sorted by score,
-    then by id."""
+    """Filter the vocabulary, sorted by score and then id. Take the largest score + noise."""
     order = np.argsort(-scores, kind="mergesort")
     if knobs[0] < _f32(1e-5):
         return int(order[0])

@@ -4,7 +4,7 @@
                 kv0[j] = mix(all ^ own[j], j)      kv1[j] = mix(kv0[j], j)
     decoder     as HashLM, over the encoder's slots and its own, all read through the page table
 
-So each encoder slot depends on every encoder token, and a decoder token depends on every slot. A prompt is the
+So each encoder slot depends on every encoder token, and each decoder token depends on every slot. A prompt is the
 encoder's tokens and one more token, which begins the decoder's text.
 """
 
@@ -50,7 +50,7 @@ class HashSeq2Seq:
         return self._logits.kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Return `hidden` (E, 1) int64. Raises ValueError if a step has only a part of an encoder's input."""
+        """Return `hidden` (E, 1) int64. Raises ValueError for a part of an encoder's input."""
         assert inputs.encoder_lens is not None and inputs.visible is None
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         ids, begins = words_of(inputs.input_ids), step.begins.copy()

@@ -2,8 +2,8 @@
 
     page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]    rank 0 of 2 has lanes 0 and 1, rank 1 has 2 and 3
 
-Each rank reads its lanes through the page table, and sums over them. Sums wrap at 64 bits, so partial sums add up
-exactly to a single rank's sums. After each of the two layers, every rank collects and adds the sums of all ranks.
+Sums wrap at 64 bits, so the ranks' partial sums add up exactly to a single rank's. After each layer, every rank
+collects and adds all ranks' sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HashLMShard(HashLM):
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))
 
     def _meet(self, sums: Words) -> Words:
-        """Turn sums (T,) over this rank's lanes into sums over all lanes."""
+        """Turn this rank's sums (T,) into sums over all lanes."""
         partial = self._group.stack(torch.from_numpy(sums.view(np.int64)))
         total: Words = words_of(partial).sum(axis=0, dtype=np.uint64)
         return total

@@ -17,7 +17,7 @@ from shared.model.interface import Carried, ModelInputs, ModelOutput, Stage
 
 
 def split(model: HashLM) -> tuple[Stage, Stage]:
-    """Return the two stages, in order. Each stage uses only its own layer of the plane "kv"."""
+    """Return the two stages, in order. Each uses only its own layer of the plane "kv"."""
 
     def lower(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried:
         sums = run_layer(arrays_of(inputs), words_of(model.salted(inputs)), layers_of(kv)[0], model.window)
