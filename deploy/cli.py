@@ -1,4 +1,4 @@
-"""The `baton` command: parse flags and check settings, then run a tool, or import and run a daemon's app."""
+"""The `baton` command: parse flags and check settings, then run a tool or a daemon's app."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"baton {args.command}: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except ModuleNotFoundError as error:  # any command may raise this error if only the router's packages are installed
+    except ModuleNotFoundError as error:  # only the router's packages may be installed
         package = extras.missing_package(error)
         if not package:
             raise

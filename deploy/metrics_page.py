@@ -12,7 +12,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
-TOTAL = "baton_kv_pages_total"  # this gauge has one sample per node
+TOTAL = "baton_kv_pages_total"  # one sample per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Page:
     samples: tuple[Sample, ...]
 
     def total(self, name: str) -> float:
-        """Return the sum of the samples `name` over all labels; 0 if there are none."""
+        """Return the sum of the samples `name`; 0 if there are none."""
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
 
-LITTLE = 16 << 20  # bytes of KV memory; a small amount is enough, because no request is served
+LITTLE = 16 << 20  # bytes of KV memory; enough, because no request is served
 
 
 def main() -> int:

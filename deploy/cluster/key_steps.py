@@ -1,6 +1,6 @@
 """The steps of `baton keys`. Each step changes one folder, and prints which files to copy.
 
-Running routers and nodes notice when their copies of these files change.
+Running routers and nodes notice changed files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start children, pass on their log lines, restart dead children, and stop all children in order.
+"""Start children, pass on their log lines, restart dead children, and stop all in order.
 
 The supervisor is one loop on one thread. Its caller says which children are vital and what "ready" means.
 
@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`probe` quickly returns whether all processes serve. `announce` is called once, as soon as they all serve."""
+    """`probe` quickly returns whether all processes serve. `announce` is called once, at the first success."""
 
     probe: Callable[[], bool]
     announce: Callable[[], None]
@@ -34,7 +34,7 @@ class Readiness:
 
 
 class Supervisor:
-    """Run children. They are started in the given order."""
+    """Run the children. Start them in the given order."""
 
     def __init__(
         self,

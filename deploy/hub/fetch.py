@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Return the model's local path. A router needs no weights, but it gets a model's GGUF file, which also holds the
+    """Return the model's local path. Without weights a named GGUF file is still fetched, because it holds the
     tokenizer."""
     with explained(name, hub):
         repository = find(name, hub, say)
@@ -38,7 +38,7 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
 
 
 def commit_of(name: HubName, hub: Hub, say: Say) -> str:
-    """Return the commit that the name stands for now, so that all machines fetch the same files."""
+    """Return the commit that the name stands for now."""
     with explained(name, hub):
         return find(name, hub, say).commit
 
@@ -90,8 +90,7 @@ def check_served(name: HubName, folder: Path) -> None:
 
 
 def check_gguf_architecture(repository: Repository) -> None:
-    """Check the architecture that the hub has read from the GGUF header. The file itself is checked when it is
-    loaded."""
+    """Check the architecture that the hub has read from the GGUF header. Loading checks the file itself."""
     from shared.model.config import GGUF_ARCHITECTURES
 
     told = repository.architecture

@@ -1,4 +1,4 @@
-"""Choose which files of a repository to fetch: allowed names only, no pickles, no code. Uses no network.
+"""Choose which files of a repository to fetch: no pickles, no code. Uses no network.
 
 Only files of the top folder, chat templates and a named GGUF file are allowed, so no name leads out of the folder.
 """
@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
-# These files are fetched first. They decide whether the other files are fetched.
+# Fetched first: they decide whether other files are fetched.
 DESCRIPTION = ("config.json", "generation_config.json", INDEX)
 TEXT = (
     "config.json",
@@ -83,8 +83,8 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """Return the names of the weight files. If there is an index, return only the shards in the index, because some
-    repositories hold the weights twice."""
+    """Return the names of the weight files. With an index, return only its shards: some repositories hold the weights
+    twice."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
     return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)

@@ -1,5 +1,4 @@
-"""Ask a hub for models, and download them into its cache, through huggingface_hub. Local models work without that
-package."""
+"""Ask a hub for models, and download them, through huggingface_hub. Local models work without that package."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the number of free bytes on the folder's disk. The folder need not exist yet."""
+    """Return the free bytes on the folder's disk. The folder need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
@@ -51,14 +50,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes`: the sizes in bytes of all its files, whether fetched or not."""
+    """A model at one commit. `sizes`: the bytes of each file, whether fetched or not."""
 
     name: HubName
     hub: Hub
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # the architecture in its GGUF files; "" if the hub does not say
+    architecture: str  # as in its GGUF files; "" if the hub does not say
 
     @property
     def commit(self) -> str:
@@ -69,7 +68,7 @@ def hub_of_environment(offline: bool) -> Hub:
     """Read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does."""
     try:
         from huggingface_hub import constants
-    except ModuleNotFoundError:  # the router's package list does not contain huggingface_hub
+    except ModuleNotFoundError:  # the router's package list lacks huggingface_hub
         line = extras.pip_line(REQUIREMENT)
         raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
     if not constants.ENDPOINT.startswith(("http://", "https://")):
@@ -104,7 +103,7 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
     """Return the files' sizes from the listing that Baton's download saved. If another program downloaded the files,
-    there may be no listing: then return the sizes of the files in the folder."""
+    there may be no listing; then measure the files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

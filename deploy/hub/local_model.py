@@ -29,7 +29,7 @@ def with_pinned_model(nodes: NodeParts) -> NodeParts:
 
 
 def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
-    """Return the settings with the local path of the tokenizer and the templates. No weights are fetched."""
+    """Return the settings with the local path of the tokenizer and the templates. Fetch no weights."""
     name = parse_hub_name(router.model.model)
     if name is None:
         return router

@@ -25,8 +25,7 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Return the parsed name. Return None if the text has another form, or if it is the path of an existing file or
-    folder."""
+    """Return the parsed name; None for text of another form, or for the path of an existing file or folder."""
     found = _NAME.fullmatch(text)
     if found is None or Path(text).exists():
         return None

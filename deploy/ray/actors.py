@@ -1,8 +1,7 @@
-"""Define the actors, one for each daemon, and the calls that find or make actors. The module fleet.py decides what the
-actors do.
+"""Define the actors, one for each daemon, and find or make them. The module fleet.py decides what they do.
 
-An actor has its daemon's name, outlives `baton ray up` (it is detached), and exits if its daemon dies. Ray restarts the
-actor without limit, even after the actor's machine or process dies.
+An actor has its daemon's name, outlives `baton ray up`, and exits when its daemon dies. Ray restarts an actor without
+limit, even after its process or machine has died.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class DaemonActor:
         )
 
     def page(self, path: str) -> str:
-        """Return a page of this actor's router; "" on failure, or if the daemon is a node."""
+        """Return a page of this actor's router; "" on failure or for a node."""
         router = self._started.config if self._started is not None else None
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
@@ -90,8 +89,7 @@ def log(line: str) -> None:
 
 
 def end_actor(why: object) -> None:
-    """Exit, so that Ray restarts the actor. If this function raised an exception instead, only the current call would
-    fail."""
+    """Exit, so that Ray restarts the actor. An exception would only fail the current call."""
     log(f"this actor ends: {why}")
     os._exit(1)
 
@@ -144,10 +142,8 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor `name`, and make the actor if it does not exist.
-
-    A new actor is placed in its bundle of a placement group, and Ray keeps it alive.
-    """
+    """Return the actor `name`. If it is missing, make it in its bundle of a placement group; Ray then keeps it
+    alive."""
     found = find(name)
     if found is not None:
         return found

@@ -33,12 +33,12 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # how long nodes wait for all routers; then they start with the routers known so far
+ROUTERS_WITHIN_S = 30.0  # then nodes start with the routers known so far
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
-ABSENT = (DRAINED, FAILED)  # States of nodes that do not start again by themselves.
-KILLED = -9  # Assumed exit status of a daemon whose actor died, because the real status is then lost.
+ABSENT = (DRAINED, FAILED)  # these nodes do not start again by themselves
+KILLED = -9  # assumed for the daemon of a dead actor: the real exit status is lost
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ class Member:
     report: ActorReport | None = None
     here: bool = False  # whether the actor answered the newest call
     place: Place | None = None
-    ran: bool = False  # whether the actor's daemon was started after the actor's last restart
+    ran: bool = False  # whether a daemon was started after the actor's last restart
     restarts: int = 0
-    start_at: float | None = 0.0  # The earliest time of the next start; None: never again.
-    cores: tuple[int, ...] = ()  # Cores assigned to the actor's daemon.
+    start_at: float | None = 0.0  # earliest time of the next start; None: never again
+    cores: tuple[int, ...] = ()
     leaving: bool = False
-    make_at: float | None = 0.0  # Earliest time to make the actor if it is missing; None: never.
-    error: str = ""  # Error of the actor's newest call, if the call failed.
+    make_at: float | None = 0.0  # earliest time to make a missing actor; None: never
+    error: str = ""  # of the actor's newest call, if that call failed
 
     @property
     def state(self) -> str:
@@ -92,8 +92,8 @@ class Fleet:
     def gone(self, now: float) -> list[str]:
         """Return the leaving members that have ended.
 
-        A member has also ended if its actor restarted, or was away for more than LOST_AFTER_S.
-        A node that is not in `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
+        A restart of its actor, or an absence of more than LOST_AFTER_S, also ends a member. A node that is not in
+        `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
@@ -113,9 +113,8 @@ class Fleet:
     def is_steady(self, role: str, serving: Mapping[str, str]) -> bool:
         """Return whether all nodes of this role run and the routers see all of them.
 
-        While a node starts or leaves, the load does not show how many nodes are needed. Failed and drained nodes do not
-        count. `serving`: the role of each node that the routers see. `baton admin role` changes a running node's role,
-        but not its name.
+        Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
+        the role of each node that the routers see. `baton admin role` changes a node's role, but not its name.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
@@ -131,8 +130,7 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether another node may be started in this role. Failed nodes count, so that a role whose nodes keep
-        failing stops growing."""
+        """Return whether this role may get another node. A role with `most` failed nodes stops growing."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
@@ -142,8 +140,7 @@ class Fleet:
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
     def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
-        """Return the node of this role that leaves first. Return None if all nodes of the role were there at the
-        start."""
+        """Return the node of this role that leaves first; None if all were there at the start."""
         found = [name for name in self.extra() if serving.get(name) == role]
         return max(found, key=index_of, default=None)
 
@@ -159,7 +156,7 @@ class Fleet:
         )
 
     def follow(self, order: LeadOrder, now: float) -> bool:
-        """Add or stop the node that a leader asks for. Return False if the order is based on an outdated view."""
+        """Carry out a leader's order. Return False if the order is based on an outdated view."""
         view = self.view()
         if not view.is_steady or (order.grow and order.grow not in view.may_grow):
             return False
@@ -183,10 +180,8 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record that Ray restarted the actor.
-
-        A daemon that keeps dying starts again after growing delays, and finally not at all.
-        """
+        """Record that Ray restarted the actor. Its daemon starts after delays that grow with each death, and finally
+        not at all."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -199,7 +194,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. A new actor is made after growing delays, and finally not at all."""
+        """Record that the actor died for good. A new actor is made after the same growing delays."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -220,7 +215,7 @@ class Fleet:
     def endpoints(self, now: float) -> tuple[str, ...]:
         """Return the routers' last known addresses, which nodes dial.
 
-        Return no addresses until all routers are placed or ROUTERS_WITHIN_S has passed.
+        There are none until all routers are placed or ROUTERS_WITHIN_S has passed.
         """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
@@ -239,8 +234,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart at once. Other nodes restart one at a time. These other nodes do not wait
-        for failed, drained or lost nodes.
+        Nodes that lost all routers restart at once. The others restart one at a time, and do not wait for failed,
+        drained or lost nodes.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -269,7 +264,7 @@ class Fleet:
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Return the cores, reported or assigned, of the other members on the member's machine."""
+        """Return the reported or assigned cores of the other members on the same machine."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
@@ -296,7 +291,7 @@ class Fleet:
         return StatusRow(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
 
     def _absence(self, member: Member) -> str:
-        """Return why the actor does not answer, as far as this is known."""
+        """Return why the actor does not answer, as far as known."""
         if member.make_at is None:
             return f"its actor kept dying: {member.error}"
         wanted = plan.bundle_text(self.config, member.name)
@@ -309,7 +304,7 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the running node's list of routers lacks one of these routers."""
+    """Return whether the running node's list lacks one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 

@@ -1,7 +1,7 @@
 """Start, watch and stop one daemon: an actor's work, without Ray.
 
-One thread, which runs as long as this process, forks the daemon. On Linux the kernel ends the daemon with that
-*thread* (shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
+A thread, which runs as long as this process, forks the daemon. On Linux the kernel ends the daemon with that *thread*
+(shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ KEPT_LINES = 12
 
 
 class Keeper:
-    """`start` and `stop` return at once. `state` shows the progress.
+    """`start` and `stop` return at once; `state` shows the progress.
 
-    `on_death` is called with the exit status if the daemon ends for a reason other than `stop`, a drain or a wrong
-    configuration.
+    `on_death` is called with the exit status, unless `stop`, a drain or a wrong configuration ended the daemon.
     """
 
     def __init__(

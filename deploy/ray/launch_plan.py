@@ -11,7 +11,7 @@ from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterP
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-MOST_MEMORY = 0.8  # share of a machine's free memory for the KV pools of its nodes
+MOST_MEMORY = 0.8  # share of a machine's free memory for its nodes' KV pools
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
@@ -41,8 +41,7 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """Return the resources that one process needs, as a bundle of a placement group. Ray refuses zeros and empty
-    bundles."""
+    """Return one process's resources, as a bundle of a placement group. Ray refuses zeros and empty bundles."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
@@ -53,8 +52,7 @@ def bundle_text(config: RayClusterConfig, name: str) -> str:
 
 
 def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
-    """Raise ConfigError if a process does not fit on any machine, even an empty one. `machines`: each machine's
-    resources."""
+    """Raise ConfigError if a process fits on no machine, even an empty one. `machines`: each machine's resources."""
     for name in names_at_start(config):
         wanted = resources(config, name).items()
         if not any(all(there.get(kind, 0.0) >= number for kind, number in wanted) for there in machines):
@@ -128,10 +126,9 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """Plan one thread per reserved core, and choose the same number of cores that are not `taken`.
+    """Plan one thread per reserved core, and name as many cores that are not `taken`.
 
-    Ray reserves only a number of cores, and sets OMP_NUM_THREADS. This plan sets the number of threads and names the
-    cores. It names no cores if too few are left.
+    Name none if too few are left. Ray itself only reserves a number of cores and sets OMP_NUM_THREADS.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]

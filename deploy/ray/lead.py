@@ -2,7 +2,7 @@
 
   free --take--> led ---(renewed by each call)---> led --release, or LEASE_S without a call--> free.
 
-While no leader holds the lease, the fleet's own rules decide (own_rules.py). So a leader may end at any time.
+Without a leader the fleet's own rules decide (own_rules.py), so a leader may end at any time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LeadOrder:
-    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. Without `grow` and `give`, the call
-    only renews the lease."""
+    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. With neither, only the lease is
+    renewed."""
 
     leader: str
     grow: str = ""

@@ -39,7 +39,7 @@ class RayLead:
 
 
 def ask(method: str, *arguments: object) -> Any:
-    """Call the manager. Raises ConfigError if there is no manager, or if it does not answer in time."""
+    """Call the manager. Raise ConfigError if it is missing or does not answer in time."""
     try:
         manager = find(MANAGER)
         if manager is None:

@@ -33,7 +33,7 @@ ANSWERS_WITHIN_S = 2.0
 
 
 class Manager:
-    """Tend the cluster on a thread until `rest` is called. `baton ray up` makes this actor."""
+    """Tend the cluster on a thread until `rest` is called."""
 
     def __init__(self, config: RayClusterConfig) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class Manager:
         self._orders: SimpleQueue[LeadOrder] = SimpleQueue()
         self._view = self._fleet.view()
         self._handles: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # actor's name -> the reference to the answer that is still missing
+        self._asked: dict[str, Any] = {}  # actor's name -> reference to its open answer
         self._pages: dict[str, Page] = {}
         self._pages_at = now
         self._rows: list[StatusRow] = self._fleet.rows()
@@ -71,7 +71,7 @@ class Manager:
         self._lease.release(leader)
 
     def rest(self) -> None:
-        """Stop the thread. Once this returns, the manager starts nothing more."""
+        """Stop the thread. Afterwards the manager starts nothing more."""
         self._resting.set()
         self._thread.join()
 
@@ -156,7 +156,7 @@ class Manager:
         self._pages, self._pages_at = pages, now
 
     def _follow(self, now: float) -> None:
-        """Carry out the orders that the leader gave since the last tick."""
+        """Carry out the leader's new orders."""
         while not self._orders.empty():
             order = self._orders.get()
             log(f"{order}: {'done' if self._fleet.follow(order, now) else 'refused, nodes have changed meanwhile'}")

@@ -10,7 +10,7 @@ ROUTER, PREFILL, DECODE = "router", "prefill", "decode"
 ROLES = (ROUTER, PREFILL, DECODE)
 
 IDLE, RUNNING, STOPPED, DRAINED, FAILED = "idle", "running", "stopped", "drained", "failed"
-AWAY = "away"  # state of an actor that does not answer, because Ray has not placed it or is restarting it
+AWAY = "away"  # the actor does not answer: Ray has not placed it, or is restarting it
 
 
 def role_of(name: str) -> str:
@@ -33,9 +33,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ActorReport:
-    """One actor's report. `life` has a new value after each restart of the actor.
+    """One actor's report. `life` changes with each restart of the actor.
 
-    `words`: the last lines that an ended daemon wrote. `routers` and `cores`: set when the running daemon started.
+    `words`: the last lines of an ended daemon. `routers` and `cores`: set when the running daemon started.
     """
 
     name: str

@@ -33,7 +33,7 @@ POLL_S = 0.5
 CALL_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 120.0
 OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
-# A file of our package `shared`. Its bytes distinguish our package from other packages of that name.
+# The bytes of this file distinguish our package `shared` from others of that name.
 MARKER = "shared", "__init__.py"
 
 
@@ -45,8 +45,8 @@ def say(text: str) -> None:
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
     """Connect this process to Ray as a client.
 
-    Ray's processes log to its session folder. Ray's threads in this process print messages, e.g. that a machine died.
-    These messages go to stderr until the last such thread ends. The command's results go to stdout afterwards.
+    Ray's threads in this process print messages, e.g. that a machine died. Until the last such thread ends, stdout is
+    sent to stderr. The command's results go to stdout afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -69,8 +69,8 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 def left_out(checkout: Path) -> list[str]:
     """Return patterns for the files of a checkout that Ray does not ship: all except our packages.
 
-    Raises ConfigError for a folder that is not a checkout.
-    Models need no shipping: each machine has them or fetches them, and the default model is a package.
+    Raise ConfigError if the folder is not a checkout. Each machine has or fetches its models; the default model is a
+    package.
     """
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
@@ -106,7 +106,7 @@ def reach(config: RayClusterConfig) -> RayRecord:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
     record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # the record is written at once, so that `down` finds this Ray if this process dies
+    head.write_record(record)  # at once, so that `down` finds this Ray if this process dies
     return record
 
 
@@ -124,7 +124,7 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
     try:
         make_manager(config)
         wait_ready(config, time.monotonic() + config.ray.start_timeout_s)
-    except ActorAlreadyExistsError:  # another `baton ray up` made the manager at the same time
+    except ActorAlreadyExistsError:  # another `baton ray up` was faster
         raise runs_already from None
     except BaseException:
         say("taking down what was started")
@@ -149,10 +149,8 @@ def check_resources(config: RayClusterConfig) -> None:
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:
-    """Raise ConfigError if a machine lacks Baton, or has another package of the same name.
-
-    The check on a machine calls only the standard library.
-    """
+    """Raise ConfigError if a machine lacks Baton, or has another package of the same name. The remote check calls only
+    the standard library."""
     ours = pkgutil.get_data(*MARKER)
     for machine in machines:
         where = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
@@ -281,7 +279,7 @@ def forget(record: RayRecord) -> None:
 
 
 def take_down() -> None:
-    """Find all actors by name and stop them, even without a manager.
+    """Stop all actors, which are found by name, even without a manager.
 
     Routers stop first, so that they finish open requests while nodes still serve.
     """

@@ -1,4 +1,4 @@
-"""Find secrets that other users could read or change. Nodes refuse such secrets.
+"""Find secrets that other users could read or change. Nodes refuse them.
 
 Permissions are judged for the nodes' user, not for the caller.
 """

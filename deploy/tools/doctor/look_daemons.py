@@ -25,7 +25,7 @@ OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The settings that the checks need. Every daemon has these settings."""
+    """The settings that the checks need. Every daemon has them."""
 
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -48,21 +48,21 @@ def command_of(argv: Sequence[str]) -> str:
 
 
 def cores_of(process: psutil.Process) -> tuple[int, ...]:
-    """Return the cores that the process may use; () if they are unknown."""
+    """Return the cores that the process may use; () if unknown."""
     return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
 
 
 def folder_of(process: psutil.Process) -> Path | None:
     try:
         return Path(process.cwd())
-    except psutil.Error:  # the process belongs to another user
+    except psutil.Error:  # another user's process
         return None
 
 
 def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
 ) -> DaemonFacts:
-    """Return a daemon's facts. `folder`: the daemon's working folder; None if we can't find it out."""
+    """Return a daemon's facts. `folder`: the daemon's working folder; None if unknown."""
     told, problem = read_told(argv, folder)
     keys = place(told.security.keys, folder, uid) if told.security.keys else ""
     return DaemonFacts(
@@ -78,7 +78,7 @@ def read_daemon(
 
 
 def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
-    """Return (settings, why they may be incomplete). If the config file can't be read, only the flags give settings."""
+    """Return (settings, why they may be incomplete). If the config file is unreadable, use only the flags."""
     try:
         given, config = parse(argv)
     except argparse.ArgumentError as error:
@@ -104,10 +104,7 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """Resolve the path `name` like a daemon of user `uid` that works in `folder`.
-
-    Return None if the path depends on the folder, but the folder is unknown.
-    """
+    """Resolve a path as a daemon of user `uid` in `folder` does. Return None if it depends on an unknown folder."""
     if name.startswith("~/") and uid != os.geteuid():
         with contextlib.suppress(KeyError):
             name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"

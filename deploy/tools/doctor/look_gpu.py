@@ -24,10 +24,10 @@ from shared.model.made_up import made_up
 
 COPIED_BYTES = 64 << 20
 COPIES = 4
-DEVICE_FILE = Path("/dev/nvidiactl")  # this file exists if a driver is loaded
+DEVICE_FILE = Path("/dev/nvidiactl")  # exists if a driver is loaded
 TOOL_TIMEOUT_S = 30.0
 SEED, PAGE_SIZE = 1, 16
-SPANS = ((0, 20), (20, 21), (21, 25))  # the token positions of a prompt, of a decode step, and of a window of drafts
+SPANS = ((0, 20), (20, 21), (21, 25))  # token positions of a prompt, of a decode step, and of a window of drafts
 Trial = Callable[[Gpu, torch.device], dict[str, Any]]
 CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfig(10_000.0), 64, True, ())
 
@@ -63,10 +63,10 @@ def driver_version() -> str:
 
 
 def problem_of(ask: Callable[[], object]) -> str:
-    """Return the first line of the error that `ask` raises, or "" if it raises none."""
+    """Return the first line of the error that `ask` raises; "" for no error."""
     try:
         ask()
-    except Exception as error:  # drivers and libraries raise errors of any type; the user gets the text
+    except Exception as error:  # drivers and libraries raise errors of any type
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ""
 
@@ -100,7 +100,7 @@ def describe(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Measure copies in both directions through pinned memory, with the device's own timer."""
+    """Measure copies in both directions through pinned memory, with the device's timer."""
     host, device = gpu.pinned((COPIED_BYTES,), torch.uint8), torch.empty(COPIED_BYTES, dtype=torch.uint8, device=where)
     host.fill_(7)
     to_device = best_rate(gpu, where, lambda: device.copy_(host, non_blocking=True))
@@ -114,7 +114,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Return the fastest copy's bytes per second. The first copy is slower, since it wakes the device."""
+    """Return the fastest copy's bytes per second. The first copy is slower: it wakes the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
@@ -147,7 +147,7 @@ def logits_on(device: torch.device) -> torch.Tensor:
 
 
 def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
-    """Return the inputs of a sequence whose tokens before `begin` are in the pages."""
+    """Return the inputs for the tokens from `begin` to `end`. Earlier tokens are in the pages."""
     count = end - begin
     ids = torch.randint(0, CONFIG.vocab_size, (SPANS[-1][1],), generator=torch.Generator().manual_seed(SEED))
     return ModelInputs(

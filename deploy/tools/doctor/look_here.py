@@ -41,7 +41,7 @@ def take_pulse() -> CpuSample:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """Read a file whose lines have a name and a number. Return {} if the file is unreadable."""
+    """Read a file whose lines have a name and a number; {} if unreadable."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):
@@ -72,19 +72,18 @@ def ratio(part: float, whole: float) -> float:
 
 
 def within_limit(total: int, available: int) -> tuple[int, int]:
-    """Limit (total, available) bytes of memory to the container's limit. File pages that can be dropped count as
-    available."""
+    """Limit (total, available) bytes to the container's limit. File pages that can be dropped count as available."""
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # the process is in no container, or its limit is "max", which means no limit
+    except (OSError, ValueError):  # no container, or its limit is "max"
         return total, available
     dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
     return min(total, limit), max(0, min(available, limit - used + dropable))
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """Yield (driver, governor) of each core that has a governor. Most virtual machines have none."""
+    """Yield (driver, governor) of each core. Most virtual machines have no governors."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -122,7 +121,7 @@ def look_at_keys(folder: Path, uid: int) -> KeysFolder:
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Access files as user `uid`. Raises OSError if this process may not do that."""
+    """Access files as user `uid`. Raise OSError if this is not allowed."""
     own = os.geteuid()
     os.seteuid(uid)
     try:
@@ -154,7 +153,7 @@ def keys_problem(folder: Path) -> str:
 
 
 def dial(whose: str, endpoint: str) -> DialFacts:
-    """Connect, and close the connection. An open port does not tell which program listens."""
+    """Connect, and close the connection. An open port does not tell who listens."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
     error = ""

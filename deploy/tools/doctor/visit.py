@@ -45,7 +45,7 @@ def gather(args: argparse.Namespace) -> Facts:
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
-        time.sleep(args.interval)  # wait between the two looks at the machine
+        time.sleep(args.interval)  # the time between the two looks at the machine
     machine = look_at_machine(before, take_pulse())
     return Facts(
         url=str(url),
@@ -98,7 +98,7 @@ def user_of(folder: Path) -> int:
 
 
 def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[DialFacts]:
-    """Dial all endpoints. Loopback endpoints are dialled only if the router is on this machine."""
+    """Dial all endpoints, but loopback endpoints only if the router is on this machine."""
     known = []
     if cluster is not None and cluster.status is not None:
         known = [("router", cluster.status.endpoint)]

@@ -35,7 +35,8 @@ class ErrorPart(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of OpenAI's batch output and error files. `id` is the first field, so a torn line can be recognised."""
+    """A line of OpenAI's batch output and error files. `id` is the first field, so that a torn line can be
+    recognised."""
 
     id: str
     custom_id: str | None
@@ -70,7 +71,7 @@ class LineFile:
         return self._end == 0
 
     def lines(self) -> Iterator[KnownLine]:
-        """Yield the lines of earlier runs. Raises ConfigError if another program wrote the file."""
+        """Yield the lines of earlier runs. Raise ConfigError if another program wrote the file."""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n"):
@@ -126,8 +127,8 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the number of bytes up to the last newline. Raises ConfigError if the rest does not begin like a line of
-    ours."""
+    """Return the number of bytes up to the last newline. Raise ConfigError if the rest does not begin like our
+    lines."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:

@@ -12,8 +12,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Inside the `with` block, a signal cancels the watched task. If no task is watched, the signal raises
-    KeyboardInterrupt.
+    """Inside the `with` block, a signal cancels the watched task. Without a watched task, it raises KeyboardInterrupt.
 
     Ignored signals stay ignored, as nohup and a shell's background jobs require.
     """

@@ -1,8 +1,7 @@
 """Make a head's first weights. Copies of the target's weights save many thousand training steps.
 
-`fc` passes on only the hidden state of the highest of the three layers. The head's layer is a copy of the target's last
-layer, and the head's output rows are copies of the target's. Attention weights for the embedding half of the input
-begin small and random.
+`fc` passes on the highest of the three hidden states. The layer and the output rows are copies of the target's last
+layer and output rows. Attention weights for the embedding half of the input begin small and random.
 """
 
 from __future__ import annotations

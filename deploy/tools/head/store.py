@@ -1,4 +1,4 @@
-"""Keep the answers' features on disk, in one safetensors file per shard. Each file is computed when it is needed.
+"""Keep the answers' features on disk, in one safetensors file per shard. Compute a file when it is needed.
 
 A complete file is renamed into place, so a second process may compute files ahead of this one.
 """
@@ -26,7 +26,7 @@ class FeatureTrace:
 
     ids: Tensor  # (n,) int64
     prompt: int
-    greedy: bool  # Whether the answer was drawn at temperature 0.
+    greedy: bool  # drawn at temperature 0
     aux: Tensor  # (n, 3H)
     final: Tensor  # (n, H)
 
@@ -38,8 +38,7 @@ class FeatureStore:
         self._target = target
 
     def path(self, shard: Sequence[TrainingAnswer]) -> Path:
-        """Return a path that depends on target, data and their order, so that features of other inputs are never
-        read."""
+        """Return a path that depends on target, data and order, so that features of other inputs are never read."""
         content = self._target.identity + repr([one.ids for one in shard])
         digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"
@@ -69,7 +68,7 @@ class FeatureStore:
 
 
 def batches(shard: Sequence[TrainingAnswer], tokens: int) -> list[list[TrainingAnswer]]:
-    """Return batches in order. Each batch has at most `tokens` tokens, or is one longer sequence."""
+    """Return batches in order. Each has at most `tokens` tokens, or is one longer sequence."""
     made: list[list[TrainingAnswer]] = []
     room = 0
     for one in shard:

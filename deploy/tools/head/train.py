@@ -32,15 +32,15 @@ from shared.model.weights import TensorSource, rope_tables_of
 
 Tensor = torch.Tensor
 SHARD = 100
-HELD_OUT_ANSWERS = 48  # number of greedy answers that the curve's evaluations use
+HELD_OUT_ANSWERS = 48  # greedy answers that the curve's evaluations use
 CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    tokens: int  # number of answer tokens trained on so far
+    tokens: int  # answer tokens trained on so far
     total: int
-    losses: tuple[float, ...]  # the loss of each draft of the chain
+    losses: tuple[float, ...]  # of each draft of the chain
     hits: tuple[float, ...]
     seconds: float
 
@@ -125,8 +125,8 @@ class Run:
             epoch += 1
 
     def _batched(self, shard: Sequence[TrainingAnswer], seed: str) -> list[list[int]]:
-        """Return shuffled indices into the shard, in batches. A batch has at most `batch_tokens` answer tokens. A
-        longer answer is a batch of its own."""
+        """Return shuffled indices into the shard, in batches of at most `batch_tokens` answer tokens. A longer answer
+        is a batch of its own."""
         order = list(range(len(shard)))
         random.Random(seed).shuffle(order)
         made: list[list[int]] = []
@@ -159,7 +159,8 @@ def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
 
 
 def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
-    """Return the most frequent ids of the answers, and the end ids. Raises ConfigError."""
+    """Return the most frequent ids of the answers, and the end ids. Raise ConfigError if `count` exceeds the
+    vocabulary."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
     ids = torch.tensor(frequent_ids(answers, count, source.config.eos_ids))

@@ -1,4 +1,4 @@
-"""The command line of `baton load`. Other modules are imported when used, since other commands set threads before numpy
+"""The command line of `baton load`. It imports other modules when used: other commands set threads before numpy
 loads."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Line:
 
     @property
     def verdict(self) -> Verdict:
-        """How the second value compares with the first; "" if the values have no intervals."""
+        """How the second value compares with the first; "" without intervals."""
         noise = math.hypot(half_width(self.first), half_width(self.second))
         apart = self.second.value - self.first.value
         if math.isnan(noise) or math.isnan(apart):
@@ -69,7 +69,7 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
 
 
 def remarks(first: LoadReport, second: LoadReport) -> list[str]:
-    """Return the reasons why the two reports may not be comparable, and the reports' failed or doubtful checks."""
+    """Return why the two reports may not be comparable, and their failed or doubtful checks."""
     found = []
     if first.model != second.model:
         found.append(f"other models: {first.model} and {second.model}")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 RESAMPLES = 400
-MOST_DRAWN = 16_000_000  # limit of the number of requests in all resamples together, to bound memory
+MOST_DRAWN = 16_000_000  # most requests in all resamples together, to bound memory
 LEVEL = 0.95
-MAX_POOLED = 1_000_000  # limit of the number of waits between tokens that an interval uses, to bound time
+MAX_POOLED = 1_000_000  # most waits between tokens that an interval uses, to bound time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draw resamples: other runs that were equally likely. `times` (resamples, num_requests): how often each resample
-    has each request."""
+    """Draw resamples: other runs that were equally likely.
+
+    `times` (resamples, num_requests): how often each resample has each request.
+    """
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
         bounded = min(resamples, max(50, MOST_DRAWN // max(1, num_requests)))
@@ -84,7 +86,7 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Weighted values of requests: one value per request, or all waits between the request's tokens."""
+    """Weighted values of requests: one per request, or all waits between the request's tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position of value i's request in order of arrival."""
@@ -106,8 +108,7 @@ class Pooled:
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total
-        weight.
+        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total.
 
         `times`: how often each request was drawn.
         """

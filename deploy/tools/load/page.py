@@ -102,7 +102,7 @@ def sweep_html(report: LoadReport) -> str:
 
 
 def plots_html(report: LoadReport) -> str:
-    from deploy.tools.load.plots import plots_of  # this import needs the extra `load`
+    from deploy.tools.load.plots import plots_of  # needs the extra `load`
 
     figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from deploy.tools.load.outcome import LoadReport, RequestRow
 
-MAX_POINTS = 3000  # more dots than this would only enlarge the file
+MAX_POINTS = 3000  # more dots would only enlarge the file
 SIZE = (6.4, 3.2)
 BLUE, RED, GREY = "#2468a8", "#c23b22", "#888888"
 STYLE: dict[Any, Any] = {

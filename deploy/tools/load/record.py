@@ -24,21 +24,21 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # index of the golden answer; the answer must equal it
+    probe: int | None = None  # index of the golden answer that the answer must equal
     sent: float = NOT_YET
     end: float = NOT_YET
-    status: int = 0  # HTTP status; 0 before the status has come
+    status: int = 0  # 0 until it comes
     error: str = ""
-    hung_up: bool = False  # Whether the client left on purpose.
-    num_resumed: int = 0  # How often the answer was resumed after its connection broke.
+    hung_up: bool = False  # whether the client left on purpose
+    num_resumed: int = 0  # how often the answer was resumed on a new connection
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
     counts: array[int] = field(default_factory=lambda: array("l"))
-    prompt_tokens: int = 0  # number of prompt tokens by the server's count; 0 if it is unknown
+    prompt_tokens: int = 0  # by the server's count; 0 if unknown
     cached_tokens: int = 0
     reported_tokens: int = 0
-    ids: list[int] = field(default_factory=list)  # ids of the answer's tokens; empty if the server does not show ids
+    ids: list[int] = field(default_factory=list)  # of the answer; empty if the server shows none
     pieces: list[str] = field(default_factory=list)
 
     def token(self, at: float, late: float, count: int) -> None:
@@ -57,7 +57,7 @@ class RequestRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, by the server's count if it is known, since a chunk may hold several tokens."""
+        """The server's count if known, since a chunk may hold several tokens."""
         return self.reported_tokens or sum(self.counts)
 
     @property
@@ -66,7 +66,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """The seconds from sending to the first token; NaN if no token came."""
+        """From sending to the first token; NaN if none came."""
         return self.at[0] - self.sent if self.at else math.nan
 
     @property

@@ -22,7 +22,7 @@ class RequestBuilder:
     api: str = "chat"
     api_key: str = ""
     temperature: float = 0.0
-    extra: Mapping[str, Any] = field(default_factory=dict)  # fields that override other fields; null removes a field
+    extra: Mapping[str, Any] = field(default_factory=dict)  # override other fields; null removes a field
 
     @property
     def path(self) -> str:

@@ -1,6 +1,6 @@
 """Split arriving bytes into server-sent events, and decode their OpenAI chunks. Pure.
 
-Only fields that are measured or compared are decoded. msgspec skips the others, so a chunk costs about a microsecond.
+Only measured and compared fields are decoded. msgspec skips the others, so a chunk costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Splitter:
         self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of completed events. Raises ValueError for an event without end."""
+        """Return the data of completed events. Raise ValueError for an event without end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError("an event has no end")
@@ -60,7 +60,7 @@ class Splitter:
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """`reasoning` and `reasoning_content`: a thinking model's first tokens, which count like other tokens."""
+    """`reasoning` and `reasoning_content`: a thinking model's first tokens, which count like others."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -100,7 +100,7 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Decode an event's data. Raises ValueError."""
+    """Decode an event's data. Raise ValueError if it is not a chunk."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:

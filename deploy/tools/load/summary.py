@@ -44,8 +44,8 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in each shorter slice of a short window.
 
-        Amounts outside the window are left out. An amount exactly at the window's end is included, since a closed
-        loop's last answer ends then.
+        Amounts outside the window are left out. An amount exactly at its end counts: a closed loop's last answer ends
+        then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -55,8 +55,8 @@ class Window:
 class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
-    The chunks and the event loop's beats both show how late arrivals were handled. The larger value is used. Without
-    the system's arrival times, token times include this lateness.
+    `handle_*` is the larger lateness of chunks and of the event loop's beats. Without the system's arrival times, token
+    times include it.
     """
 
     send_p50: float = math.nan
@@ -84,8 +84,8 @@ class Summary:
     output_tokens_per_s: Estimate
     slo: str
     slo_share: Estimate
-    goodput: Estimate  # Number of requests within the SLO, per second.
-    smooth_goodput: Estimate  # The requests' value in tokens, per second.
+    goodput: Estimate  # requests within the SLO, per second
+    smooth_goodput: Estimate  # the requests' value in tokens, per second
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -100,10 +100,9 @@ def summarize(
 ) -> Summary:
     """Summarize a run. `beats`: the lateness of the client's loop at regular times.
 
-    Latencies and shares cover the requests due in the window. The rates count all answers and tokens that reached the
-    client in the window, even if the request was due earlier.
-
-    Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
+    Latencies and shares cover the requests due in the window. Rates count all answers and tokens that came in the
+    window, even if the request was due earlier. Latencies, shares and goodput exclude golden probes, which a cache
+    answers sooner.
     """
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
@@ -136,7 +135,7 @@ def summarize(
 def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
     """Return a rate per second of the window, with an interval from its time slices.
 
-    Unlike single requests, time slices show the number of requests, and how evenly they came.
+    Slices, unlike single requests, also show how evenly requests came.
     """
     if not window.seconds > 0:
         return NOTHING
@@ -179,7 +178,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum. The maximum has no interval, since resampling yields no interval for an extreme value."""
+    """Return the maximum. It has no interval: resampling yields none for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 
@@ -198,8 +197,8 @@ def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
 def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
     """Return one request's value in tokens for smooth goodput.
 
-    If our client left a request, the tokens received until then count. A failed request has the value 0. Otherwise a
-    server would gain by breaking off late streams.
+    A request that our client left counts its tokens so far. A failed request has the value 0: otherwise a server would
+    gain by breaking off late streams.
     """
     if record.error:
         return 0.0
