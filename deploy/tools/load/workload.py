@@ -47,7 +47,7 @@ class Session:
 
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
-    probe: int | None = None  # number of the session's golden prompt; None if there is none
+    probe: int | None = None  # number of the golden prompt; None for other sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def text_of(rng: random.Random, num_words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    messages: tuple[tuple[str, str], ...]  # The last message is the first turn.
-    later: tuple[str, ...] = field(default=())  # The user's later texts; each follows an answer.
-    max_tokens: int = 0  # Limit of the answer's tokens. If it is 0, the limit is drawn from the run's own distribution.
+    messages: tuple[tuple[str, str], ...]  # the last message is the first turn
+    later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
+    max_tokens: int = 0  # of the answer; 0: drawn from the run's own distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class FromFile:
 
 
 def read_prompts(path: Path) -> tuple[Asked, ...]:
-    """Read a prompt per line. A .jsonl line is an object with `prompt`, `messages` or `turns` (a user's texts).
+    """Read a prompt per line. Raise ConfigError for an invalid line.
 
-    An object may have `max_tokens`. Raises ConfigError.
+    A .jsonl line is an object with `prompt`, `messages` or `turns` (a user's texts), and perhaps `max_tokens`.
     """
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ClusterLayout:
     """`per_host` nodes share a machine, and slow each other down as in `NodeProfile.beside`."""
 
-    prefill: int  # number of prefill nodes; 0 if the cluster is aggregated, i.e. decode nodes also prefill
+    prefill: int  # 0: aggregated, i.e. decode nodes also prefill
     decode: int
     cores: int
     per_host: int

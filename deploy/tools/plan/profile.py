@@ -24,16 +24,15 @@ AT_ONCE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    tokens: int  # Number of tokens of chunks and decode rows.
-    samples: int  # Number of rows that sample a token.
-    pairs: int = 0  # Number of pairs in chunks: each token with each token that it attends to.
-    keys: int = 0  # Number of keys that decode rows read.
+    tokens: int  # of chunks and decode rows
+    samples: int  # rows that sample a token
+    pairs: int = 0  # in chunks: each token with each token that it attends to
+    keys: int = 0  # that decode rows read
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Costs in seconds. `knots` ascend. Beyond the outermost knots, the first and the last segment of `rise`
-    continue."""
+    """Costs in seconds. `knots` ascend. Beyond them, the outermost segments of `rise` continue."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]
@@ -58,8 +57,7 @@ class ProfiledCosts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """A node on `cores` cores of the measured machine. `beside`: the node's costs beside an equal node on other
-    cores."""
+    """A node on `cores` cores of the measured machine. `beside`: its costs beside an equal node on other cores."""
 
     cores: int
     alone: ProfiledCosts
@@ -72,11 +70,11 @@ class NodeProfile:
 class PathProfile:
     """A request's times outside of the engine, in seconds, in a loaded cluster whose processes share cores."""
 
-    to_node: float  # Time from the client to the scheduler, plus time from the first token to the client.
-    prompt_stretch: float = 1.0  # Factor by which other work stretches steps with prompts.
-    decode_stretch: float = 1.0  # Factor by which other work stretches the other steps.
-    handoff: float = 0.0  # Time from the last chunk's end to the decode node's batch, without the time to copy pages.
-    bytes_per_s: float = AT_ONCE  # Rate at which the decode node copies and checks pages.
+    to_node: float  # from the client to the scheduler, plus from the first token to the client
+    prompt_stretch: float = 1.0  # by which other work stretches steps with prompts
+    decode_stretch: float = 1.0  # the same for the other steps
+    handoff: float = 0.0  # from the last chunk's end to the decode node's batch, without the time to copy pages
+    bytes_per_s: float = AT_ONCE  # at which the decode node copies and checks pages
 
 
 class Versioned(msgspec.Struct):
@@ -92,8 +90,8 @@ class Profile:
     model: str
     dtype: str
     machine: str
-    cores: int  # The machine's number of cores.
-    measured: str  # Time of the measurement, in UTC and ISO 8601.
+    cores: int  # of the machine
+    measured: str  # in UTC and ISO 8601
     page_size: int
     num_pages: int
     max_running: int
@@ -113,8 +111,8 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. If a node of this size fills the machine, no hand-off was measured for this size. The
-        hand-off times then come from the largest nodes with a measured hand-off."""
+        """Return the path. Nodes that fill the machine have no measured hand-off, and get it from the largest nodes
+        with one."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:
@@ -133,7 +131,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile. Raises ConfigError with advice for an unreadable or invalid file."""
+    """Read a profile. Raise ConfigError with advice for an unreadable or invalid file."""
     again = f"make a new one: baton plan measure --out {path}"
     try:
         data = path.read_bytes()

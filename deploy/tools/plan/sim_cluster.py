@@ -34,7 +34,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
-EQUAL = Fingerprint(  # all simulated nodes have this fingerprint, so any two can pair
+EQUAL = Fingerprint(  # of all simulated nodes, so any two can pair
     0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
@@ -42,22 +42,24 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A hand-off from the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`, `target`:
-    its copy on `taker`."""
+    """A hand-off from the prefill node `giver` to the decode node `taker`.
+
+    `source`: the request on `giver`. `target`: its copy on `taker`.
+    """
 
     source: Request
     target: Request
     giver: SimNode
     taker: SimNode
     is_granted: bool = False
-    num_final: int = 0  # number of prompt tokens whose pages are ready
+    num_final: int = 0  # prompt tokens whose pages are ready
     num_pulled: int = 0
     done: PrefillDone | None = None
 
 
 @dataclass(slots=True, eq=False)
 class SimNode:
-    node: RegisteredNode  # the node as the router sees it
+    node: RegisteredNode  # as the router sees it
     timed: TimedNode
     # hand-offs to this decode node that wait for a grant, in order of arrival
     offers: list[Handoff] = field(default_factory=list)
@@ -68,7 +70,7 @@ class SimNode:
 class Open:
     asked: LoadRequest
     record: RequestRecord
-    nodes: tuple[SimNode, ...]  # the node that prefills and the node that decodes
+    nodes: tuple[SimNode, ...]  # the prefilling and the decoding node
     handoff: Handoff | None = None
     waits_for_prefill: bool = True
 
@@ -76,8 +78,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off is excluded. The pages that it frees may be too few for the waiting request, and then the
-    hand-off would be admitted and unpinned again and again.
+    An unpinned hand-off is excluded. It may free too few pages for the waiting request, and would then be admitted and
+    unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -121,8 +123,8 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to the step's time. While a neighbour computes, these are the
-        times measured beside a neighbour."""
+        """Return a function from a step's shape and begin to its time. While a neighbour computes, use times measured
+        beside one."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -145,7 +147,7 @@ class SimCluster:
     ) -> list[RequestRecord]:
         """Return the records of the driver's requests. Requests that are still open at `until` fail.
 
-        After each event, `passes` is called with the time.
+        `passes` is called with the time after each event.
         """
         self._driver = driver
         self._take_due()
@@ -224,8 +226,7 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """Add the request to its nodes' counts, as `OpenRequest.occupy` does. Policies judge a node's load by these
-        counts."""
+        """Add the request to its nodes' counts, as `OpenRequest.occupy` does. Policies judge load by these counts."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
         prefiller.node.open_prompt_work += num_tokens
@@ -298,8 +299,7 @@ class SimCluster:
         return open_.handoff if open_ else None
 
     def _emitted(self, event: Emitted) -> None:
-        """Add a token to its request. Both nodes of a hand-off report the first token, and the earlier report
-        counts."""
+        """Add a token to its request. Both nodes of a hand-off report the first token; the earlier report counts."""
         open_ = self._open.get(event.key)
         if open_ is None or event.first_pos != len(open_.record.at):
             return

@@ -1,7 +1,6 @@
-"""Measure the steps of one node's engine under a set of loads.
+"""Measure the steps of one node's engine under a set of loads, with their shapes.
 
-The scheduler and the overlap loop run as in production. Each step is recorded with its shape. This module loads torch,
-so cores must be assigned before its import.
+The scheduler and the overlap loop run as in production. Cores must be assigned before this import, which loads torch.
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# each running row beside prompts: number of its context tokens, and number of its answer tokens
+# of each running row beside prompts: context tokens, answer tokens
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
-MOST_CONTEXT_TOKENS = 6_500  # limit of the context tokens in a batch, since prompts are slow on CPUs
+MOST_CONTEXT_TOKENS = 6_500  # in a batch, since prompts are slow on CPUs
 
 
 class StepLog:
-    """Record steps. The log takes the place of the scheduler's `WidthChoice`, because that object sees each plan and
-    result.
+    """Record steps, in place of the scheduler's `WidthChoice`, which sees each plan and result.
 
     Each row decodes one token per step.
     """
@@ -51,7 +49,7 @@ class StepLog:
         self.shapes: list[StepShape] = []
         self.seconds: list[float] = []
         self._planned_at = 0.0
-        self._launched_at: deque[float] = deque()  # for each running step, the time when it was planned
+        self._launched_at: deque[float] = deque()  # when each running step was planned
         self._committed: dict[RowId, int] = {}
         self._last_end = 0.0
 
@@ -136,7 +134,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Run prompts beside running rows. A prompt shares one step with them if it fits in a mixed chunk."""
+        """Run prompts beside running rows. A prompt that fits in a mixed chunk shares one step with them."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

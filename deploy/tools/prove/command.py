@@ -93,7 +93,7 @@ def layer_of(
     found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
 ) -> str:
     core_plan.apply(CorePlan())
-    from deploy.tools.prove.layers import name_layer, way_of  # this import loads torch
+    from deploy.tools.prove.layers import name_layer, way_of  # loads torch
 
     name, _, first = found
     flags = next(cell.flags for cell in cells if cell.name == name)

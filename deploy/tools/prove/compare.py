@@ -18,8 +18,8 @@ class AnswerChoice:
     prompt_ids: tuple[int, ...] = ()
 
 
-Answer = tuple[AnswerChoice, ...]  # An answer's choices by index.
-Answers = Sequence[Answer]  # The answers in order of cases.
+Answer = tuple[AnswerChoice, ...]  # choices by index
+Answers = Sequence[Answer]  # in order of cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A cell's result: how many answers were equal in each pass, and counters that show how the cell ran."""
+    """A cell's result: how many answers were equal in each pass, and counters that show how it ran."""
 
     cell: str
     about: str

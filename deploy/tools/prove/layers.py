@@ -23,7 +23,7 @@ from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 
-MOVED_BY = 3  # page numbers in the other pool are larger by this number
+MOVED_BY = 3  # page numbers in the other pool are larger by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
-    """Return the verdict. `answer`: the answer's tokens before the differing token."""
+    """Return the verdict. `answer`: the tokens before the differing token."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")

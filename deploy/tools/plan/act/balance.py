@@ -6,10 +6,9 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
   `decode`   (arriving requests per second + requests that do not decode yet / CLEAR_S) x tokens per answer x TPOT
             / (FULL_SHARE x rows), by Little's law; or TPOT / TPOT objective, if this value is larger.
 
-The pressures use arriving requests instead of served requests, since full prefill nodes may be the reason why decode
-nodes are idle. When a role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes
-move only if, over a whole window, this split lowers the fuller role's pressure by at least the share GAIN. So a
-constant load causes only one move.
+Arriving requests count, not served ones: full prefill nodes may be the reason why decode nodes are idle. When a role is
+full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole window,
+this split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from shared.core.states import NodeState
 
 PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
-FULL_SHARE = 0.8  # Share of the time, or of the rows, above which queues grow long.
-CLEAR_S = 60.0  # Waiting work should be done within this time.
-# Late tokens raise the demand for nodes at most by this factor, because lateness hardly shows how many nodes are
-# missing.
+FULL_SHARE = 0.8  # share of the time, or of the rows, above which queues grow long
+CLEAR_S = 60.0  # time in which waiting work should be done
+# Late tokens raise the demand at most by this factor: lateness hardly shows how many nodes are missing.
 MOST_TIMES = 1.5
 GAIN = 0.15
-LONGEST_WINDOW = 4.0  # The longest window, as a multiple of the first window.
-WHOLE = 0.9  # This share of a window counts as a whole window, since looks are not exactly periodic.
+LONGEST_WINDOW = 4.0  # as a multiple of the first window
+WHOLE = 0.9  # this share counts as a whole window, since looks are not exactly periodic
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceSettings:
     """`tpot_s`: the objective for the TPOT, or infinity. `window_s`: the time of observation before a move.
 
-    `away_s`: the longest wait for a node that changes its role. `calm_s`: if nodes move in the other direction within
-    this time after a move, the load swings, and the window becomes longer. `least`: the smallest allowed number of
-    nodes in each role.
+    `away_s`: the longest wait for a node that changes its role. `calm_s`: if nodes move back within this time after a
+    move, the load swings, and the window becomes longer. `least`: the fewest nodes of each role.
     """
 
     tpot_s: float = float("inf")
@@ -50,7 +47,7 @@ class BalanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """One node, as its router sees it. `streams`: the number of open requests on the node."""
+    """One node, as its router sees it. `streams`: open requests on the node."""
 
     name: str
     role: str
@@ -61,13 +58,13 @@ class NodeLook:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals since an arbitrary time. Only the differences between two looks have a meaning."""
+    """Totals since an arbitrary time. Only differences between two looks have a meaning."""
 
     arrived: float = 0.0  # requests
     ended: float = 0.0
-    prompt_tokens: float = 0.0  # number of tokens of arrived prompts, whether computed or waiting
+    prompt_tokens: float = 0.0  # tokens of arrived prompts, whether computed or waiting
     output_tokens: float = 0.0
-    gaps: float = 0.0  # number of waits between two tokens of an answer
+    gaps: float = 0.0  # waits between two tokens of an answer
     gaps_s: float = 0.0
 
 
@@ -79,9 +76,9 @@ class ClusterLook:
     nodes: tuple[NodeLook, ...]
     totals: Totals
     token_s: float
-    waiting_tokens: float  # Number of prompt tokens that are not computed yet.
-    not_decoding: float  # Number of open requests without a running row.
-    rows: float  # Number of rows of one decode node.
+    waiting_tokens: float  # prompt tokens that are not computed yet
+    not_decoding: float  # open requests without a running row
+    rows: float  # of one decode node
 
     def of(self, role: str) -> list[NodeLook]:
         return [node for node in self.nodes if node.role == role and node.state is NodeState.READY]
@@ -119,7 +116,7 @@ class Move:
 
     node: str
     role: str
-    epoch: str  # the node's epoch before the move
+    epoch: str  # before the move
     why: str
 
 
@@ -141,8 +138,8 @@ class Balancer:
     """Decide moves from recent looks. A new balancer observes one whole window before it moves a node."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
-    demand: Demand | None = None  # The demand over the last whole window; None after a change.
-    # By node: the moves that were ordered but are not complete.
+    demand: Demand | None = None  # over the last whole window; None after a change
+    # by node: ordered moves that are not complete
     _leaving: dict[str, Move] = field(default_factory=dict)
     _left_at: float = -float("inf")
     _last_role: str = ""

@@ -37,7 +37,7 @@ class Counts:
 
 
 class ActingCluster(SimCluster):
-    """`moves`: (time, move) for each node that began to change its role."""
+    """`moves`: (time, move) for each begun change of role."""
 
     def __init__(
         self, layout: ClusterLayout, profile: Profile, tokens: SimTokens, balancer: Balancer, restart_s: float

@@ -1,9 +1,8 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
-The planner's README.md has the rules. The sizer never gives back a node that the cluster had at its start. The waits
-up_after_s and down_after_s begin after a whole window with the same nodes, so that the demand is measured on these
-nodes. Under a constant load, the cluster can't grow and shrink in turn: after growth, it would be full again with one
-node less.
+The planner's README.md has the rules. Nodes of the cluster's start are never given back. The waits up_after_s and
+down_after_s begin after a whole window with the same nodes, so that the demand is measured on these nodes. A constant
+load can't make the cluster grow and shrink in turn: after growth, it would be full again with one node less.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from shared.config.ray_settings import ScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One of three wishes. `grow`: add a node in this role. `give`: give back this node. `move`: order this change of
-    role first, so that a node can leave later."""
+    """One of three wishes. `grow`: add a node in this role. `give`: give back this node.
+
+    `move`: order this change of role first, so that a node can leave later.
+    """
 
     why: str
     grow: str = ""
@@ -30,7 +31,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Sizer:
-    """`window_s`: the length of the balancer's window. `least`: the smallest allowed number of nodes in each role."""
+    """`window_s`: the length of the balancer's window. `least`: the fewest nodes of each role."""
 
     scaling: ScalingConfig
     window_s: float
@@ -48,8 +49,7 @@ class Sizer:
         self._patience.restart()
 
     def see(self, look: ClusterLook, demand: Demand | None, view: FleetView) -> Wish | None:
-        """Return a wish for the fleet, or None if the fleet should stay as it is. `demand` is None if it is unknown, or
-        while nodes change their roles."""
+        """Return a wish for the fleet, or None. `demand` is None if unknown, or while nodes change their roles."""
         prefills, decodes = look.of(PREFILL), look.of(DECODE)
         is_known = self._is_settled(look.at, {node.name for node in (*prefills, *decodes)}, view)
         if demand is None or not is_known or not prefills or not decodes:
@@ -74,8 +74,7 @@ class Sizer:
         return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
 
     def _less(self, look: ClusterLook, demand: Demand, view: FleetView) -> Wish | None:
-        """Return the wish that reduces the fleet by one node. Return None if the other nodes have no room for that
-        node's work."""
+        """Return the wish that leads to one node less; None if the other nodes have no room for its work."""
         roomy = [role for role in (PREFILL, DECODE) if self._has_room_without(look, demand, role)]
         for role in roomy:
             later = [node for node in look.of(role) if node.name in view.extra]
@@ -98,8 +97,7 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
-    """Return the role in which a node should start. It is the role that lacks nodes, or the other role if that role is
-    at its maximum.
+    """Return the role that lacks nodes, or the other role if that one is at its maximum.
 
     The balancer then changes the role of another node.
     """
