@@ -1,4 +1,4 @@
-"""The `baton` command: parse flags and check settings, then run a tool or a daemon's app."""
+"""The `baton` command: check flags and settings, then run a tool or a daemon's app."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that runs a cluster or one process. `app`: the module to run. `hidden`: settings without a flag."""
+    """`app`: the module to run. `hidden`: settings without a flag."""
 
     process: type
     help: str
@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Run the cheap checks, set cores and threads, then import the app and run it."""
+    """Check what is cheap, set cores and threads, then import and run the app."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

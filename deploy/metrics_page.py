@@ -1,4 +1,4 @@
-"""Parse Prometheus text, and read KV pages, rows and latencies from a router's /metrics. Pure."""
+"""Parse Prometheus text, and read figures from a router's /metrics. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Page:
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Return (number, mean) of a histogram's observations since `before`; the mean is 0 if there are none."""
+        """Return (number, mean) of a histogram's observations since `before`; the mean of none is 0."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -43,7 +43,7 @@ def parse_page(text: str) -> Page:
 
 
 def merged(pages: Sequence[Page]) -> Page:
-    """Merge the pages of routers with the same nodes. Nodes' samples come from the first page only."""
+    """Merge the pages of routers with the same nodes. Take nodes' samples only from the first page."""
     first, *others = pages
     return Page((*first.samples, *(one for page in others for one in page.samples if "node" not in one.labels)))
 
@@ -53,7 +53,7 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return the faults of an idle server: pages in use, missing pages, rows in use."""
+    """Return an idle server's faults: used or missing pages, used rows."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

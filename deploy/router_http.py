@@ -1,4 +1,4 @@
-"""Send a command's requests to a router over HTTP or HTTPS, and read the keys that they need."""
+"""Send a command's requests to a router, and read the keys that they need."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class RouterHttp:
-    """Connect to a router, or to the proxy in front of it, for each request.
+    """Connect to a router, or to its proxy, for each request.
 
-    `key`: a bearer token. `other_key`: the value of x-api-key. `ca`: a CA file for https, if the system does not know
-    it.
+    `key`: a bearer token. `other_key`: for x-api-key. `ca`: a CA file for https, if the system does not know it.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class RouterHttp:
         self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Return (status, body). Raise one of UNREACHABLE if no answer comes."""
+        """Return (status, body). Raise one of UNREACHABLE without an answer."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
 
@@ -69,10 +68,9 @@ def read_api_key(path: Path | None) -> str:
 
 
 def seers_key(api_key_file: str, admin_key_file: str) -> str:
-    """Return the key that a router wants before it shows its nodes; "" if it wants none.
+    """Return the key that a router wants before it shows its nodes; "" for none.
 
-    A bare key in the clients' key file is this key. A file with a table of tenants holds only hashes; then it is the
-    operators' key.
+    It is the bare key in the clients' key file. A table of tenants holds only hashes; then it is the operators' key.
     """
     # `--help` does not need this import
     from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key

@@ -32,7 +32,7 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Read http(s)://host[:port][/path], or host:port. The path may end with /v1, as for SDKs."""
+    """Read http(s)://host[:port][/path], or host:port. The path may end with /v1."""
     try:
         parts = urllib.parse.urlsplit(text if "//" in text else f"http://{text}")
         port = parts.port or (PORTS.get(parts.scheme, 0) if "//" in text else 0)
@@ -52,7 +52,7 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Take the URL as the last argument or as --url. `without`: the help's words about the default address."""
+    """Take the URL as the last argument or as --url. `without`: the help's words about the default."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -70,7 +70,7 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the only address; None if there is none. Raise ConfigError for different addresses."""
+    """Return the only address; None for none. Raise ConfigError for different addresses."""
     found = [parse_url(text) for text in texts if text is not None]
     for other in found[1:]:
         require_same(found[:1], [other])
@@ -78,7 +78,7 @@ def the_only(*texts: str | None) -> Url | None:
 
 
 def all_of(words: Sequence[str], flags: Sequence[str]) -> list[Url]:
-    """Return the addresses of a command that takes several. Raise ConfigError if its arguments and --url differ."""
+    """Return a command's addresses. Raise ConfigError if its arguments and --url differ."""
     by_word, by_flag = list(map(parse_url, words)), list(map(parse_url, flags))
     if by_word and by_flag:
         require_same(by_word, by_flag)

@@ -1,7 +1,6 @@
-"""`make setup`: make a complete virtual environment, using only the standard library and pip.
+"""`make setup`: make a complete virtual environment with only the standard library and pip.
 
-Any Python 3.11 or newer can run this file, from any folder. An environment that fits constraints.txt and pyproject.toml
-is kept.
+Any Python 3.11 or newer can run this file. An environment that fits constraints.txt and pyproject.toml is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # raise it when a change of this file changes the installation
+FORMAT = "1"  # raise it when this file changes the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
@@ -66,14 +65,14 @@ def check_python() -> None:
 
 
 def fingerprint() -> str:
-    """Return a digest of everything that affects the installation."""
+    """Return a digest of all that affects the installation."""
     parts = [FORMAT.encode(), str(ROOT).encode(), "{}.{}".format(*sys.version_info).encode()]
     parts += [(ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def fits(folder: Path) -> bool:
-    """Return whether the environment fits. No process is started, so that a second `make run` does not wait."""
+    """Return whether the environment fits. No process is started, so a second `make run` does not wait."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:
@@ -111,7 +110,7 @@ def compile_kernels(python: Path) -> None:
 
 
 def make_venv(folder: Path) -> Path:
-    """Make an environment, or keep one that works, so that an interrupted set-up continues."""
+    """Make an environment. Keep one that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
         say(f"[1/6] using {folder}")
@@ -153,7 +152,7 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
+    """Return pyproject.toml's requirements with EXTRAS, by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
@@ -165,7 +164,7 @@ def requirements(python: Path) -> list[str]:
 
 
 def install_torch(python: Path) -> None:
-    """Install the pinned torch. Without a GPU, prefer a CPU build, which is ten times smaller."""
+    """Install the pinned torch. Without a GPU, prefer a CPU build, a tenth of the size."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
         say(f"      torch {installed(python, 'torch')} is installed already")
@@ -187,7 +186,7 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (the requirement for pip, a description of its source)."""
+    """Return (the requirement for pip, its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"
@@ -206,14 +205,13 @@ def has_gpu() -> bool:
 
 
 def offered_versions(python: Path) -> set[str]:
-    """Return the versions of torch that pip's configured sources offer."""
     command = [str(python), "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return set(re.findall(r"[0-9][\w.+]*", done.stdout))
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to the wheel for this Python and machine; None if none is found in time."""
+    """Return an index page's link to our wheel; None if it is not found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

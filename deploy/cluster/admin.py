@@ -48,8 +48,6 @@ leaving node does not finish a request in time, another node continues it with t
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node's row in the answer to /admin/status."""
-
     name: str
     role: str
     epoch: str
@@ -61,7 +59,7 @@ class AdminClient:
         self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer's JSON. Raise ConfigError on failure, with the router's message if there is one."""
+        """Return the answer's JSON. Raise ConfigError on failure, with the router's message if any."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
@@ -150,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Print one table for each router. A table counts only its own router's streams and open requests."""
+    """Print a table for each router, which counts only that router's streams and open requests."""
     flags = all_of(args.action_urls, list(filter(None, [args.url])))
     urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
     clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
@@ -174,15 +172,15 @@ def take_url_from_node(args: argparse.Namespace) -> None:
 
 
 def read_admin_key(path: Path | None) -> str:
-    """Return the key in the file `path`, or else the key that `baton up` made; "" if that is missing too. Raise
-    ConfigError for a file that other users may read."""
+    """Return the key in `path`, or the key that `baton up` made; "" if both are missing. Raise ConfigError for a file
+    that others may read."""
     if path is None and not os.access(default_path(), os.R_OK):
         return ""
     return read_key(str(path or default_path()), "--admin-key-file")
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Start the change and wait for its end. Return whether it ended in time. With --no-wait, return True at once."""
+    """Start the change and wait. Return whether it ended in time. With --no-wait, return True at once."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -249,7 +247,7 @@ def queue(status: dict[str, Any]) -> list[str]:
 
 
 def limits(status: dict[str, Any]) -> list[str]:
-    """Return each tenant's remaining requests and tokens for this minute."""
+    """Return the rest of each tenant's limits for this minute."""
     told = []
     for row in status.get("limits", []):
         left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
@@ -265,7 +263,6 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 
 
 def lacking(status: dict[str, Any]) -> list[str]:
-    """Return a line for each router that is on a node's list but does not serve this node."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
 
@@ -289,7 +286,6 @@ def prompts(status: dict[str, Any]) -> list[str]:
 
 
 def slow(status: dict[str, Any]) -> list[str]:
-    """Return a line for each node that gets less work because its steps take longer than its peers' steps."""
     gets = {"eased": "gets less work", "trickle": "gets one request at a time"}
     slow = [node for node in status["nodes"] if node.get("share") in gets]
     return [
@@ -299,6 +295,5 @@ def slow(status: dict[str, Any]) -> list[str]:
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:
-    """Return a line for each pair of nodes: its transport, and the reason for this transport."""
     ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
     return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

@@ -1,4 +1,4 @@
-"""One supervised process: its start, output, signals and exit status."""
+"""One supervised process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChildSpec:
 
 
 class Child:
-    """Own one process, and write its output in whole lines, each with the process's name."""
+    """Own one process, and write its output in whole lines after its name."""
 
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
@@ -77,14 +77,14 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write a line after the child's name. Our own log records have the name already, as their third word."""
+        """Write a line after the child's name. Our own log records have the name already."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")
 
     def reap(self) -> int | None:
-        """Return the exit status after the process has ended and its pipe is empty; None while the process runs. A
-        status of -n means signal n."""
+        """Return the exit status once the process has ended and its pipe is empty, else None. A status of -n means
+        signal n."""
         if self._process is None or self._process.poll() is None:
             return None
         status = self._process.returncode
@@ -97,8 +97,7 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Return whether a read would return at once. A grandchild can outlive the child, hold the pipe open and write
-        nothing."""
+        """Return whether a read would return at once. A grandchild can hold the pipe open and write nothing."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

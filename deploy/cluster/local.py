@@ -1,6 +1,6 @@
 """`baton up`: run a whole cluster on this machine.
 
-Check the settings, assign names, ports and cores, and supervise the processes. Their apps are not imported here.
+The processes' apps are not imported here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError if keys are used and a router or node has no key."""
+    """Raise ConfigError if a router or node lacks a key that it needs."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
@@ -96,8 +96,8 @@ def write_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
-    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port; with --port 0
-    they are any free ports."""
+    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port, unless it is
+    0."""
     host, first, used = config.router.host, config.router.port, set[int]()
     if first + config.local.routers - 1 > MAX_PORT:
         raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
@@ -147,7 +147,7 @@ def require_free(host: str, port: int) -> None:
 def child_specs(
     config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
 ) -> list[ChildSpec]:
-    """Return the children's commands. Routers come first, so that nodes find them."""
+    """Return the children's commands, routers first, so that nodes find them."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
@@ -172,7 +172,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
 
 
 def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
-    """Return the nodes' commands. `routers`: the routers' endpoints for nodes."""
+    """`routers`: the routers' endpoints for nodes."""
     roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
     roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
     names = [f"{role}-{index}" for role, index, _ in roles]
@@ -215,7 +215,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the result of `seers_key`."""
+    """Return whether the router serves with at least `num_nodes` nodes. `key`: from `seers_key`."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
@@ -243,7 +243,7 @@ def example(config: ClusterConfig) -> tuple[str, str]:
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
-    """Print the next steps to stdout, for people and for scripts that wait for this text."""
+    """Print the next steps to stdout. Scripts wait for this text."""
     base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'

@@ -1,6 +1,6 @@
 """Start children, pass on their log lines, restart dead children, and stop all in order.
 
-The supervisor is one loop on one thread. Its caller says which children are vital and what "ready" means.
+This is one loop on one thread. Its caller defines "ready" and the vital children.
 
     start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
 """
@@ -34,7 +34,7 @@ class Readiness:
 
 
 class Supervisor:
-    """Run the children. Start them in the given order."""
+    """Start the children in the given order, and run them."""
 
     def __init__(
         self,
@@ -112,7 +112,6 @@ class Supervisor:
                 self._after_death(child, status, now)
 
     def _reap_one(self, child: Child) -> int | None:
-        """Return an ended child's status, and unregister its pipe."""
         fd = child.fileno() if child.running else -1
         status = child.reap()
         if status is not None and fd in self._selector.get_map():

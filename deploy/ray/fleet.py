@@ -33,12 +33,12 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # then nodes start with the routers known so far
+ROUTERS_WITHIN_S = 30.0  # then nodes start with the known routers
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
-ABSENT = (DRAINED, FAILED)  # these nodes do not start again by themselves
-KILLED = -9  # assumed for the daemon of a dead actor: the real exit status is lost
+ABSENT = (DRAINED, FAILED)  # these do not start again by themselves
+KILLED = -9  # assumed if an actor dies: the real status is lost
 
 
 @dataclass(slots=True)
@@ -47,15 +47,15 @@ class Member:
     policy: RestartPolicy
     away_since: float
     report: ActorReport | None = None
-    here: bool = False  # whether the actor answered the newest call
+    here: bool = False  # whether it answered the newest call
     place: Place | None = None
-    ran: bool = False  # whether a daemon was started after the actor's last restart
+    ran: bool = False  # whether a daemon was started since its last restart
     restarts: int = 0
-    start_at: float | None = 0.0  # earliest time of the next start; None: never again
+    start_at: float | None = 0.0  # earliest next start; None: never again
     cores: tuple[int, ...] = ()
     leaving: bool = False
     make_at: float | None = 0.0  # earliest time to make a missing actor; None: never
-    error: str = ""  # of the actor's newest call, if that call failed
+    error: str = ""  # of the newest call, if it failed
 
     @property
     def state(self) -> str:
@@ -68,7 +68,7 @@ class Member:
 
 @dataclass(slots=True)
 class Fleet:
-    """All members of a cluster. `names`: the initial actors' names."""
+    """`names`: the initial actors."""
 
     config: RayClusterConfig
     names: tuple[str, ...]
@@ -86,14 +86,12 @@ class Fleet:
         self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts), away_since=now)
 
     def leave(self, name: str) -> None:
-        """Stop this member. `gone` lists stopped members."""
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended.
+        """Return the leaving members that have ended, also by a restart of the actor or an absence of LOST_AFTER_S.
 
-        A restart of its actor, or an absence of more than LOST_AFTER_S, also ends a member. A node that is not in
-        `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
+        An added node also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
@@ -113,15 +111,15 @@ class Fleet:
     def is_steady(self, role: str, serving: Mapping[str, str]) -> bool:
         """Return whether all nodes of this role run and the routers see all of them.
 
-        Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
-        the role of each node that the routers see. `baton admin role` changes a node's role, but not its name.
+        Otherwise the load does not show how many are needed. Failed and drained nodes do not count. `serving`: each
+        seen node's role, which `baton admin role` may have changed.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
         return {member.name for member in members} == seen and all(map(runs_on, members))
 
     def active(self) -> list[Member]:
-        """Return the nodes that should serve: not failed, and not drained by hand."""
+        """Return the nodes that should serve: neither failed nor drained by hand."""
         nodes = (member for member in self.members.values() if role_of(member.name) != ROUTER)
         return [member for member in nodes if member.state not in ABSENT]
 
@@ -130,17 +128,17 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether this role may get another node. A role with `most` failed nodes stops growing."""
+        """Return whether this role may get a node. A role with `most` failed nodes may not."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
     def extra(self) -> list[str]:
-        """Return the nodes that may leave: running nodes that were added after the start."""
+        """Return the nodes that may leave: running ones, added after the start."""
         at_start = plan.names_at_start(self.config)
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
     def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
-        """Return the node of this role that leaves first; None if all were there at the start."""
+        """Return the node of this role that leaves first; None if there is none."""
         found = [name for name in self.extra() if serving.get(name) == role]
         return max(found, key=index_of, default=None)
 
@@ -156,7 +154,7 @@ class Fleet:
         )
 
     def follow(self, order: LeadOrder, now: float) -> bool:
-        """Carry out a leader's order. Return False if the order is based on an outdated view."""
+        """Carry out a leader's order. Return False for an order from an outdated view."""
         view = self.view()
         if not view.is_steady or (order.grow and order.grow not in view.may_grow):
             return False
@@ -180,8 +178,8 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record that Ray restarted the actor. Its daemon starts after delays that grow with each death, and finally
-        not at all."""
+        """Record a restart of the actor. Its daemon starts after delays that grow with each death, and finally not at
+        all."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -194,7 +192,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. A new actor is made after the same growing delays."""
+        """Record that the actor died for good. A new one is made after the same delays."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -234,8 +232,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart at once. The others restart one at a time, and do not wait for failed,
-        drained or lost nodes.
+        Nodes without any router restart at once, the others one at a time. They do not wait for failed, drained or lost
+        nodes.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -264,13 +262,13 @@ class Fleet:
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Return the reported or assigned cores of the other members on the same machine."""
+        """Return the cores of the other members on the same machine."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
 
     def problem(self, member: Member) -> str:
-        """Return why the member can't start on its machine; "" if it can."""
+        """Return why the member can't start there; "" if it can."""
         if self.config.nodes.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
             return ""
         addresses = {router.place.ip for router in self.of_role(ROUTER) if router.place is not None}
@@ -291,7 +289,6 @@ class Fleet:
         return StatusRow(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
 
     def _absence(self, member: Member) -> str:
-        """Return why the actor does not answer, as far as known."""
         if member.make_at is None:
             return f"its actor kept dying: {member.error}"
         wanted = plan.bundle_text(self.config, member.name)
@@ -304,12 +301,12 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the running node's list lacks one of these routers."""
+    """Return whether the running node lacks one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 
 def gave_up(member: Member, place: Place) -> str:
-    """Return where to find the output of a daemon that kept dying; "" while the daemon may still start."""
+    """Return where a daemon that kept dying left its output; "" if it may still start."""
     if member.start_at is not None:
         return ""
     return f"its daemon kept dying; its output is on {place.ip}, in Ray's session folder, logs/worker-*.out"

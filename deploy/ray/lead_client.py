@@ -1,4 +1,4 @@
-"""Lead a running fleet through its manager: the Ray side of `baton plan act --ray`."""
+"""Lead a running fleet through its manager, for `baton plan act --ray`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Start Ray on this machine if `baton ray up` gets no address, and record the last cluster.
 
-This Ray listens on 127.0.0.1. `baton ray status` and `down` read the record.
+It listens on 127.0.0.1. `baton ray status` and `down` read the record.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SHOWN_LOG_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class RayRecord:
-    """A cluster. `head_pid`: the Ray process that was started for it; 0 for none. `head_born`: that process's start
-    time, because process ids are reused."""
+    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born`: its start time, because ids are
+    reused."""
 
     address: str
     cluster: str
@@ -70,7 +70,7 @@ def forget_record() -> None:
 def start(cluster: str, num_cpus: float) -> RayRecord:
     """Start Ray's head in a new session, so that Ctrl-C does not reach it.
 
-    Ray only counts cores. If more cores are reserved than exist, processes share them.
+    Ray only counts cores. If more are reserved than exist, processes share them.
     """
     port = free_port(LOOPBACK)
     log = record_path().with_name("ray-head.log")
@@ -105,7 +105,7 @@ def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(record: RayRecord) -> None:
-    """End all processes of the Ray that was started here, and no others."""
+    """End all processes of our own Ray, and no others."""
     head = record.head
     if head is None:
         return

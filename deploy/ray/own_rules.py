@@ -1,4 +1,4 @@
-"""Apply the fleet's own rules for the number of nodes, while the fleet has no leader. Pure."""
+"""The fleet's own rules for the number of nodes, without a leader. Pure."""
 
 from __future__ import annotations
 

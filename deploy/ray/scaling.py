@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from shared.config.ray_settings import ScalingConfig
 
 SPARE = 0.7
-SOME_LOAD = 0.25  # below this pressure, a missed latency objective adds no node
+SOME_LOAD = 0.25  # below it, a missed latency objective adds no node
 REMEMBERED_S = 3600.0
 
 
@@ -36,7 +36,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Change the number of nodes only after a lasting condition, and long enough after the last change."""
+    """Change the number of nodes only after a lasting condition, and long after the last change."""
 
     settings: ScalingConfig
     _full_since: float | None = None
@@ -111,7 +111,7 @@ class RoleScaler:
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
     def pressure(self, load: RoleLoad, nodes: int) -> float:
-        """Return the pressure if this number of nodes did the same work."""
+        """Return the pressure if `nodes` nodes did the same work."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 

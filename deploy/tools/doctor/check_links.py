@@ -1,8 +1,7 @@
 """Find ports that do not answer, and slow hand-offs.
 
-The receiver counts bytes and hand-offs. The sender measures a hand-off's time from the end of the prompt's last chunk
-to the installation. Most pages travel earlier, so bytes divided by this time overstate the link's rate. Only a low rate
-proves something.
+The sender measures a hand-off from the end of the prompt's last chunk to the installation. Most pages travel earlier,
+so bytes divided by this time overstate the link's rate. Only a low rate proves something.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def check_dial(dial: DialFacts) -> Finding:
 
 
 def check_handoffs(page: Page) -> list[Finding]:
-    """Judge all hand-offs since the nodes' start."""
     means = mean_by_node(page)
     num_handoffs = page.total("baton_handoffs_total")
     if not means or num_handoffs < ENOUGH_HANDOFFS or not page.total(f"{HANDOFF}_sum"):

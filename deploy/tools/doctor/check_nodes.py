@@ -1,4 +1,4 @@
-"""Judge the nodes, and report each field that keeps two nodes from pairing."""
+"""Judge the nodes, and name the fields that keep two nodes from pairing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
-    """Report pairs that do not fit. Without the admin key, the router names only the first field that differs."""
+    """Without the admin key, the router names only the first field that differs."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
         for one in ready.misfits
@@ -104,8 +104,7 @@ def pairs_of(nodes: Sequence[SeenNode]) -> list[tuple[SeenNode, SeenNode]]:
 def differs(prefill: Fingerprint, decode: Fingerprint, field: str) -> bool:
     """Return whether this field alone keeps the two nodes from pairing.
 
-    All other fields are made equal, except `spec`, which excuses some differences. For a field in REPORTED_ONLY, return
-    whether its values differ.
+    All other fields are made equal, except `spec`, which excuses some differences.
     """
     if field in REPORTED_ONLY:
         return bool(getattr(prefill, field) != getattr(decode, field))
@@ -123,7 +122,7 @@ def fits(prefill: SeenNode, decode: SeenNode) -> bool:
 
 
 def say_values(field: str, nodes: Sequence[SeenNode]) -> str:
-    """Format the values like `page_size: 16 on p0, p1; 32 on d0`."""
+    """Format values like `page_size: 16 on p0, p1; 32 on d0`."""
     groups: dict[str, list[str]] = {}
     for node in nodes:
         groups.setdefault(str(getattr(node.hello.fingerprint, field)), []).append(node.name)
@@ -165,8 +164,8 @@ def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report loopback addresses of nodes with different host ids. Users and containers of one machine also have
-    different host ids, so the level is only LOOK."""
+    """Report loopback addresses of nodes with different host ids. Containers of one machine have such ids too, so this
+    is only LOOK."""
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)

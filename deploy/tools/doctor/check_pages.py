@@ -40,7 +40,7 @@ def check_pages(cluster: Cluster) -> list[Finding]:
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
-    """Report memory that was in use at both looks, if no request was open, arrived or ended."""
+    """Report memory in use at both looks, if no request was open, arrived or ended."""
     before, after = cluster.before, cluster.after
     if before.total(OPEN) or after.total(OPEN) or before.total(REQUESTS) != after.total(REQUESTS):
         return [Finding("leaks", cluster.url, OK, "not judged: requests are being served; ask again at rest")]
@@ -62,7 +62,7 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
 
 
 def in_use(page: Page) -> dict[tuple[str, str], float]:
-    """Return the number of pages and rows in use, by (node, kind and state)."""
+    """Return the pages and rows in use, by (node, kind and state)."""
     return {
         (sample.labels["node"], f"{what} {sample.labels['state']}"): sample.value
         for sample in page.samples
@@ -72,7 +72,7 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
-    """Return the nodes that may not have reported between the two looks."""
+    """Return the nodes that may not have reported between the looks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 
@@ -114,7 +114,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Report refusals. Connections without a key count only if they are new: this program also dials without a key."""
+    """Report refusals. Bare connections count only if they are new: this program also dials without a key."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

@@ -1,4 +1,4 @@
-"""The checks' input: plain values, without sockets or files."""
+"""The checks' input: plain values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shared.wire.messages import Hello
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
-    start. `lacks_routers`: routers on the node's list that do not serve the node."""
+    """A node in the answer to /admin/status. `known_s`: seconds since the router heard of its latest start.
+    `lacks_routers`: routers on its list that do not serve it."""
 
     state: str
     last_seen_s: float
@@ -83,7 +83,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DialFacts:
-    """The result of one dial. `error`: "" after a success."""
+    """`error`: "" after a success."""
 
     whose: str
     endpoint: str
@@ -119,7 +119,7 @@ class Disk:
 class MachineFacts:
     """`steal_share`, `throttled_share`: shares of the time between two looks. `governors`: (driver, governor) pairs.
 
-    `cores`: the usable ones of `num_cpus`. `load`: the load average of all cores.
+    `cores`: the usable ones of `num_cpus`. `load`: of all cores.
     """
 
     cores: tuple[int, ...]
@@ -137,7 +137,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A file or folder for its owner alone. `error`: why it could not be read."""
+    """`error`: why it could not be read."""
 
     path: str
     is_folder: bool
@@ -148,7 +148,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class KeysFolder:
-    """A keys folder that user `uid` uses. `secrets`: the folder and its files.
+    """A keys folder of user `uid`. `secrets`: the folder and its files.
 
     `problem`: why that user's node would not start. `is_open`: whether we can read the folder.
     """
@@ -162,10 +162,9 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """A GPU and the results of its trials. `problem`: why the trials stopped.
+    """A GPU's trials. `problem`: why they stopped. `sharing_problem`: why another process can't open its memory.
 
-    `sharing_problem`: why another process can't open the GPU's memory. `difference`: the largest, from the host's
-    logits.
+    `difference`: the largest, from the host's logits.
     """
 
     number: int
@@ -187,7 +186,7 @@ class GpuDevice:
 class GpuFacts:
     """`built_for`: torch's CUDA version; "" for none. `driver`: its version; "" if unknown.
 
-    `visible`: CUDA_VISIBLE_DEVICES. `problem`: why torch has no device.
+    `visible`: CUDA_VISIBLE_DEVICES. `problem`: why there is no device.
     """
 
     torch: str
@@ -201,7 +200,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`no_cluster`: why no router answered, if `cluster` is None."""
+    """`no_cluster`: why `cluster` is None."""
 
     url: str
     cluster: Cluster | None

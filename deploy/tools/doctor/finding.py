@@ -11,7 +11,7 @@ LEVELS = (OK, LOOK, BROKEN)  # from best to worst
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: the subject. `where`: a node, endpoint, file or machine. `advice`: "" if all is well."""
+    """`where`: a node, endpoint, file or machine. `advice`: "" if all is well."""
 
     check: str
     where: str
@@ -25,5 +25,4 @@ def worst(findings: Sequence[Finding]) -> str:
 
 
 def or_well(found: list[Finding], check: str, where: str, what: str) -> list[Finding]:
-    """Return `found`, or a finding that says that all is well."""
     return found or [Finding(check, where, OK, what)]

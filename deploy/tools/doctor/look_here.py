@@ -41,7 +41,7 @@ def take_pulse() -> CpuSample:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """Read a file whose lines have a name and a number; {} if unreadable."""
+    """Read lines of a name and a number; {} if unreadable."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def within_limit(total: int, available: int) -> tuple[int, int]:
-    """Limit (total, available) bytes to the container's limit. File pages that can be dropped count as available."""
+    """Limit (total, available) bytes to the container's limit. Droppable file pages count as available."""
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
@@ -83,7 +83,7 @@ def within_limit(total: int, available: int) -> tuple[int, int]:
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """Yield (driver, governor) of each core. Most virtual machines have no governors."""
+    """Yield (driver, governor) of each core. Most virtual machines have none."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -94,7 +94,7 @@ def read_word(path: Path) -> str:
 
 
 def open_files() -> int:
-    """Return the number of descriptors that a process started from this shell may open."""
+    """Return the limit of descriptors for processes that start from this shell."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
@@ -110,7 +110,7 @@ def look_at_keys(folder: Path, uid: int) -> KeysFolder:
     try:
         with as_user(uid):
             problem = keys_problem(folder)
-    except OSError:  # this process belongs neither to that user nor to root
+    except OSError:  # we are neither that user nor root
         return KeysFolder(str(folder), uid, () if whole.error else (whole,), "", is_open=False)
     files: list[Secret] = []
     if not whole.error:
@@ -139,7 +139,7 @@ def look_at_secret(path: Path) -> Secret:
 
 
 def keys_problem(folder: Path) -> str:
-    """Return why a node would not start with these keys; "" if it would."""
+    """Return why a node would not start with these keys; "" if it would start."""
     try:
         allowed = read_allowed(folder)
         for name in names_with_secret(folder):

@@ -1,4 +1,4 @@
-"""Ask a router once for its state, and twice for its metrics."""
+"""Ask a router for its state once, and for its metrics twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OK, NO_KEY, UNREADY = 200, 401, 503
 
 
 class NoRouterError(Exception):
-    """No server answers, or it is not a usable router. The text says which."""
+    """No server answers, or it is not a usable router."""
 
 
 class ReadyMisfit(msgspec.Struct, frozen=True):
@@ -101,7 +101,6 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
-    """Return (the status, ""), or (None, why there is no status)."""
     asked_s = time.time()
     status, body = ask(http, "/admin/status")
     answered_s = time.time()

@@ -39,7 +39,7 @@ class Failure:
 
 
 class Asker:
-    """`num_answers` counts all HTTP answers, including refusals."""
+    """`num_answers` counts all HTTP answers, also refusals."""
 
     def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
         self.num_answers = 0
@@ -82,8 +82,8 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Make the output line. If the body is not JSON, a refusal keeps its status and the body's beginning, and an answer
-    with status 200 becomes an error."""
+    """Make the output line. For a body that is not JSON, keep a refusal's status and beginning, and turn a status of
+    200 into an error."""
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

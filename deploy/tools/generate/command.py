@@ -1,4 +1,4 @@
-"""The command line of `baton generate`. It imports other modules when used: `baton` itself loads neither asyncio nor
+"""The command line of `baton generate`. It imports other modules late: `baton` itself loads neither asyncio nor
 rich."""
 
 from __future__ import annotations

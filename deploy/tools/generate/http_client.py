@@ -1,4 +1,4 @@
-"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Does not retry."""
+"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Never retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """An answer, which grows as bytes arrive. `headers`: values by lower-case name."""
+    """An answer, which grows as bytes arrive. `headers`: by lower-case name."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
+        """Raise OSError for bytes that are not HTTP, or a too long answer."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -55,20 +55,18 @@ class AnswerReader:
         self.answer.body += body
 
     def on_message_complete(self) -> None:
-        self.is_over = self.answer.status >= 200  # 100 Continue and similar messages precede the answer
+        self.is_over = self.answer.status >= 200  # 100 Continue and others come before the answer
         self.may_reuse = self.is_over and self._parser.should_keep_alive()
 
 
 @dataclass(slots=True)
 class Kept:
-    """A connection that serves one request, or is kept for later ones."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
 
 class HttpClient:
-    """Send any number of requests at a time, each on its own connection."""
+    """Send any number of requests in parallel, each on its own connection."""
 
     def __init__(self, url: Url, api_key: str, ca: Path | None) -> None:
         self._url = url
@@ -84,8 +82,7 @@ class HttpClient:
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
-                # If no answer has begun, the server closed the kept connection before our request. The loop then tries
-                # another one.
+                # If no answer has begun, the server closed the kept connection before our request: try another.
                 if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)

@@ -1,4 +1,4 @@
-"""Read a file of requests line by line, and separate invalid lines."""
+"""Read a file of requests line by line, and separate bad lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A valid line. `body`: its JSON text, unchanged. `id`: a digest of everything that affects the answer."""
+    """`body`: the line's JSON text, unchanged. `id`: a digest of everything that affects the answer."""
 
     number: int
     custom_id: str
@@ -120,17 +120,17 @@ def id_of(custom_id: str, url: str, body: bytes) -> str:
 
 
 def name_digest(custom_id: str) -> bytes:
-    """Return a digest of a small fixed size: the digests of all names are kept in memory."""
+    """Return a small digest: those of all names are kept in memory."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """Return whether an earlier run answered this unchanged line. `answered`: the result of `answered_in`."""
+    """Return whether an earlier run answered this unchanged line. `answered`: from `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 
 def survey(path: Path, answered: Mapping[bytes, str]) -> Survey:
-    """Read the whole file before the first request. Raise ConfigError if two lines share a custom_id."""
+    """Read the whole file before the first request. Raise ConfigError for a repeated custom_id."""
     first_at: dict[bytes, int] = {}
     twice: list[str] = []
     num_lines = num_answered = 0

@@ -1,4 +1,4 @@
-"""Show a line of progress during a run, if the output is a terminal."""
+"""Show a line of progress, if the output is a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Make training data: the model's answers to prompts, which are read from a file or invented.
+"""Make training data: the model's answers to prompts, read from a file or invented.
 
-The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Both files
-grow line by line, so a restarted run makes only the missing lines.
+The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Files grow
+line by line, so a restarted run makes only missing lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
-MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for the user's words in a rendered template
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # the user's words in a rendered template
 INVENTED_LIMIT = 160  # most ids in an invented prompt
 
 
@@ -49,7 +49,7 @@ def _prompt(path: Path, number: int, line: str) -> str:
 
 
 def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
-    """Return the ids of a user message in the chat template, as the API renders it."""
+    """Return a user message's ids in the chat template, as the API renders it."""
     return tuple(chat_ids(text, _one_turn(prompt)))
 
 
@@ -58,7 +58,7 @@ def _one_turn(prompt: str) -> Conversation:
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
-    """Return the chat template's ids before the user's words. Raise ConfigError if the template changes these words."""
+    """Return the chat template's ids before the user's words. Raise ConfigError if it changes these words."""
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
         raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
@@ -66,7 +66,7 @@ def user_turn(text: TextModel) -> tuple[int, ...]:
 
 
 def invent(generator: Generator, text: TextModel, path: Path, count: int, told: Callable[[int], None]) -> list[str]:
-    """Invent prompts until `path` holds `count` different complete prompts, one {"prompt": ...} per line."""
+    """Invent prompts until `path` has `count` different complete ones, as {"prompt": ...} lines."""
     found = dict.fromkeys(read_prompts(path) if mend(path) else [])
     task = Task(0, user_turn(text), 1.0, INVENTED_LIMIT)
 
@@ -93,8 +93,7 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """Answer each prompt that has no answer in `path`. Call `told` with the number of answers so far, and of all
-    prompts."""
+    """Answer each prompt without an answer in `path`. Call `told` with the number of answers and of prompts."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)
@@ -115,7 +114,7 @@ def line_of(one: TrainingAnswer) -> str:
 
 
 def mend(path: Path) -> bool:
-    """Drop a torn last line. Return whether the file exists. Raise ConfigError for a compressed file."""
+    """Drop a torn last line. Return whether the file exists. Raise ConfigError if it is compressed."""
     if not path.exists():
         return False
     if path.suffix == ".gz":

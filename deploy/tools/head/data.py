@@ -1,6 +1,6 @@
 """Read the target's answers as training sequences, hold some out, and order the others in shards.
 
-A line is a JSON object: `p` has the prompt's ids with the chat template, `a` the answer's ids, `t` the temperature.
+Lines are JSON objects: `p` has the prompt's ids with the chat template, `a` the answer's ids, `t` the temperature.
 Files may be gzipped.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shared.core.errors import ConfigError
 
-HELD_OUT_OF = 50  # one in 50 prompts is held out of training
-SHORTEST_ANSWER = 8  # shorter answers have no room for a chain of drafts
+HELD_OUT_OF = 50  # one prompt in 50 is held out
+SHORTEST_ANSWER = 8  # shorter ones have no room for a chain of drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether this prompt's answers are held out. Only the prompt decides."""
+    """Return whether this prompt's answers are held out."""
     digest = hashlib.blake2b(repr(tuple(prompt)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_OF == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and held-out answers, in an order that depends only on the seed. No prompt is in both."""
+    """Training and held-out answers, in an order that depends only on the seed. They share no prompt."""
 
     training: tuple[TrainingAnswer, ...]
     held_out: tuple[TrainingAnswer, ...]
@@ -84,10 +84,9 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 
 
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
-    """Return the draft vocabulary in ascending order: the ids in `always`, and the most frequent ids of the answers.
+    """Return the draft vocabulary, ascending: the ids in `always`, and the answers' most frequent ids.
 
-    If there are fewer than `count`, the lowest other ids are added: in a byte-level vocabulary, bytes and frequent
-    merges.
+    If these are fewer than `count`, add the lowest ids: in a byte-level vocabulary, bytes and frequent merges.
     """
     seen: Counter[int] = Counter()
     for one in answers:

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 class HeadAcceptance:
     """Acceptance over greedy answers. `tokens_per_verify[k]`: with chains of k + 1 drafts.
 
-    `by_step[k]`: the share of right drafts at step k, after right drafts at all earlier steps.
+    `by_step[k]`: the share of right drafts at step k, if all earlier drafts are right.
     """
 
     answers: int
@@ -34,7 +34,7 @@ class HeadAcceptance:
 def acceptance(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
 ) -> HeadAcceptance:
-    """Measure acceptance. `draft_ids`: (draft vocab,) int64. A chain counts only up to its trace's end."""
+    """`draft_ids`: (draft vocab,) int64. A chain counts only up to its trace's end."""
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
         right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
@@ -58,7 +58,7 @@ def acceptance(
 def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
-    """Return bools by answer, step and token: whether the chain that begins at this token is right at this step."""
+    """Return bools by answer, step and token: whether the chain from this token is right at this step."""
     rows = rows_of(traces)
     right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]
@@ -71,7 +71,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """Decode one answer with these chains. Return (number of tokens, number of verify steps)."""
+    """Decode one answer with these chains. Return (tokens, verify steps)."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

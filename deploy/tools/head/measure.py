@@ -1,4 +1,4 @@
-"""Measure a head's acceptance for each kind of prompt, with chains of drafts over the target's greedy answers."""
+"""Measure a head's acceptance by kind of prompt, over the target's greedy answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def greedy_answers(generator: Generator, text: TextModel, prompts: Sequence[str]
 
 
 def traces_of(target: TargetNet, answers: Sequence[TrainingAnswer]) -> list[FeatureTrace]:
-    """Return traces of the answers that have room for a draft."""
     made = []
     for one in answers:
         if len(one.answer) >= SHORTEST:

@@ -32,7 +32,7 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Indices that find several sequences in the flat rows of a step.
+    """Indices that find several sequences in a step's flat rows.
 
     Step 0 has keys of all slots, but outputs only from each answer's first slot on. Step k's rows start k slots later.
     """
@@ -43,7 +43,6 @@ class Rows:
     firsts: tuple[int, ...]  # first output slot of each sequence
 
     def counts(self, step: int) -> tuple[int, ...]:
-        """Return each sequence's number of outputs at `step`."""
         return tuple(length - first - step for length, first in zip(self.lengths, self.firsts, strict=True))
 
 
@@ -76,8 +75,7 @@ class HeadNet:
         self._rope = rope
 
     def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
-        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows. They are differentiable in the
-        weights."""
+        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows, for training."""
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)
         aux = torch.cat([one.aux for one in traces]).to(ids.device)[rows.slots]
@@ -109,7 +107,7 @@ class HeadNet:
         return keys, values.view(keys.shape)
 
     def _rest(self, weights: Weights, feature: Tensor, attended: Tensor) -> Tensor:
-        """Return (M, H) float32: the residual stream after the layer, and the next step's feature."""
+        """Return (M, H) float32: the residual stream, which is the next step's feature."""
         residual = feature + self._product(attended, weights["midlayer.self_attn.o_proj.weight"])
         normed = self._norm(residual, weights["midlayer.post_attention_layernorm.weight"])
         gate = self._product(normed, weights["midlayer.mlp.gate_proj.weight"])
@@ -173,7 +171,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return this step's keys and values of the chains that reach the query's step: (kv_heads, 1, count, D)
-        each."""
+        """Return this step's keys and values, (kv_heads, 1, count, D) each, of the chains that reach the query's
+        step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

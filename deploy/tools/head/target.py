@@ -1,4 +1,4 @@
-"""Compute three layers' inputs and the last hidden states of the target over whole sequences, in plain torch."""
+"""Compute the target's features over whole sequences, in plain torch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Tensor = torch.Tensor
 class Features:
     """Features of N tokens of consecutive sequences, in the target's dtype."""
 
-    # (N, 3H): the three states that a head reads, side by side: the residual stream before three layers.
+    # (N, 3H): the residual stream before three layers, side by side, as a head reads it
     aux: Tensor
-    final: Tensor  # (N, H): the states after the last norm, which the target's head reads
+    final: Tensor  # (N, H): after the last norm, as the target's head reads it
 
 
 def check_plain(config: LlamaConfig) -> None:
-    """Raise ConfigError for windows, experts or Gemma's special layers, which this forward pass lacks."""
+    """Raise ConfigError for windows, experts or Gemma's special layers, which are missing here."""
     if config.windows or config.experts is not None or config.style != LayerStyle():
         why = "training supports no sliding windows, no experts and no layers like Gemma's"
         raise ConfigError(f"can't train heads for {config.name} ({config.family}): {why}")
@@ -47,13 +47,13 @@ class TargetNet:
         self.embed = self._weights.embed  # (V, H)
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
-        # A caller may replace these by the layers of an imported head.
+        # A caller may set an imported head's layers.
         self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
         self._content = source.content_hash()
 
     @property
     def identity(self) -> str:
-        """A text that depends on all inputs of the features except the token ids."""
+        """A text that depends on all inputs of the features, except the token ids."""
         return f"{self._content} {self.dtype} {self.aux_layers}"
 
     @torch.inference_mode()
@@ -92,7 +92,7 @@ class TargetNet:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate (N, heads, D) by (N, 1, D // 2) tables in float32.
 
-    Value i of the first half and value i of the second half form one rotated pair.
+    Values i of the first half and of the second half form a pair.
     """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Run the subcommands of `baton head`: assemble models, folders and settings, and print progress."""
+"""Run the subcommands of `baton head`."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def open_target(machine: TrainingMachine) -> tuple[TensorSource, TargetNet]:
 
 
 class Ticker:
-    """Print a line of progress every EVERY_S: count, rate and time left."""
+    """Print a line of progress every EVERY_S."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what

@@ -1,4 +1,4 @@
-"""Send requests, each in a task, and fill their records through `exchange`. Connections are kept."""
+"""Send requests, each in a task, over kept connections, and fill their records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Return when the answer is over. The request's record says how it ended."""
+        """Wait until the answer is over. Its record says how it ended."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
@@ -60,12 +60,12 @@ class Client:
         connection, is_used = await self._connection(place)
         await self._one(connection, place, exchange, message)
         if is_used and exchange.was_cut_off:
-            # The server closed the kept connection: send the unread request again on a new one.
+            # The server closed the kept connection: send the request again on a new one.
             exchange.reopen()
             await self._one(await self._connect(place), place, exchange, message)
 
     async def _go_on(self, exchange: Exchange, message: bytes) -> None:
-        """Resume a broken stream at the first server that answers, beginning after the failed server."""
+        """Resume a broken stream at the first server that answers, starting after the failed server."""
         last_event_id = exchange.resume()
         place = exchange.record.number + exchange.record.num_resumed - 1
         connection: ClientConnection | None = None
@@ -80,7 +80,6 @@ class Client:
             await self._one(connection, place, exchange, with_header(message, b"Last-Event-ID", last_event_id))
 
     async def _connection(self, place: int) -> tuple[ClientConnection, bool]:
-        """Return (a connection, whether it was used before)."""
         while self._idle[place]:
             connection = self._idle[place].pop()
             if connection.is_open:

@@ -1,7 +1,7 @@
 """Compare two reports. Pure except for printing.
 
-A difference is significant if it exceeds sqrt(a^2 + b^2), where a and b are the half widths of the two intervals.
-Figures without an interval are shown, but not judged.
+A difference is significant if it exceeds sqrt(a^2 + b^2), with the half widths a and b of the intervals. Figures
+without an interval are not judged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
 
 
 def remarks(first: LoadReport, second: LoadReport) -> list[str]:
-    """Return why the two reports may not be comparable, and their failed or doubtful checks."""
+    """Return why the reports may not be comparable, and their failed or doubtful checks."""
     found = []
     if first.model != second.model:
         found.append(f"other models: {first.model} and {second.model}")

@@ -1,6 +1,6 @@
 """One connection: a plain socket on the event loop, without HTTP.
 
-A chunk costs one callback and one system call, and has its arrival time at this machine.
+A chunk costs one callback and one system call, and has its arrival time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address, resolved once, so that no run measures name look-ups."""
+    """Resolved once, so that no run measures name look-ups."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
@@ -32,10 +32,10 @@ class Address:
 
 
 class ClientConnection:
-    """Serve one request at a time. Between requests, `is_open` becomes false if the server closes the connection.
+    """Serve one request at a time. Between requests, `is_open` becomes false if the server closes.
 
-    on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports a
-    closed or broken connection.
+    on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports the
+    connection's end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, tls: Tls | None) -> None:
@@ -55,7 +55,6 @@ class ClientConnection:
         self._on_data = self._on_end = None
 
     def send(self, data: bytes) -> None:
-        """Send as many bytes as the socket takes now, and the rest later."""
         self._unsent += self._tls.encrypt(data) if self._tls else data
         self._writable()
 
@@ -102,7 +101,7 @@ class ClientConnection:
 
 
 async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientConnection:
-    """Connect, with TLS if the address has a context for it. Raise OSError on failure."""
+    """Connect, with TLS if the address has a context. Raise OSError on failure."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -16,7 +16,7 @@ PAUSE_S = 0.1  # after a failure, so that refusals cause no tight loop
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A due request. `hang_up_after`: the client leaves after this number of token chunks; None if it stays."""
+    """`hang_up_after`: the client leaves after this number of token chunks; None if it stays."""
 
     number: int
     session: int
@@ -30,15 +30,13 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At most `num_requests` requests are sent, all before `duration_s`."""
-
     duration_s: float = math.inf
     num_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HangUps:
-    """The share of requests whose clients leave early, after a random number of chunks."""
+    """The share of clients that leave early, after a random number of chunks."""
 
     share: float
     seed: int
@@ -109,8 +107,8 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """Record a request's end. `may_go_on` is false if the request failed or its client left; then its session
-        ends."""
+        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
+        left."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):
@@ -120,7 +118,7 @@ class Driver:
             self._begin_next(now if may_go_on else now + PAUSE_S)
 
     def stop(self) -> None:
-        """Send nothing more, not even later turns of open sessions."""
+        """Send nothing more, not even later turns."""
         self._waiting.clear()
         self._limits = Limits(duration_s=-math.inf)
 

@@ -1,4 +1,4 @@
-"""Turn the bytes of one request's answer into a record, without socket or clock."""
+"""Turn the bytes of one answer into a record, without socket or clock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ CLIENTS_FAULT = "invalid_request_error"
 
 
 class Exchange:
-    """Parse one request's answer.
+    """`is_over`: nothing more is expected. `may_reuse`: the connection can serve another request.
 
-    `is_over`: nothing more is expected. `may_reuse`: the connection can serve another request. `was_cut_off`: the
-    connection closed before the first byte of the answer. `was_lost`: the answer broke off, but may be resumed.
+    `was_cut_off`: it closed before the answer's first byte. `was_lost`: the answer broke off, but may be resumed.
     """
 
     def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:
@@ -76,7 +75,7 @@ class Exchange:
         return self.was_lost and bool(self._splitter.last_event_id or not self.record.at)
 
     def resume(self) -> str:
-        """Prepare to resume on a new connection. Return the Last-Event-ID to send; "" for none."""
+        """Prepare for a new connection. Return the Last-Event-ID to send; "" for none."""
         self.reopen()
         self._has_begun = False
         self._refusal = b""
@@ -120,8 +119,7 @@ class Exchange:
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
 
     def _answered(self, at: float) -> None:
-        """Finish the answer, unless it is over. An answer fails without tokens, or with fewer ids than the usage
-        says."""
+        """Finish the answer. It fails without tokens, or with fewer ids than the usage says."""
         num_ids, reported = len(self.record.ids), self.record.reported_tokens
         if not self.record.at:
             self.fail("an answer without a token", at)

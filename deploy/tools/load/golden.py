@@ -1,4 +1,4 @@
-"""Compare golden answers, which an idle server gave to fixed prompts, with answers under load. Pure."""
+"""Compare an idle server's golden answers with answers under load. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """Without `ids`, which only some servers show, texts are compared.
+    """Texts are compared without `ids`, which only some servers show.
 
     `margins[i]`: the logprob of token i minus the second best; empty if unknown.
     """
@@ -44,7 +44,7 @@ class GoldenDifference:
     margin: float | None
 
     def is_near_tie(self, bound: float) -> bool:
-        """Return whether rounding may explain the difference; False if `bound` is 0."""
+        """Return whether rounding may explain it; False if `bound` is 0."""
         return self.margin is not None and 0 < bound >= self.margin
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], ne
 
 
 def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
-    """Return the first difference. If we hung up, compare only the part of the answer before that moment."""
+    """Return the first difference. If we hung up, compare only what came before."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
         if position is None:

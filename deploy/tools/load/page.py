@@ -1,4 +1,4 @@
-"""Format the report as one HTML page, without scripts or other resources."""
+"""Format the report as one HTML page without other resources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def page_of(report: LoadReport) -> str:
 
 
 def rows_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of escaped cells: text in the first column, numbers in the others."""
     heads = "".join(f'<th class="{"n" if i else ""}">{escape(cell)}</th>' for i, cell in enumerate(head))
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:

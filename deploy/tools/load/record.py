@@ -24,13 +24,13 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # index of the golden answer that the answer must equal
+    probe: int | None = None  # index of the golden answer that it must equal
     sent: float = NOT_YET
     end: float = NOT_YET
     status: int = 0  # 0 until it comes
     error: str = ""
     hung_up: bool = False  # whether the client left on purpose
-    num_resumed: int = 0  # how often the answer was resumed on a new connection
+    num_resumed: int = 0  # how often it was resumed
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
@@ -75,16 +75,16 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float:
-        """The mean wait for a token after the first; 0 for an answer of one token."""
+        """The mean wait for a token after the first; 0 for one token."""
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def gaps(self) -> list[float]:
         return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
 
     def waits(self) -> list[float]:
-        """Return the gaps between chunks, and the wait after the last chunk."""
+        """Return the gaps between chunks, and the wait after the last one."""
         return [*self.gaps(), self.end - self.at[-1]] if self.at and not math.isnan(self.end) else self.gaps()
 
     def token_gaps(self) -> list[tuple[float, int]]:
-        """Return (wait per token, number of tokens) for each chunk after the first."""
+        """Return (wait per token, tokens) for each chunk after the first."""
         return [(gap / count, count) for gap, count in zip(self.gaps(), self.counts[1:], strict=True)]

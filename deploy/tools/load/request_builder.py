@@ -1,4 +1,4 @@
-"""Build requests as bytes: OpenAI's chat and completions bodies, streamed. Pure."""
+"""Build OpenAI's chat and completions requests as bytes, streamed. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """The form of a run's requests. The default is greedy, as golden answers need."""
+    """The form of a run's requests, which is greedy by default, as golden answers need."""
 
     target: Target
     api: str = "chat"

@@ -15,7 +15,7 @@ BOUND = re.compile(r"(ttft|tpot|itl|e2e)\s*(?:<=?|=)\s*([0-9.]+)\s*(ms|s|)")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Bounds in seconds, or infinity. `itl`: for an answer's longest wait for a token. `tpot`: for the mean wait."""
+    """Bounds in seconds, or infinity. `itl`: of an answer's longest wait for a token. `tpot`: of the mean wait."""
 
     ttft: float = math.inf
     tpot: float = math.inf
@@ -36,7 +36,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Parse bounds like "ttft<1s,tpot<50ms". Raise ConfigError for other text."""
+    """Parse bounds like "ttft<1s,tpot<50ms". Raise ConfigError otherwise."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = BOUND.fullmatch(part)

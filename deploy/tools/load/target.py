@@ -20,8 +20,6 @@ OURS = "baton"  # owner of our router's models
 
 
 class Server:
-    """Send plain requests, each on a new connection."""
-
     def __init__(self, url: Url, api_key: str = "") -> None:
         self.url, self.api_key = url, api_key
         self._http = RouterHttp(url, api_key)
@@ -50,8 +48,7 @@ class Target:
 
 
 def look_at(server: Server, model: str) -> Target:
-    """Find out the server's kind. If `model` is empty, take the server's first model. Raise ConfigError if it names
-    none."""
+    """Find out the server's kind. Without `model`, take its first model. Raise ConfigError if it names none."""
     status, body = server.get("/v1/models")
     try:
         cards = list(json.loads(body)["data"]) if status == 200 else []
@@ -66,7 +63,7 @@ def look_at(server: Server, model: str) -> Target:
 
 
 def resolve(url: Url) -> Address:
-    """Return the host's first address that answers, or else its first address. Raise ConfigError for unknown hosts."""
+    """Return the host's first address that answers, or else the first. Raise ConfigError for unknown hosts."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

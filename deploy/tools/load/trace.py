@@ -86,7 +86,7 @@ def row_of(path: Path, number: int, line: str) -> TraceRow:
 
 
 def prompt_of(row: TraceRow, own: str, longest: int) -> str:
-    """Return the blocks of the row's ids. A longer prompt goes on with words that are drawn for this row alone."""
+    """Return the blocks of the row's ids. Further words of a longer prompt are drawn for this row alone."""
     length = min(row.input_length, longest) if longest else row.input_length
     words: list[str] = []
     for hash_id in row.hash_ids:

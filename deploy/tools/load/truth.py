@@ -1,4 +1,4 @@
-"""Check a run's answers and figures. README.md lists the checks. The check `tokens` is in golden.py. Pure."""
+"""Check a run's answers and figures (README.md lists the checks; golden.py has `tokens`). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.tools.load.summary import Lag
 
 MOST_DETAILS = 5
 LAG_BOUND_S = 0.020
-TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's TTFT also has network time and waits for a core
+TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's TTFT includes network time and waits for a core
 ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
 
 
@@ -35,8 +35,8 @@ def check_answers(records: Sequence[RequestRecord]) -> Check:
 def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: LoopLag) -> Check:
     """Check the waits between a stream's chunks, and from its last chunk to its end.
 
-    If the client reads late, one read returns several chunks, and all get the newest chunk's time. So a wait is
-    doubtful instead of failed if our lateness may explain it.
+    A late read returns several chunks, all with the newest chunk's time. So a wait that our lateness may explain is
+    doubtful instead of failed.
     """
     waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
     stalls = [one for one in waits if one[0] >= bound_s]
@@ -53,7 +53,7 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
-    """Return the client's worst lateness during the wait before chunk `position`, or before the end."""
+    """Return the client's worst lateness before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
@@ -66,8 +66,8 @@ def stall_line(wait: float, record: RequestRecord, position: int) -> str:
 def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
     """Check /metrics after the load.
 
-    `before`: the page before the load. `after`: the last page, `waited_s` after the load, or None without an answer. A
-    request that is still open there belongs to another client, or never ends.
+    `before`: the page before it. `after`: the last page, `waited_s` after it, or None without an answer. A request that
+    is still open there belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
@@ -88,7 +88,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests. Then its count is between our answered and our sent requests."""
+    """Return whether the server saw only our requests: between the answered ones and all sent ones."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -134,7 +134,6 @@ def token_waits(records: Sequence[RequestRecord]) -> list[float]:
 
 
 def check_client(lag: Lag) -> Check:
-    """Check the client's lateness, which is not the server's fault."""
     if math.isnan(lag.send_p99):
         return Check("client", "ok", "no request was sent in the time that counts")
     parts = [f"sends {1e3 * lag.send_p99:.1f} ms late"]

@@ -1,4 +1,4 @@
-"""Make sessions of turns: drawn by a seed, read from a file, or with golden prompts. Pure except for the file."""
+"""Make sessions of turns: drawn by a seed, from a file, or golden ones. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`opening`: (role, text) messages before the first turn, such as a shared prefix."""
+    """`opening`: (role, text) messages before the first turn, e.g. a shared prefix."""
 
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
@@ -52,7 +52,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Drawn sessions. Each begins with one of `prefix_groups` prefixes of `prefix_tokens` words."""
+    """Drawn sessions, each with one of `prefix_groups` prefixes of `prefix_tokens` words."""
 
     prompt: Lengths
     output: Lengths
@@ -89,7 +89,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """Sessions with the file's prompts in order, again and again."""
+    """The file's prompts in order, again and again."""
 
     asked: tuple[Asked, ...]
     output: Lengths
@@ -109,7 +109,7 @@ class FromFile:
 def read_prompts(path: Path) -> tuple[Asked, ...]:
     """Read a prompt per line. Raise ConfigError for an invalid line.
 
-    A .jsonl line is an object with `prompt`, `messages` or `turns` (a user's texts), and perhaps `max_tokens`.
+    A .jsonl line has `prompt`, `messages` or `turns` (a user's texts), and perhaps `max_tokens`.
     """
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]

@@ -1,5 +1,5 @@
-"""The command line of `baton plan`. It imports other modules when used: they load torch, and cores must be assigned
-first."""
+"""The command line of `baton plan`. It imports other modules late: they load torch, and cores must be assigned
+before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`baton plan measure`: profile nodes on this machine, in processes and clusters that the command starts.
+"""`baton plan measure`: profile nodes on this machine.
 
-Child processes measure steps. Clusters measure the path of a request outside of the engine.
+Child processes measure steps, and clusters the path of a request outside of the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 
-LARGEST_CHUNK = 1024  # large, so that the steps' shapes differ
+LARGEST_CHUNK = 1024  # large, so that steps' shapes differ
 LARGEST_MIXED_CHUNK = 512
 Say = Callable[[str], None]
 
@@ -131,7 +131,7 @@ def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None
 
 @contextlib.contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Yield the process, and kill it at the end. Ctrl-C does not reach it, because it would then print errors."""
+    """Yield the process, and kill it at the end. Ctrl-C does not reach it, so it prints no errors."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

@@ -1,11 +1,11 @@
-"""A node's measured step times by shape, and a request's measured times outside of the engine. Values only.
+"""A node's step times by shape, and a request's times outside of the engine, as measured. Values only.
 
   step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
          + per_key x keys that decode rows read.
 
-`rise` is linear between its knots. While reading the weights is the bottleneck, another token costs almost nothing.
-With more tokens, each further token costs the same time. The split into token, sampling and attention costs follows
-Vidur (Agrawal et al., arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
+`rise` is linear between its knots: another token costs almost nothing while reading the weights is the bottleneck, and
+then always the same. The split into token, sampling and attention costs follows Vidur (Agrawal et al.,
+arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AT_ONCE = 1e15
 class StepShape:
     tokens: int  # of chunks and decode rows
     samples: int  # rows that sample a token
-    pairs: int = 0  # in chunks: each token with each token that it attends to
+    pairs: int = 0  # in chunks: each token with those it attends to
     keys: int = 0  # that decode rows read
 
 
@@ -57,7 +57,7 @@ class ProfiledCosts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """A node on `cores` cores of the measured machine. `beside`: its costs beside an equal node on other cores."""
+    """A node on `cores` cores. `beside`: its costs beside an equal node on other cores."""
 
     cores: int
     alone: ProfiledCosts
@@ -68,12 +68,12 @@ class NodeProfile:
 
 @dataclass(frozen=True, slots=True)
 class PathProfile:
-    """A request's times outside of the engine, in seconds, in a loaded cluster whose processes share cores."""
+    """A request's seconds outside of the engine, in a loaded cluster whose processes share cores."""
 
-    to_node: float  # from the client to the scheduler, plus from the first token to the client
+    to_node: float  # from the client to the scheduler, plus from the first token back
     prompt_stretch: float = 1.0  # by which other work stretches steps with prompts
     decode_stretch: float = 1.0  # the same for the other steps
-    handoff: float = 0.0  # from the last chunk's end to the decode node's batch, without the time to copy pages
+    handoff: float = 0.0  # from the last chunk's end to the decode node's batch, without copies of pages
     bytes_per_s: float = AT_ONCE  # at which the decode node copies and checks pages
 
 
@@ -85,7 +85,7 @@ class Versioned(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`nodes` and `paths`: profiles by the number of cores per node."""
+    """`nodes` and `paths`: by the number of cores per node."""
 
     model: str
     dtype: str
@@ -111,8 +111,7 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. Nodes that fill the machine have no measured hand-off, and get it from the largest nodes
-        with one."""
+        """Return the path. Nodes that fill the machine get the hand-off of the largest nodes with a measured one."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:
@@ -122,7 +121,7 @@ class Profile:
 
     @property
     def has_handoff(self) -> bool:
-        """Whether a hand-off was measured. Otherwise (one node per machine) hand-offs take no time."""
+        """Whether a hand-off was measured. Otherwise (one node per machine) it takes no time."""
         return any(path.bytes_per_s < AT_ONCE for path in self.paths.values())
 
 
@@ -131,7 +130,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile. Raise ConfigError with advice for an unreadable or invalid file."""
+    """Read a profile. Raise ConfigError with advice for an invalid file."""
     again = f"make a new one: baton plan measure --out {path}"
     try:
         data = path.read_bytes()
@@ -153,7 +152,7 @@ def read(path: Path) -> Profile:
 
 
 def nonsense_of(profile: Profile) -> str:
-    """Return a fault of the profile; "" if it is valid."""
+    """Return the profile's fault; "" if it is valid."""
     for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
         if getattr(profile, name) < 1:
             return f"{name} is {getattr(profile, name)}"
@@ -171,7 +170,7 @@ def nonsense_of(profile: Profile) -> str:
 
 
 def are_costs(costs: ProfiledCosts) -> bool:
-    """Return whether each step takes some time, and more tokens never take less time."""
+    """Return whether each step takes time, and more tokens never take less."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
     return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

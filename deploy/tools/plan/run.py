@@ -1,4 +1,4 @@
-"""Run the command: make a profile, print a verdict and a table from a profile, or act."""
+"""Run `baton plan`: make a profile, print a verdict from a profile, or act."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def shares_of(text: str, num_cores: int) -> list[int]:
-    """Return the nodes' numbers of cores, largest first. The default is all cores, and half of them."""
+    """Return the nodes' numbers of cores, largest first. The default: all cores, and half of them."""
     if not text:
         return sorted({num_cores, max(1, num_cores // 2)}, reverse=True)
     try:
@@ -127,7 +127,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
-            gc.collect()  # simulated nodes reference each other, so only the collector frees them
+            gc.collect()  # simulated nodes reference each other
             return found
 
         if args.fewest:
@@ -145,7 +145,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file can't be written, before minutes of work. Leave no file behind."""
+    """Raise ConfigError for an unwritable file, before minutes of work. Leave no file behind."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag} {path}: can't write a file there")
 
@@ -153,7 +153,7 @@ def require_writable(flag: str, path: Path) -> None:
 def verdict(
     finding: SearchResult, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
 ) -> list[str]:
-    """Return the answer as lines of text. `machines` is None if even --most-machines are not enough."""
+    """Return the answer's lines. `machines` is None if --most-machines are not enough."""
     best, other, share = finding.best, finding.other, args.slo_share
     num = machines or args.most_machines
     meets = "meets" if best.share >= share else "does not meet"

@@ -1,7 +1,7 @@
 """Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
 
-Records and `summarize` come from the load test, so that forecasts can be compared with measurements. Prompts are the
-model's tokens, so prefix caches hit as in a real cluster. Nodes never fail.
+Forecasts and measurements share records and `summarize`. Prompts are the model's tokens, so prefix caches hit as in a
+real cluster. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
@@ -34,7 +34,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
-EQUAL = Fingerprint(  # of all simulated nodes, so any two can pair
+EQUAL = Fingerprint(  # equal for all nodes, so any two can pair
     0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
@@ -42,10 +42,8 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A hand-off from the prefill node `giver` to the decode node `taker`.
-
-    `source`: the request on `giver`. `target`: its copy on `taker`.
-    """
+    """From the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`: on
+    `taker`."""
 
     source: Request
     target: Request
@@ -61,7 +59,7 @@ class Handoff:
 class SimNode:
     node: RegisteredNode  # as the router sees it
     timed: TimedNode
-    # hand-offs to this decode node that wait for a grant, in order of arrival
+    # to this decode node, without a grant, in order of arrival
     offers: list[Handoff] = field(default_factory=list)
     wakes_at: float = float("inf")
 
@@ -78,8 +76,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off is excluded. It may free too few pages for the waiting request, and would then be admitted and
-    unpinned again and again.
+    An unpinned hand-off may free too few pages for the waiting request. It would be admitted and unpinned again and
+    again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -123,8 +121,8 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to its time. While a neighbour computes, use times measured
-        beside one."""
+        """Return a function from a step's shape and begin to its time, as measured beside a neighbour while one
+        computes."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -145,7 +143,7 @@ class SimCluster:
     def play(
         self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None
     ) -> list[RequestRecord]:
-        """Return the records of the driver's requests. Requests that are still open at `until` fail.
+        """Return the records of the driver's requests. Those open at `until` fail.
 
         `passes` is called with the time after each event.
         """
@@ -226,7 +224,7 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """Add the request to its nodes' counts, as `OpenRequest.occupy` does. Policies judge load by these counts."""
+        """Add the request to its nodes' counts, as `OpenRequest.occupy` does, for the policies."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
         prefiller.node.open_prompt_work += num_tokens
@@ -243,7 +241,7 @@ class SimCluster:
     # ---- a node's turn
 
     def _turn(self, node: SimNode) -> None:
-        """Run until neither the scheduler nor the offers have more to do now."""
+        """Run until scheduler and offers have nothing to do now."""
         timed = node.timed
         timed.turn()
         events = timed.scheduler.take_events()
@@ -257,7 +255,7 @@ class SimCluster:
         self._wake(node)
 
     def _grant(self, node: SimNode) -> bool:
-        """Grant memory as decode_node.prealloc does: in order of arrival, until a request gets none."""
+        """Grant memory like decode_node.prealloc: in order of arrival, until a request gets none."""
         scheduler = node.timed.scheduler
         scheduler.oldest_offer = None
         num_granted = 0
@@ -299,7 +297,7 @@ class SimCluster:
         return open_.handoff if open_ else None
 
     def _emitted(self, event: Emitted) -> None:
-        """Add a token to its request. Both nodes of a hand-off report the first token; the earlier report counts."""
+        """Add a token. Both nodes of a hand-off report the first one; the earlier report counts."""
         open_ = self._open.get(event.key)
         if open_ is None or event.first_pos != len(open_.record.at):
             return
@@ -311,12 +309,12 @@ class SimCluster:
         if handoff is None:
             return
         handoff.done = event
-        if handoff.is_granted:  # earlier chunks were pulled while the prompt was computed
+        if handoff.is_granted:  # earlier chunks were pulled meanwhile
             last = (event.committed - 1) % self._layout.chunk_size + 1
             self._move(handoff, last)
 
     def _pull(self, key: RequestKey, num_final: int) -> None:
-        """Charge the decode node's cores for copying and checking the ready pages."""
+        """Charge the decode node's cores for copying and checking ready pages."""
         handoff = self._handoff(key)
         if handoff is None:
             return
@@ -329,7 +327,7 @@ class SimCluster:
         return num_tokens / self._profile.page_size * self._profile.page_bytes / self._path.bytes_per_s
 
     def _move(self, handoff: Handoff, num_tokens: int) -> None:
-        """Start a pull after the newest step that the decode node has launched."""
+        """Start a pull after the decode node's newest launched step."""
         begin = max(self._clock.now, handoff.taker.timed.busy_until)
         self._at(begin + self._path.handoff + self._copy_seconds(num_tokens), lambda: self._install(handoff))
 
@@ -351,7 +349,7 @@ class SimCluster:
             self._turn(giver)
 
     def _revoked(self, node: SimNode, event: GrantRevoked) -> None:
-        """Free the pages. The decode node prefills a retracted request by itself."""
+        """Free the pages. The decode node itself prefills a retracted request."""
         node.timed.scheduler.release_held(event.row)
         if event.retracted:
             self._forget_handoff(event.request.key)
@@ -365,7 +363,7 @@ class SimCluster:
         self._prompt_done(open_)
         open_.nodes[1].node.open_sequences -= 1
         record, handoff = open_.record, open_.handoff
-        if handoff is not None:  # the request ended with its first token, or could not run
+        if handoff is not None:  # it ended with its first token, or could not run
             handoff.taker.offers = [other for other in handoff.taker.offers if other is not handoff]
             for side in (handoff.giver, handoff.taker):
                 if side is not node:

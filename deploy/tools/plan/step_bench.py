@@ -1,6 +1,6 @@
-"""Measure the steps of one node's engine under a set of loads, with their shapes.
+"""Measure steps of one node's engine, and their shapes, under a set of loads.
 
-The scheduler and the overlap loop run as in production. Cores must be assigned before this import, which loads torch.
+The scheduler and the overlap loop run as in production. This import loads torch: assign cores before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# of each running row beside prompts: context tokens, answer tokens
+# of each row beside prompts: context tokens, answer tokens
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
@@ -61,7 +61,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step. Its time begins at its plan, or at the previous step's end if that is later."""
+        """Record a step, from its plan or the previous step's end, if that is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))
@@ -118,7 +118,6 @@ class Bench:
     # ---- loads
 
     def prompts(self) -> None:
-        """Run prompts one by one, in the node's chunks."""
         for length in PROMPTS:
             if length < self.core.settings.max_context:
                 self.ask(length, 1)
@@ -134,7 +133,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Run prompts beside running rows. A prompt that fits in a mixed chunk shares one step with them."""
+        """Run prompts beside running rows. Prompts that fit in a mixed chunk share a step with them."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

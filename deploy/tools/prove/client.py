@@ -1,4 +1,4 @@
-"""Ask a running cluster for answers with token ids, over its public API."""
+"""Ask a running cluster for answers with token ids, over its API."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One choice of an answer to `prompt_ids`. `margins[i]`: the best token's logprob minus the second best's."""
+    """`margins[i]`: the best token's logprob minus the second best's."""
 
     ids: tuple[int, ...]
     margins: tuple[float, ...] = ()
@@ -41,7 +41,7 @@ class Difference:
 
 
 def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Difference]:
-    """Return the first difference of each answer that differs, in order of cases."""
+    """Return the first difference of each answer that differs, in order."""
     found = []
     for name, reference, answer in zip(names, wanted, got, strict=True):
         for index, (right, other) in enumerate(zip(reference, answer, strict=True)):
@@ -62,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A cell's result: how many answers were equal in each pass, and counters that show how it ran."""
+    """A cell's result: equal answers by pass, and counters that show how it ran."""
 
     cell: str
     about: str

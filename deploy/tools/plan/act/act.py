@@ -1,4 +1,4 @@
-"""Run a `Balancer`: ask the router for the cluster's state, order moves, and report."""
+"""Run a `Balancer`: look at the cluster, order moves, and report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 class Actor:
-    """With `is_dry`, only report moves. With `sizing`, also decide the number of nodes."""
+    """With `is_dry`, only report. With `sizing`, also decide the number of nodes."""
 
     def __init__(
         self, client: AdminClient, balancer: Balancer, say: Say, *, is_dry: bool = False, sizing: Sizing | None = None
@@ -49,7 +49,7 @@ class Actor:
         self._said_at = -math.inf
 
     def turn(self, now: float) -> None:
-        """Look at the cluster, and order moves. If the router does not answer, the next turn asks again."""
+        """Look, and order moves. If the router does not answer, the next turn asks again."""
         try:
             look = self._look(now)
         except ConfigError as error:
@@ -63,7 +63,7 @@ class Actor:
             self._order(move)
         if self._sizing is not None:
             first = self._sizing.turn(look, None if moves else self._balancer.demand)
-            if first is not None:  # this move must come before another node can leave
+            if first is not None:  # this move must come before a node can leave
                 self._balancer.begin([first], look.at)
                 self._order(first)
         if now - self._said_at >= SUMMARY_S:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     slo = parse_slo(args.slo)
     settings = BalanceSettings(min(slo.tpot, slo.itl), window_s=args.window, least=args.least)
     client = AdminClient(url_of(args) or parse_url(DEFAULT_URL), read_admin_key(args.admin_key_file), args.ca)
-    client.status()  # ends the command if the address or the key is wrong
+    client.status()  # ends the command for a wrong address or key
     say = functools.partial(print_line, sys.stdout)  # Ray's client redirects stdout
     with ray_sizing(args, settings, say) as sizing:
         act_until_signal(Actor(client, Balancer(settings), say, is_dry=args.dry_run, sizing=sizing), args.period)
@@ -110,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) -> Iterator[Sizing | None]:
-    """Lead the fleet of the --ray file, and release it at the end."""
     if args.ray is None:
         yield None
         return
@@ -128,7 +127,7 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
 
 
 def fleet_config(path: Path, period_s: float) -> RayClusterConfig:
-    """Return the settings of the file. Call this before Ray is imported: it sets variables that Ray reads.
+    """Return the file's settings. Call this before Ray is imported: it sets variables that Ray reads.
 
     Raise ConfigError if this command can't lead such a fleet.
     """

@@ -1,7 +1,7 @@
-"""Simulate a cluster whose nodes change roles, to try `baton plan act` under a load.
+"""Simulate a cluster whose nodes change roles, to try `baton plan act`.
 
-A node that changes its role takes no new requests, finishes the others, is away for `restart_s`, and returns with an
-empty cache. Real nodes hand over unfinished requests after a while.
+Such a node takes no new requests, finishes the others, is away for `restart_s`, and returns with an empty cache. Real
+nodes hand over unfinished requests after a while.
 """
 
 from __future__ import annotations
