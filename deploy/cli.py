@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Check what is cheap, set cores and threads, then import and run the app."""
+    """Check cheaply, and set cores and threads, before the app is imported."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

@@ -27,7 +27,6 @@ class Page:
     samples: tuple[Sample, ...]
 
     def total(self, name: str) -> float:
-        """Return the sum of the samples `name`; 0 if there are none."""
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
@@ -53,7 +52,6 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return an idle server's faults: used or missing pages, used rows."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

@@ -65,7 +65,6 @@ def check_python() -> None:
 
 
 def fingerprint() -> str:
-    """Return a digest of all that affects the installation."""
     parts = [FORMAT.encode(), str(ROOT).encode(), "{}.{}".format(*sys.version_info).encode()]
     parts += [(ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
@@ -99,7 +98,6 @@ def install(folder: Path) -> None:
 
 
 def compile_kernels(python: Path) -> None:
-    """Compile the kernels, to shorten the first start. A failure does not stop the set-up."""
     say("[6/6] the kernels of the default model, compiled once for this processor")
     start = time.monotonic()
     done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
@@ -164,7 +162,7 @@ def requirements(python: Path) -> list[str]:
 
 
 def install_torch(python: Path) -> None:
-    """Install the pinned torch. Without a GPU, prefer a CPU build, a tenth of the size."""
+    """Install the pinned torch. Without a GPU, prefer a CPU build, which is ten times smaller."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
         say(f"      torch {installed(python, 'torch')} is installed already")
@@ -186,7 +184,6 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (the requirement for pip, its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"

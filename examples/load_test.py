@@ -1,6 +1,6 @@
 """Put load on a server and check a latency target: python examples/load_test.py [URL] [FLAGS of baton load]
 
-Exit status 0: the server met the target, and every check of `baton load` passed. Run this in CI after a deployment.
+Exit status 0: the server met the target, and every check passed. Run this in CI after a deployment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 PROMISE = "ttft<2s,tpot<200ms"  # first token within 2 s, then a token every 200 ms on average
-SHARE = 0.95  # of requests that must keep PROMISE
+SHARE = 0.95  # share of requests that must keep PROMISE
 
 
 def main(url: str, flags: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(url: str, flags: list[str]) -> int:
             return 2  # `baton load` has printed the reason
         report = json.loads((Path(folder) / "report.json").read_text("utf-8"))
 
-    # Exit status 1: a check failed. `baton load` also checks that answers stay equal, and finds stalls and leaks.
+    # `baton load` also checks answers, stalls and leaks. Its exit status is 1 if a check failed.
     share = report["summary"]["slo_share"]["value"]
     kept = share >= SHARE
     print(f"\n{share:.1%} of requests kept {PROMISE}; {SHARE:.0%} are wanted")

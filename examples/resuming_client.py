@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 AGAIN = (429, 502, 503, 504)
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between tries
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # the pauses between tries
 
 
 def pause_s(failures: int, retry_after: str) -> float:
@@ -28,8 +28,8 @@ def stream(
 ) -> Iterator[dict[str, Any]]:
     """Yield each chunk once. A blank line ends an event.
 
-    `url`: the endpoint's URL, or the URLs of several routers that share a key file, for the next try. `tries`: the most
-    failures in a row.
+    `url`: the endpoint's URL, or the URLs of several routers that share a key file. After a failure the next router is
+    asked. `tries`: the most failures in a row.
     """
     urls = [url] if isinstance(url, str) else list(url)
     token = place = ""
@@ -55,7 +55,7 @@ def stream(
                         token = first if slash else token
                         failures = 0
                         yield json.loads(event["data"])
-                    # An error event has no id. Only this type is permanent.
+                    # An error event has no id. Only this type of error is permanent.
                     elif "invalid_request_error" in event["data"]:
                         raise RuntimeError(event["data"])
                     event = {}

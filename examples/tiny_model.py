@@ -1,7 +1,6 @@
 """Write a tiny model as a Hugging Face folder and serve it: python examples/tiny_model.py FOLDER [FLAGS of baton up]
 
-The model is random, so its answers are nonsense. Only the form of the files matters. Baton needs these three files,
-which every downloaded folder has.
+The model is random, so its answers are nonsense. Every downloaded folder has the three files that Baton needs.
 """
 
 from __future__ import annotations

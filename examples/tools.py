@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 
-# The model gets this description of our function. The arguments of its calls follow the schema.
+# The arguments of the model's calls follow this schema.
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},
@@ -41,7 +41,7 @@ def main(url: str) -> None:
         tools=[WEATHER],
         tool_choice="required",
         parallel_tool_calls=False,  # one call is enough
-        max_tokens=300,  # for the whole call; a truncated call does not parse
+        max_tokens=300,  # enough for the whole call; a truncated call does not parse
         temperature=0,  # take the likeliest call
     )
     message = asked.choices[0].message

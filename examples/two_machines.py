@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def wait_for_both(url: str, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until the router has nodes of both roles, a `pair`. It reports that it is ready even with one node only."""
+    """Wait until the router has nodes of both roles, a `pair`. One node is enough to be ready."""
     while all(process.poll() is None for process in processes):
         try:
             with urllib.request.urlopen(f"{url}/ready", timeout=60) as answer:

@@ -172,8 +172,8 @@ def take_url_from_node(args: argparse.Namespace) -> None:
 
 
 def read_admin_key(path: Path | None) -> str:
-    """Return the key in `path`, or the key that `baton up` made; "" if both are missing. Raise ConfigError for a file
-    that others may read."""
+    """Return the key in `path`, or without a path the key that `baton up` made; "" if there is none. Raise ConfigError
+    for a file that others may read."""
     if path is None and not os.access(default_path(), os.R_OK):
         return ""
     return read_key(str(path or default_path()), "--admin-key-file")

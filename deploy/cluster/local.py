@@ -41,7 +41,6 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serve until a signal. The children also end when the process `parent_pid` ends."""
     asked = config.nodes.model.model
     check_keys(config)
-    # The router and the nodes get the same local path.
     config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
@@ -96,8 +95,8 @@ def write_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
-    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port, unless it is
-    0."""
+    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port; 0 means any free
+    ports."""
     host, first, used = config.router.host, config.router.port, set[int]()
     if first + config.local.routers - 1 > MAX_PORT:
         raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
@@ -215,7 +214,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves with at least `num_nodes` nodes. `key`: from `seers_key`."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: from `seers_key`."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
@@ -235,7 +234,6 @@ def count_ready(body: bytes) -> int:
 
 
 def example(config: ClusterConfig) -> tuple[str, str]:
-    """Return the path and JSON fields of an example request for this model."""
     folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'

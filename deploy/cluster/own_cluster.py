@@ -40,7 +40,6 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def num_nodes(flags: Sequence[str]) -> int:
-    """Return --prefill plus --decode, each 1 by default."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     pairs = dict(zip(words, words[1:], strict=False))
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))

@@ -1,4 +1,4 @@
-"""Restart a daemon in the same or the other role, in the same process."""
+"""Restart a daemon, in the same or the other role. The process stays."""
 
 from __future__ import annotations
 

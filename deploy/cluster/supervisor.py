@@ -58,8 +58,8 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal or a failure, and leave no child behind. Return the exit status.
 
-        Failures: the cluster is not ready in time, a child stays down before the cluster is ready, all vital children
-        are down, or all other children are down.
+        Failures: the cluster is not ready in time, a child stays down before that, or all vital or all other children
+        are down.
         """
         waker, wakes = socket.socketpair()
         waker.setblocking(False)

@@ -46,7 +46,6 @@ def add_tenant(file: Path, name: str, requests_per_minute: int, tokens_per_minut
 
 
 def with_key(text: str, name: str, hashed: str, file: Path) -> str:
-    """Return the file's text with one more key, before the tenant's others."""
     found = re.search(rf"^\[tenants\.{name}\][^\[]*?^keys *= *\[", text, re.MULTILINE)
     if found is None:
         raise ConfigError(f'{file}: no line `keys = [` below [tenants.{name}]; add "{hashed}" by hand')

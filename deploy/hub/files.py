@@ -1,6 +1,6 @@
 """Choose which files of a repository to fetch: no pickles, no code. Uses no network.
 
-No name leads out of the folder: only its own files, chat templates and a named GGUF file are allowed.
+Only files of the top folder, chat templates and a named GGUF file are allowed, so no name leads out of the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
-# fetched first: they decide about the others
+# These files are fetched first: they decide about the others.
 DESCRIPTION = ("config.json", "generation_config.json", INDEX)
 TEXT = (
     "config.json",
@@ -47,7 +47,6 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def check_listing(name: HubName, sizes: Sizes) -> None:
-    """Raise ConfigError if the repository can't hold the requested files."""
     if name.file:
         _check_gguf(name, sizes)
         return

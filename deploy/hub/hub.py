@@ -1,4 +1,4 @@
-"""Ask a hub for models, and download them, through huggingface_hub. Local models need no such package."""
+"""Ask a hub for models, and download them, through huggingface_hub. Local models do not need that package."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def ask(name: HubName, hub: Hub) -> Repository:
     """Ask the hub for a commit and its files. Raises huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
-    # also saves the revision in the cache, for offline use
+    # This also saves the revision in the cache, for offline use.
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Repository(name, hub, revision, folder_of(name, hub, revision), sizes, architecture_of(info.gguf))
@@ -102,8 +102,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """Return the files' sizes from the listing that Baton saved. After another program's download there may be none;
-    then measure the files."""
+    """Return the files' sizes from the listing that Baton saved. Another program's download may leave no listing; then
+    measure the files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -137,8 +137,8 @@ def describe(repository: Repository, files: Sequence[str]) -> None:
 
 
 def download(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch missing files one by one on this thread, so that Ctrl-C leaves no partial files. Offline, raise an error
-    for them."""
+    """Fetch missing files one by one on this thread, so that Ctrl-C leaves no partial files. Offline, a missing file is
+    an error."""
     from huggingface_hub import hf_hub_download
 
     hub = repository.hub

@@ -53,7 +53,6 @@ class DaemonActor:
         return self._report()
 
     def _start(self, order: StartOrder) -> None:
-        """Start the daemon, which ends with this process."""
         if self._keeper.state != RUNNING:
             self._started = order
             self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))

@@ -33,7 +33,7 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # then nodes start with the known routers
+ROUTERS_WITHIN_S = 30.0  # after this wait, nodes start with the known routers
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
@@ -47,15 +47,15 @@ class Member:
     policy: RestartPolicy
     away_since: float
     report: ActorReport | None = None
-    here: bool = False  # whether it answered the newest call
+    here: bool = False  # whether the actor answered the newest call
     place: Place | None = None
-    ran: bool = False  # whether a daemon was started since its last restart
+    ran: bool = False  # whether a daemon was started since the actor's last restart
     restarts: int = 0
     start_at: float | None = 0.0  # earliest next start; None: never again
     cores: tuple[int, ...] = ()
     leaving: bool = False
     make_at: float | None = 0.0  # earliest time to make a missing actor; None: never
-    error: str = ""  # of the newest call, if it failed
+    error: str = ""  # the newest call's error, if it failed
 
     @property
     def state(self) -> str:
@@ -89,7 +89,8 @@ class Fleet:
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended, also by a restart of the actor or an absence of LOST_AFTER_S.
+        """Return the leaving members that have ended. A restart of the actor, or an absence of LOST_AFTER_S, counts as
+        an end.
 
         An added node also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
@@ -111,15 +112,14 @@ class Fleet:
     def is_steady(self, role: str, serving: Mapping[str, str]) -> bool:
         """Return whether all nodes of this role run and the routers see all of them.
 
-        Otherwise the load does not show how many are needed. Failed and drained nodes do not count. `serving`: each
-        seen node's role, which `baton admin role` may have changed.
+        Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
+        each seen node's role, which `baton admin role` may have changed.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
         return {member.name for member in members} == seen and all(map(runs_on, members))
 
     def active(self) -> list[Member]:
-        """Return the nodes that should serve: neither failed nor drained by hand."""
         nodes = (member for member in self.members.values() if role_of(member.name) != ROUTER)
         return [member for member in nodes if member.state not in ABSENT]
 
@@ -133,7 +133,7 @@ class Fleet:
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
     def extra(self) -> list[str]:
-        """Return the nodes that may leave: running ones, added after the start."""
+        """Return the running nodes that were added after the start. They may leave."""
         at_start = plan.names_at_start(self.config)
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
@@ -232,8 +232,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes without any router restart at once, the others one at a time. They do not wait for failed, drained or lost
-        nodes.
+        Nodes that lost all routers restart at once. The others restart one at a time. Failed, drained and lost nodes
+        delay none of them.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -268,7 +268,7 @@ class Fleet:
         return {core for other in others if other.state not in ENDED for core in other.cores}
 
     def problem(self, member: Member) -> str:
-        """Return why the member can't start there; "" if it can."""
+        """Return why the member can't start on its machine; "" if it can."""
         if self.config.nodes.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
             return ""
         addresses = {router.place.ip for router in self.of_role(ROUTER) if router.place is not None}

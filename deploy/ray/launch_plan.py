@@ -76,7 +76,6 @@ def base_port(config: RayClusterConfig) -> int:
 
 
 def check(config: RayClusterConfig) -> None:
-    """Raise ConfigError for settings that Ray can't use."""
     base_port(config)
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
@@ -88,7 +87,6 @@ def check(config: RayClusterConfig) -> None:
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
-    """Raise ConfigError for several machines without keys."""
     different = sorted(set(addresses))
     if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(

@@ -27,7 +27,7 @@ class LeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """`nodes`: they should serve. `extra`: they may leave. `may_grow`: roles below their maximum.
+    """`nodes` should serve. The nodes in `extra` may leave. The roles in `may_grow` are below their maximum.
 
     `is_steady`: no node is starting or leaving.
     """

@@ -21,8 +21,6 @@ ANSWERS_WITHIN_S = 10.0
 
 
 class RayLead:
-    """A FleetLead that takes the lease under a random name."""
-
     def __init__(self) -> None:
         self._leader = secrets.token_hex(8)
 

@@ -1,4 +1,4 @@
-"""The actor that keeps a cluster as configured: it makes the other actors, orders them and scales roles.
+"""The actor that keeps a cluster as configured: it makes the other actors, gives them orders and scales roles.
 
   [ ask every actor -> hear -> leader's orders -> routers' pages -> own rules ]  once per tick.
 
@@ -166,7 +166,6 @@ class Manager:
 
 
 def answers(ask: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the answers that come within ANSWERS_WITHIN_S."""
     asked = {name: ask(name) for name in names}
     if not asked:
         return {}
@@ -187,7 +186,6 @@ def gist(error: RayError) -> str:
 
 
 def remove(name: str, handle: Any | None) -> None:
-    """Remove an actor, whose daemon has ended, and its placement group."""
     if handle is not None:
         ray.kill(handle, no_restart=True)
     group = find_group(name)

@@ -1,6 +1,6 @@
 """Start Ray on this machine if `baton ray up` gets no address, and record the last cluster.
 
-It listens on 127.0.0.1. `baton ray status` and `down` read the record.
+This Ray listens on 127.0.0.1. `baton ray status` and `down` read the record.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(record: RayRecord) -> None:
-    """End all processes of our own Ray, and no others."""
     head = record.head
     if head is None:
         return

@@ -1,4 +1,4 @@
-"""The fleet's own rules for the number of nodes, without a leader. Pure."""
+"""Apply the fleet's own rules for the number of nodes, while it has no leader. Pure."""
 
 from __future__ import annotations
 

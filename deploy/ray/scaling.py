@@ -36,7 +36,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Change the number of nodes only after a lasting condition, and long after the last change."""
+    """Change the number of nodes only after a lasting condition, and long enough after the last change."""
 
     settings: ScalingConfig
     _full_since: float | None = None

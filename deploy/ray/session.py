@@ -45,8 +45,8 @@ def say(text: str) -> None:
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
     """Connect this process to Ray as a client.
 
-    Ray's threads here print messages, e.g. that a machine died. Until the last one ends, stdout goes to stderr. Print
-    results afterwards.
+    Ray's threads here print messages, e.g. that a machine died. Until the last thread ends, stdout goes to stderr.
+    Print results afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -227,7 +227,6 @@ def chosen(address: str, cluster: str) -> RayRecord:
 
 
 def status(record: RayRecord, as_json: bool) -> int:
-    """Print the rows. Return 0 if all daemons run, else 1."""
     with connected(record.address, record.cluster):
         rows = rows_of_manager()
         missing = find_manager() is None

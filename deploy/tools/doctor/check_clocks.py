@@ -1,8 +1,8 @@
 """Find clocks that disagree. Heartbeats carry no time, so clocks are compared in other ways.
 
 - This machine's clock: the answer to /admin/status has the router's time, read between our request and the answer.
-- A node's clock: its epoch is the time of its start. If the router heard of the node before that time, the clock is
-  ahead. If the router heard of it more than LONG_START_S later, the clock is behind, or the start was slow.
+- A node's clock: the node's epoch is its own time at its start. If the router heard of the node before that time, the
+  node's clock is ahead. If it heard more than LONG_START_S later, the clock is behind, or the start was slow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 LOOK_S = 1.0
 BROKEN_S = 60.0
-LONG_START_S = 900.0  # e.g. for reading weights over a network
+LONG_START_S = 900.0  # a start may read weights over a network
 US = 1e-6
 ADVICE = "start a time service there (chrony, systemd-timesyncd)"
 WHY = "logs and traces of several machines can't be put in order, and a restarted node may look like an older one"

@@ -8,7 +8,7 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 HERE = "this machine"
 GIB = 1 << 30
 LOW_MEMORY = 0.10  # report a smaller share of free memory
-LEAST_CAPABILITY = (8, 0)  # GPUs below it emulate bfloat16
+LEAST_CAPABILITY = (8, 0)  # GPUs below this capability emulate bfloat16
 # Report slower copies. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
 SLOW_COPY_BYTES_PER_S = 2e9
 # Largest difference of float32 logits, as a share of the largest: a GPU adds in another order than the host.
@@ -103,7 +103,7 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """Report GPUs that can't map each other's memory. They hand off through the host's."""
+    """Report GPUs that can't map each other's memory. They hand off through the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}

@@ -40,7 +40,7 @@ def check_cpu(machine: MachineFacts) -> list[Finding]:
 
 
 def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
-    """Compare compute threads with cores. They are assumed to spread evenly over a daemon's cores."""
+    """Compare compute threads with cores. Threads are assumed to spread evenly over a daemon's cores."""
     nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
     found = [
         Finding("cpu", say(node), LOOK, f"{node.num_threads} compute threads on {len(node.cores)} cores",
@@ -64,7 +64,7 @@ def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Return the compute threads by core, for cores of several nodes with more than one thread."""
+    """Return the number of compute threads by core, for crowded cores that several nodes share."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:

@@ -72,7 +72,6 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
-    """Return the nodes that may not have reported between the looks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 

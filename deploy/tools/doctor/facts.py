@@ -10,8 +10,8 @@ from shared.wire.messages import Hello
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node in the answer to /admin/status. `known_s`: seconds since the router heard of its latest start.
-    `lacks_routers`: routers on its list that do not serve it."""
+    """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
+    start. `lacks_routers`: routers on the node's list that do not serve it."""
 
     state: str
     last_seen_s: float
@@ -119,7 +119,7 @@ class Disk:
 class MachineFacts:
     """`steal_share`, `throttled_share`: shares of the time between two looks. `governors`: (driver, governor) pairs.
 
-    `cores`: the usable ones of `num_cpus`. `load`: of all cores.
+    `cores`: the usable ones of `num_cpus`. `load`: the load average of all cores.
     """
 
     cores: tuple[int, ...]
@@ -137,7 +137,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """`error`: why it could not be read."""
+    """`error`: why the file or folder could not be read."""
 
     path: str
     is_folder: bool
@@ -162,9 +162,9 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """A GPU's trials. `problem`: why they stopped. `sharing_problem`: why another process can't open its memory.
+    """A GPU's trials. `problem`: why they stopped. `sharing_problem`: why another process can't open the GPU's memory.
 
-    `difference`: the largest, from the host's logits.
+    `difference`: the largest difference from the host's logits.
     """
 
     number: int
@@ -184,7 +184,7 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """`built_for`: torch's CUDA version; "" for none. `driver`: its version; "" if unknown.
+    """`built_for`: torch's CUDA version; "" for none. `driver`: the driver's version; "" if unknown.
 
     `visible`: CUDA_VISIBLE_DEVICES. `problem`: why there is no device.
     """

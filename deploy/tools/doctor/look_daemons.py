@@ -42,7 +42,6 @@ def find_daemons() -> Iterable[DaemonFacts]:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """Return "router", "prefill" or "decode" for a daemon, else ""."""
     pairs = zip(argv, argv[1:], strict=False)
     return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
 
@@ -77,7 +76,7 @@ def read_daemon(
 
 
 def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
-    """Return (settings, why they may be incomplete). Without a readable config file, use the flags."""
+    """Return (settings, why they may be incomplete). If the config file is unreadable, use only the flags."""
     try:
         given, config = parse(argv)
     except argparse.ArgumentError as error:
@@ -94,7 +93,6 @@ def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
 
 
 def parse(argv: Sequence[str]) -> tuple[Values, str]:
-    """Return (the flags that are needed, the value of --config)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default="")
     add_flags(parser, Told)
@@ -103,7 +101,7 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """Resolve a path like a daemon of user `uid` in `folder`; None if it depends on an unknown folder."""
+    """Resolve a path as a daemon of user `uid` in `folder`. Return None if it depends on an unknown folder."""
     if name.startswith("~/") and uid != os.geteuid():
         with contextlib.suppress(KeyError):
             name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"

@@ -27,7 +27,7 @@ COPIES = 4
 DEVICE_FILE = Path("/dev/nvidiactl")  # exists if a driver is loaded
 TOOL_TIMEOUT_S = 30.0
 SEED, PAGE_SIZE = 1, 16
-SPANS = ((0, 20), (20, 21), (21, 25))  # a prompt, a decode step, and a window of drafts
+SPANS = ((0, 20), (20, 21), (21, 25))  # token positions of a prompt, a decode step, and a window of drafts
 Trial = Callable[[Gpu, torch.device], dict[str, Any]]
 CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfig(10_000.0), 64, True, ())
 
@@ -72,7 +72,6 @@ def problem_of(ask: Callable[[], object]) -> str:
 
 
 def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
-    """Run the trials until one fails."""
     found: dict[str, Any] = {"number": where.index}
     problem = ""
     with gpu.use_device(where):
@@ -133,7 +132,6 @@ def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Compare a made-up network's float32 logits with the host's."""
     device, host = (logits_on(place) for place in (where, torch.device("cpu")))
     return {"difference": float((device - host).abs().max()), "largest_logit": float(host.abs().max())}
 

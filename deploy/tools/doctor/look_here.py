@@ -83,7 +83,7 @@ def within_limit(total: int, available: int) -> tuple[int, int]:
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """Yield (driver, governor) of each core. Most virtual machines have none."""
+    """Yield (driver, governor) of each core. Most virtual machines have no governors."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -94,7 +94,6 @@ def read_word(path: Path) -> str:
 
 
 def open_files() -> int:
-    """Return the limit of descriptors for processes that start from this shell."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 

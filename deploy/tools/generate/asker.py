@@ -31,15 +31,13 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt without an HTTP answer."""
-
     code: str
     message: str
     may_retry: bool
 
 
 class Asker:
-    """`num_answers` counts all HTTP answers, also refusals."""
+    """`num_answers` counts all HTTP answers, including refusals."""
 
     def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
         self.num_answers = 0
@@ -82,8 +80,8 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Make the output line. For a body that is not JSON, keep a refusal's status and beginning, and turn a status of
-    200 into an error."""
+    """Make the output line. If the body is not JSON, a refusal keeps its status and the body's beginning, but an answer
+    with status 200 becomes an error."""
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

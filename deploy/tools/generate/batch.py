@@ -98,7 +98,7 @@ def errors_file(path: Path) -> Iterator[LineFile]:
     """Yield the file of errors. Remove it if no line failed."""
     file = LineFile(path)
     try:
-        for _ in file.lines():  # raises ConfigError for another program's file
+        for _ in file.lines():  # raises ConfigError for another program's file, before we change it
             pass
         yield file
     finally:

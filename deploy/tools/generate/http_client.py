@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """An answer, which grows as bytes arrive. `headers`: by lower-case name."""
+    """An answer, which grows as bytes arrive. `headers`: values by lower-case name."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Raise OSError for bytes that are not HTTP, or a too long answer."""
+        """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -55,7 +55,7 @@ class AnswerReader:
         self.answer.body += body
 
     def on_message_complete(self) -> None:
-        self.is_over = self.answer.status >= 200  # 100 Continue and others come before the answer
+        self.is_over = self.answer.status >= 200  # 100 Continue and similar messages come before the answer
         self.may_reuse = self.is_over and self._parser.should_keep_alive()
 
 

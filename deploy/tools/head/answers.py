@@ -1,4 +1,4 @@
-"""Make training data: the model's answers to prompts, read from a file or invented.
+"""Make training data: the model's answers to prompts, which are read from a file or invented.
 
 The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Files grow
 line by line, so a restarted run makes only missing lines.
@@ -18,7 +18,7 @@ from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
-MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # the user's words in a rendered template
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # takes the place of the user's words in a template
 INVENTED_LIMIT = 160  # most ids in an invented prompt
 
 
@@ -58,7 +58,7 @@ def _one_turn(prompt: str) -> Conversation:
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
-    """Return the chat template's ids before the user's words. Raise ConfigError if it changes these words."""
+    """Return the chat template's ids before the user's words. Raise ConfigError if the template changes these words."""
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
         raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
@@ -114,7 +114,7 @@ def line_of(one: TrainingAnswer) -> str:
 
 
 def mend(path: Path) -> bool:
-    """Drop a torn last line. Return whether the file exists. Raise ConfigError if it is compressed."""
+    """Drop a torn last line. Return whether the file exists. Raise ConfigError for a compressed file."""
     if not path.exists():
         return False
     if path.suffix == ".gz":

@@ -29,7 +29,7 @@ def loss_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def acceptance_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a line for each chain length, of tokens per verify step on held-out answers."""
+    """Return a line for each chain length: tokens per verify step on held-out answers."""
     checks = [(one["tokens"], one["held_out"]["tokens_per_verify"]) for one in curve if "held_out" in one]
     lengths = range(len(checks[0][1])) if checks else range(0)
     return [(f"{n + 1} drafts", [(tokens, values[n]) for tokens, values in checks]) for n in lengths]

@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.core.errors import ConfigError
 
 HELD_OUT_OF = 50  # one prompt in 50 is held out
-SHORTEST_ANSWER = 8  # shorter ones have no room for a chain of drafts
+SHORTEST_ANSWER = 8  # shorter answers have no room for a chain of drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ class Learner:
         part.rename(path)
 
     def load(self, path: Path) -> None:
-        """Load a checkpoint. Raise ConfigError if it has other FIXED settings or other answers."""
+        """Load a checkpoint. Raise ConfigError for other FIXED settings or other answers."""
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             said = file.metadata()
@@ -153,7 +153,7 @@ class Learner:
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Return the number of drafts to train. It grows: the first draft teaches most for its cost."""
+    """Return the number of drafts to train. The number grows: the first draft teaches most for its cost."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 

@@ -75,7 +75,7 @@ class HeadNet:
         self._rope = rope
 
     def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
-        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows, for training."""
+        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows, differentiable in the weights."""
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)
         aux = torch.cat([one.aux for one in traces]).to(ids.device)[rows.slots]

@@ -26,7 +26,7 @@ class FeatureTrace:
 
     ids: Tensor  # (n,) int64
     prompt: int
-    greedy: bool  # drawn at temperature 0
+    greedy: bool  # whether the answer was drawn at temperature 0
     aux: Tensor  # (n, 3H)
     final: Tensor  # (n, H)
 

@@ -92,7 +92,7 @@ class TargetNet:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate (N, heads, D) by (N, 1, D // 2) tables in float32.
 
-    Values i of the first half and of the second half form a pair.
+    Value i of the first half and value i of the second half form a pair.
     """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

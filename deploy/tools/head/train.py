@@ -1,4 +1,4 @@
-"""Train on shards of answers in a fixed order, and write features, checkpoints and a curve.
+"""Train on shards of answers in a fixed order.
 
 A restart with the same work folder resumes at the last checkpoint, and yields the weights of an unbroken run.
 
@@ -38,7 +38,7 @@ CHAIN = 5
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    tokens: int  # answer tokens trained on so far
+    tokens: int
     total: int
     losses: tuple[float, ...]  # of each draft of the chain
     hits: tuple[float, ...]
@@ -46,8 +46,6 @@ class Progress:
 
 
 class Run:
-    """Own the learner and the features of one work folder."""
-
     def __init__(self, source: TensorSource, recipe: Recipe, settings: RunSettings, target: TargetNet) -> None:
         self.settings = settings
         self.recipe = recipe
@@ -80,7 +78,6 @@ class Run:
 
     @property
     def total(self) -> int:
-        """The answer tokens of the whole run."""
         return int(self.recipe.epochs * sum(len(one.answer) - 1 for one in self.parts.training))
 
     def go(self, told: Callable[[Progress], None]) -> None:
@@ -144,7 +141,7 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def _forget_after(self, tokens: int) -> None:
-        """Drop the curve's lines after the last checkpoint: the run repeats them."""
+        """Drop the curve's lines after the last checkpoint: the run repeats these updates."""
         if self._curve.exists():
             lines = self._curve.read_text("utf-8").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["tokens"] <= tokens]

@@ -159,8 +159,6 @@ def open_target(machine: TrainingMachine) -> tuple[TensorSource, TargetNet]:
 
 
 class Ticker:
-    """Print a line of progress every EVERY_S."""
-
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total

@@ -19,7 +19,7 @@ class Arrivals:
     shape: str
     rate: float  # requests per second
     value: float = 0.0
-    over_s: float = 0.0  # of a ramp; the rate then stays the same
+    over_s: float = 0.0  # duration of a ramp; the rate then stays the same
 
     def offsets(self, seed: int) -> Iterator[float]:
         rng = random.Random(f"{seed} arrivals")
@@ -53,7 +53,7 @@ def constant(rate: float) -> Iterator[float]:
 
 
 def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
-    """Yield times whose gaps have the mean 1 / rate. A `variation` of 1 makes a Poisson process, a greater one
+    """Yield times whose gaps have the mean 1 / rate. A `variation` of 1 makes a Poisson process, a greater one makes
     bursts."""
     shape = 1 / variation**2
     at = 0.0

@@ -11,7 +11,7 @@ from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
-PAUSE_S = 0.2  # between attempts to resume a broken stream
+PAUSE_S = 0.2  # wait between attempts to resume
 
 
 class Client:
@@ -24,14 +24,14 @@ class Client:
         """
         self._addresses, self._timeout_s, self._resumes = addresses, timeout_s, resumes
         self._idle: list[list[ClientConnection]] = [[] for _ in addresses]
-        self._leave: dict[int, Callable[[], None]] = {}  # by request number: hang up on this request
+        self._leave: dict[int, Callable[[], None]] = {}  # request number -> the function that hangs up
         self.zero = time.monotonic()
 
     def now(self) -> float:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Wait until the answer is over. Its record says how it ended."""
+        """Wait until the answer is over. The record says how it ended."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())

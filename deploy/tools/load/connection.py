@@ -23,7 +23,7 @@ READ_BYTES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Resolved once, so that no run measures name look-ups."""
+    """A server's address, resolved once, so that no run measures name look-ups."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
@@ -32,7 +32,7 @@ class Address:
 
 
 class ClientConnection:
-    """Serve one request at a time. Between requests, `is_open` becomes false if the server closes.
+    """Serve one request at a time. Between requests, `is_open` becomes false when the server closes.
 
     on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports the
     connection's end.

@@ -18,7 +18,8 @@ CLIENTS_FAULT = "invalid_request_error"
 class Exchange:
     """`is_over`: nothing more is expected. `may_reuse`: the connection can serve another request.
 
-    `was_cut_off`: it closed before the answer's first byte. `was_lost`: the answer broke off, but may be resumed.
+    `was_cut_off`: the connection closed before the answer's first byte. `was_lost`: the answer broke off, but may be
+    resumed.
     """
 
     def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:

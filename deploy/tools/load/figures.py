@@ -37,7 +37,7 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 class Resampling:
     """Draw resamples: other runs that were equally likely.
 
-    `times` (resamples, num_requests): how often each has each request.
+    `times` (resamples, num_requests): how often each resample has each request.
     """
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
@@ -60,7 +60,7 @@ class Resampling:
         return self.interval(float(values.sum()) / divisor, self.times @ values / divisor)
 
     def share(self, hits: Sequence[float], of: Sequence[float]) -> Estimate:
-        """Return sum(hits) / sum(of), both from the same draws, so that it stays within 1."""
+        """Return sum(hits) / sum(of), both from the same draws, so that the share stays within 1."""
         above, below = np.asarray(hits, dtype=np.float64), np.asarray(of, dtype=np.float64)
         if not below.sum():
             return NOTHING
@@ -86,7 +86,7 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Weighted values: one per request, or all its waits between tokens."""
+    """Weighted values: one per request, or all waits between a request's tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position of value i's request in order of arrival."""

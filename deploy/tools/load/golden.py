@@ -17,7 +17,7 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """Texts are compared without `ids`, which only some servers show.
+    """Without `ids`, which only some servers show, texts are compared.
 
     `margins[i]`: the logprob of token i minus the second best; empty if unknown.
     """
@@ -35,7 +35,7 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class GoldenDifference:
-    number: int  # of the request
+    number: int
     probe: int
     position: int  # in tokens, or in characters
     unit: str
@@ -44,7 +44,7 @@ class GoldenDifference:
     margin: float | None
 
     def is_near_tie(self, bound: float) -> bool:
-        """Return whether rounding may explain it; False if `bound` is 0."""
+        """Return whether rounding may explain the difference; False if `bound` is 0."""
         return self.margin is not None and 0 < bound >= self.margin
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class GoldenDifference:
 def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], near_tie: float) -> Check:
     if not goldens:
         return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
-    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # with at least one token
+    compared = [one for one in records if one.probe is not None and one.at and not one.error]
     found = [one for record in compared if (one := first_difference(goldens[record.probe or 0], record)) is not None]
     wrong = [one for one in found if not one.is_near_tie(near_tie)]
     details = tuple(map(str, (wrong or found)[:MOST_DETAILS]))

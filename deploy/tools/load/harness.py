@@ -89,7 +89,6 @@ def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
 
 
 def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> LoadReport:
-    """Report the run at the best rate, or at the lowest if no run met the SLO."""
     goldens = golden_answers(plan, context)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
@@ -115,7 +114,8 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
     """Return the failed checks of the other runs.
 
-    Up to the best rate, every check counts except `answers`, which the SLO judges. Above it, only ALWAYS_TRUE counts.
+    Up to the best rate, every check counts except `answers`, which the SLO judges. Above the best rate, only
+    ALWAYS_TRUE counts.
     """
     return [
         check

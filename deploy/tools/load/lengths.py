@@ -15,7 +15,7 @@ Draw = Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    text: str  # as parsed
+    text: str
     draw_value: Draw
 
     def draw(self, rng: random.Random) -> int:

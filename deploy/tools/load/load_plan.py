@@ -154,7 +154,6 @@ def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
 
 
 def truth_of(args: argparse.Namespace) -> Truth:
-    """Above temperature 0 there are no golden answers."""
     golden = 0 if args.temperature > 0 else args.golden
     return Truth(golden, args.golden_every, args.golden_file, args.near_tie, args.stall, args.rest)
 

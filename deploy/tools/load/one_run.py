@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # in a row, with free memory; nodes report every second
+RESTED_POLLS = 3  # polls in a row with free memory; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,6 @@ def page_if_any(context: RunContext) -> Page | None:
 
 
 def metrics_of(context: RunContext) -> Page | None:
-    """Return all routers' merged metrics; None if a server has none."""
     if not context.builder.target.is_ours:
         return None
     answers = [server.get("/metrics") for server in (context.server, *context.others)]
@@ -188,7 +187,6 @@ def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
 
 
 def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
-    """Read --golden-file if it exists. Otherwise ask the server, and save the answers if the flag is given."""
     truth = plan.truth
     if not truth.golden:
         return []

@@ -113,7 +113,7 @@ def encode(report: LoadReport) -> bytes:
 
 
 def read_report(path: Path) -> LoadReport:
-    """Read the file `path`, or REPORT in this folder. Raise ConfigError if it is not a report."""
+    """Read the file `path`, or REPORT in the folder `path`. Raise ConfigError if it is not a report."""
     file = path / REPORT if path.is_dir() else path
     try:
         raw = msgspec.json.decode(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Format the report as one HTML page without other resources."""
+"""Format the report as one HTML page, without scripts or other resources."""
 
 from __future__ import annotations
 

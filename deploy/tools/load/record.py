@@ -24,13 +24,13 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # index of the golden answer that it must equal
+    probe: int | None = None  # index of the golden answer that the answer must equal
     sent: float = NOT_YET
     end: float = NOT_YET
     status: int = 0  # 0 until it comes
     error: str = ""
-    hung_up: bool = False  # whether the client left on purpose
-    num_resumed: int = 0  # how often it was resumed
+    hung_up: bool = False
+    num_resumed: int = 0
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
@@ -52,7 +52,6 @@ class RequestRecord:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the server ended the answer without error."""
         return not self.error and not self.hung_up and len(self.at) > 0 and not math.isnan(self.end)
 
     @property

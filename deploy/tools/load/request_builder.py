@@ -1,4 +1,4 @@
-"""Build OpenAI's chat and completions requests as bytes, streamed. Pure."""
+"""Build requests as bytes: OpenAI's chat and completions bodies, streamed. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RequestBuilder:
     api: str = "chat"
     api_key: str = ""
     temperature: float = 0.0
-    extra: Mapping[str, Any] = field(default_factory=dict)  # override other fields; null removes a field
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields that override others; null removes a field
 
     @property
     def path(self) -> str:

@@ -23,7 +23,7 @@ class Storm:
 
 
 class Runner:
-    """`records` grows as requests are sent. Those in `open` are not complete."""
+    """`records` grows as requests are sent. Records in `open` are not complete."""
 
     def __init__(
         self, driver: Driver, client: Client, builder: RequestBuilder, *, until_s: float, storms: Sequence[Storm] = ()

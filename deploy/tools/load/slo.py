@@ -15,7 +15,7 @@ BOUND = re.compile(r"(ttft|tpot|itl|e2e)\s*(?:<=?|=)\s*([0-9.]+)\s*(ms|s|)")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Bounds in seconds, or infinity. `itl`: of an answer's longest wait for a token. `tpot`: of the mean wait."""
+    """Bounds in seconds, or infinity. `itl` bounds an answer's longest wait for a token, and `tpot` the mean wait."""
 
     ttft: float = math.inf
     tpot: float = math.inf

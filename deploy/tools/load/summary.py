@@ -44,7 +44,7 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in shorter slices of a short window.
 
-        Amounts outside are left out. One exactly at the end counts: a closed loop's last answer ends then.
+        Amounts outside are left out. An amount exactly at the end counts: a closed loop's last answer ends then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -55,7 +55,7 @@ class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
     `handle_*`: the larger lateness of chunks and of loop beats. Without the system's arrival times, token times include
-    it.
+    this lateness.
     """
 
     send_p50: float = math.nan
@@ -83,7 +83,7 @@ class Summary:
     output_tokens_per_s: Estimate
     slo: str
     slo_share: Estimate
-    goodput: Estimate  # requests within the SLO, per second
+    goodput: Estimate
     smooth_goodput: Estimate  # the requests' value in tokens, per second
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed:
 
 
 def arrivals_of(records: Sequence[RequestRecord]) -> tuple[list[float], list[float]]:
-    """Return (times, token amounts) of all chunks. A known total of the server's is split over the chunks."""
+    """Return (times, token amounts) of all chunks. The server's total, if known, is split over the chunks."""
     times = [at for record in records for at in record.at]
     amounts = [
         count * record.num_tokens / total
@@ -176,7 +176,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum, without an interval: resampling has none for an extreme value."""
+    """Return the maximum. It has no interval: resampling yields none for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

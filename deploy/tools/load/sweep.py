@@ -16,8 +16,6 @@ MOST_RUNS = 12
 
 @dataclass(slots=True)
 class Sweep:
-    """`needed`: the required share of requests within the SLO."""
-
     first_rate: float
     needed: float
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO

@@ -48,7 +48,8 @@ class Target:
 
 
 def look_at(server: Server, model: str) -> Target:
-    """Find out the server's kind. Without `model`, take its first model. Raise ConfigError if it names none."""
+    """Find out the server's kind. Without `model`, take the server's first model. Raise ConfigError if the server names
+    none."""
     status, body = server.get("/v1/models")
     try:
         cards = list(json.loads(body)["data"]) if status == 200 else []

@@ -53,7 +53,6 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
-    """Return the client's worst lateness before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
@@ -66,8 +65,8 @@ def stall_line(wait: float, record: RequestRecord, position: int) -> str:
 def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
     """Check /metrics after the load.
 
-    `before`: the page before it. `after`: the last page, `waited_s` after it, or None without an answer. A request that
-    is still open there belongs to another client, or never ends.
+    `before`: the page before the load. `after`: the last page, `waited_s` after the load; None without an answer. A
+    request that is still open there belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
@@ -88,7 +87,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests: between the answered ones and all sent ones."""
+    """Return whether the server's count is between our answered and our sent requests. Then it saw only ours."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -157,7 +156,6 @@ class Drill:
 
 
 def check_drill(drill: Drill, records: Sequence[RequestRecord]) -> Check:
-    """Report failures and pauses of the streams that were open when the node went away."""
     beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
     failed = [one for one in beside if one.error]
     pauses = [gap for one in beside for at, gap in zip(one.at[1:], one.gaps(), strict=True) if at > drill.at_s]

@@ -147,7 +147,6 @@ def messages_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def with_probes(sessions: Iterator[Session], probes: Sequence[Session], every: int) -> Iterator[Session]:
-    """Replace each `every`-th session by the next golden session."""
     asked = itertools.cycle(probes)
     for number, session in enumerate(sessions, 1):
         yield next(asked) if probes and number % every == 0 else session

@@ -39,7 +39,6 @@ def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
 
 
 def solve(parts: Floats, times: Floats) -> Floats:
-    """Return costs >= 0 with the least squares of relative errors."""
     scaled = parts / times[:, None]
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0

@@ -33,7 +33,6 @@ class ClusterLayout:
         return f"{self.prefill}P {self.decode}D, chunks of {self.chunk_size}{mixed}{local}"
 
     def flags(self) -> list[str]:
-        """Return flags for `baton up`, whose settings every launcher has."""
         counts = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         sizes = ["--chunk-size", str(self.chunk_size), "--mixed-chunk-size", str(self.mixed_chunk_size)]
         return [*counts, *sizes, "--local-prefill-tokens", str(self.local_tokens)]

@@ -2,8 +2,8 @@
 
 `measure.py` starts both kinds. The busy process is the neighbour of the measured node.
 
-`python -m deploy.tools.plan.measure_steps --out FILE [node flags]` measures and ends. `python -m
-deploy.tools.plan.measure_steps --busy [node flags]` prints "busy" and runs steps until killed.
+  python -m deploy.tools.plan.measure_steps --out FILE [node flags]    measures and ends
+  python -m deploy.tools.plan.measure_steps --busy [node flags]        prints "busy" and runs steps until killed
 """
 
 from __future__ import annotations

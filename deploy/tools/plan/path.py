@@ -60,7 +60,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     plan = calibrating_load(costs, config.parts.sched.chunk_size)
     flags = [*to_argv(config), *layout.flags()]
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
-        ask(url, 2, LONG)  # to compile kernels and open links
+        ask(url, 2, LONG)  # this compiles kernels and opens links
         short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
         together = put_load(url, load_flags(costs, config.parts.sched.chunk_size)).records
     alone = path_alone(short, long, costs, layout, profile)
@@ -70,7 +70,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
 def ask(url: str, num_requests: int, words: int) -> list[RequestRecord]:
     """Send requests one by one, without a chat template, which would lengthen short prompts."""
     load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
-    seed = ["--seed", str(num_requests)]  # for prompts that are not cached
+    seed = ["--seed", str(num_requests)]  # draws prompts that are not cached
     lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER), *seed]
     records = put_load(url, [*load, *lengths], api="completions").records
     whole = [record for record in records if record.is_whole and len(record.at) == ANSWER]

@@ -3,9 +3,9 @@
   step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
          + per_key x keys that decode rows read.
 
-`rise` is linear between its knots: another token costs almost nothing while reading the weights is the bottleneck, and
-then always the same. The split into token, sampling and attention costs follows Vidur (Agrawal et al.,
-arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
+`rise` is linear between its knots. While reading the weights is the bottleneck, another token costs almost nothing.
+With more tokens, each further token costs the same time. The split into token, sampling and attention costs follows
+Vidur (Agrawal et al., arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ AT_ONCE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    tokens: int  # of chunks and decode rows
+    tokens: int  # tokens of chunks and decode rows
     samples: int  # rows that sample a token
     pairs: int = 0  # in chunks: each token with those it attends to
-    keys: int = 0  # that decode rows read
+    keys: int = 0  # keys that decode rows read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class NodeProfile:
 class PathProfile:
     """A request's seconds outside of the engine, in a loaded cluster whose processes share cores."""
 
-    to_node: float  # from the client to the scheduler, plus from the first token back
-    prompt_stretch: float = 1.0  # by which other work stretches steps with prompts
-    decode_stretch: float = 1.0  # the same for the other steps
-    handoff: float = 0.0  # from the last chunk's end to the decode node's batch, without copies of pages
-    bytes_per_s: float = AT_ONCE  # at which the decode node copies and checks pages
+    to_node: float  # time from the client to the scheduler, plus time from the first token to the client
+    prompt_stretch: float = 1.0  # factor by which other work stretches steps with prompts
+    decode_stretch: float = 1.0  # the same factor for the other steps
+    handoff: float = 0.0  # time from the last chunk's end to the decode node's batch, without copies of pages
+    bytes_per_s: float = AT_ONCE  # rate at which the decode node copies and checks pages
 
 
 class Versioned(msgspec.Struct):
@@ -121,7 +121,7 @@ class Profile:
 
     @property
     def has_handoff(self) -> bool:
-        """Whether a hand-off was measured. Otherwise (one node per machine) it takes no time."""
+        """Whether a hand-off was measured. Otherwise (one node per machine) hand-offs take no time."""
         return any(path.bytes_per_s < AT_ONCE for path in self.paths.values())
 
 
@@ -152,7 +152,6 @@ def read(path: Path) -> Profile:
 
 
 def nonsense_of(profile: Profile) -> str:
-    """Return the profile's fault; "" if it is valid."""
     for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
         if getattr(profile, name) < 1:
             return f"{name} is {getattr(profile, name)}"

@@ -76,7 +76,6 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def shares_of(text: str, num_cores: int) -> list[int]:
-    """Return the nodes' numbers of cores, largest first. The default: all cores, and half of them."""
     if not text:
         return sorted({num_cores, max(1, num_cores // 2)}, reverse=True)
     try:
@@ -181,7 +180,6 @@ def several(number: int, thing: str) -> str:
 
 
 def model_flags(profile: Profile) -> list[str]:
-    """Return the measured settings that differ from a node's defaults."""
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
     rows = profile.max_running
     memory = MemoryConfig(page_size=profile.page_size, max_running=0 if rows == CPU.max_running else rows)

@@ -20,7 +20,7 @@ from shared.config.device_defaults import CPU
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
-FEW = 4  # machines of a small simulation, at least
+FEW = 4  # fewest machines of a small simulation
 LEAST_REQUESTS = 200  # with fewer requests, chance decides
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
@@ -37,8 +37,8 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried prefill nodes, as multiples of the expected number
-STEPS_UP = 16  # too few machines in a full simulation grow by a 16th
-SAME = 0.03  # goodputs that differ by less count as equal
+STEPS_UP = 16  # add a 16th of the machines after a full simulation with too few
+SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,6 @@ def grow(layout: ClusterLayout, few: int, machines: int) -> ClusterLayout:
 
 
 def around(layout: ClusterLayout, few: int) -> list[ClusterLayout]:
-    """Return this layout, and neighbours with slightly more and fewer prefill nodes."""
     if not layout.is_disaggregated:
         return [layout]
     by = max(1, layout.num_nodes // (2 * few * layout.per_host))
@@ -170,7 +169,6 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
-    """Return the mean words per prompt and tokens per answer, of at most `most` sessions."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
@@ -197,7 +195,7 @@ def find_fewest(
 ) -> tuple[int | None, SearchResult]:
     """Return about the fewest machines with which a full search reaches `share`, and the search's result.
 
-    If `most` are not enough, return None and their result.
+    If `most` are not enough, return None and the result for `most`.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)

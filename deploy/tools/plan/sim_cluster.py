@@ -42,7 +42,7 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """From the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`: on
+    """From the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`: its copy on
     `taker`."""
 
     source: Request
@@ -57,9 +57,9 @@ class Handoff:
 
 @dataclass(slots=True, eq=False)
 class SimNode:
-    node: RegisteredNode  # as the router sees it
+    node: RegisteredNode
     timed: TimedNode
-    # to this decode node, without a grant, in order of arrival
+    # hand-offs to this decode node without a grant, in order of arrival
     offers: list[Handoff] = field(default_factory=list)
     wakes_at: float = float("inf")
 
@@ -76,8 +76,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off may free too few pages for the waiting request. It would be admitted and unpinned again and
-    again.
+    An unpinned hand-off does not count. It may free too few pages for the waiting request, and would then be admitted
+    and unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -121,8 +121,7 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to its time, as measured beside a neighbour while one
-        computes."""
+        """Return a function from a step's shape and begin to its time. A computing neighbour changes this time."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -143,7 +142,7 @@ class SimCluster:
     def play(
         self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None
     ) -> list[RequestRecord]:
-        """Return the records of the driver's requests. Those open at `until` fail.
+        """Return the records of the driver's requests. Requests that are open at `until` fail.
 
         `passes` is called with the time after each event.
         """
@@ -171,7 +170,6 @@ class SimCluster:
             self._at(next_at, lambda: None)
 
     def _wake(self, node: SimNode) -> None:
-        """Wake the node when its oldest step ends."""
         at = node.timed.next_at()
         if at is not None and at < node.wakes_at:
             node.wakes_at = at
@@ -241,7 +239,6 @@ class SimCluster:
     # ---- a node's turn
 
     def _turn(self, node: SimNode) -> None:
-        """Run until scheduler and offers have nothing to do now."""
         timed = node.timed
         timed.turn()
         events = timed.scheduler.take_events()
@@ -363,7 +360,7 @@ class SimCluster:
         self._prompt_done(open_)
         open_.nodes[1].node.open_sequences -= 1
         record, handoff = open_.record, open_.handoff
-        if handoff is not None:  # it ended with its first token, or could not run
+        if handoff is not None:  # the request ended with its first token, or could not run
             handoff.taker.offers = [other for other in handoff.taker.offers if other is not handoff]
             for side in (handoff.giver, handoff.taker):
                 if side is not node:

@@ -61,7 +61,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step, from its plan or the previous step's end, if that is later."""
+        """Record a step. It begins at its plan, or at the previous step's end if that is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))

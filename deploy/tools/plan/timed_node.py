@@ -1,4 +1,4 @@
-"""Simulate a node in virtual time: the production scheduler and memory over an engine of step times."""
+"""Simulate a node in virtual time: the production scheduler and memory over an engine that has only step times."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ class TimedNode:
         self.num_prompt_tokens: dict[RequestKey, int] = {}
 
     def next_at(self) -> float | None:
-        """Return the oldest step's end; None if none is open."""
         return self._launched[0].done_at if self._launched else None
 
     def turn(self) -> None:
@@ -93,7 +92,6 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
-        """Add other work to the next step's time, if a step is running."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 

@@ -3,7 +3,7 @@
   `plainly`    Compute the prompt in one step, then the answer token by token, in one pool of pages.
   `as it ran`  Compute in the cell's chunks and pages. For a hand-off, the prompt's pages go to another pool as bytes.
 
-Each layer's input (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed.
+Each layer's input (the residual) is compared bit by bit.
 """
 
 from __future__ import annotations

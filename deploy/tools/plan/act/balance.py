@@ -22,7 +22,7 @@ from shared.core.states import NodeState
 PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 FULL_SHARE = 0.8  # share of time or rows above which queues grow long
-CLEAR_S = 60.0  # waiting work should be done within this time
+CLEAR_S = 60.0  # time in which waiting work should be done
 # Late tokens raise the demand at most by this factor: they hardly show how many nodes are missing.
 MOST_TIMES = 1.5
 GAIN = 0.15
@@ -98,7 +98,6 @@ class Demand:
         return max(self.prefill / num_prefill, self.decode / num_decode)
 
     def best(self, num_nodes: int, least: int) -> int:
-        """Return the best number of prefill nodes."""
         return min(range(least, num_nodes - least + 1), key=lambda num: self.pressure(num, num_nodes - num))
 
     def exceeds(self, num_nodes: int, least: int) -> bool:
@@ -133,7 +132,7 @@ def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Dema
 
 @dataclass(slots=True)
 class Balancer:
-    """Decide moves from recent looks, at first after one whole window."""
+    """Decide moves from recent looks. A new balancer first observes one whole window."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
     demand: Demand | None = None  # over the last whole window; None after a change

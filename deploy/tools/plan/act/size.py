@@ -1,8 +1,7 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
-README.md has the rules. Nodes of the start are never given back. The waits up_after_s and down_after_s begin after a
-whole window with the same nodes, so that the demand is measured on them. A constant load can't make the cluster grow
-and shrink in turn: after growth, it would be full again with one node less.
+The planner's README.md has the rules. Nodes that were there at the start are never given back. The waits up_after_s and
+down_after_s begin after a whole window with the same nodes, so that the demand is measured on them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Sizer:
         self.least = max(1, self.least)
 
     def restart(self) -> None:
-        """Begin both waits again."""
         self._patience.restart()
 
     def see(self, look: ClusterLook, demand: Demand | None, view: FleetView) -> Wish | None:
