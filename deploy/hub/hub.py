@@ -57,7 +57,7 @@ class Repository:
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # as in its GGUF files; "" if unknown
+    architecture: str  # the architecture in its GGUF files; "" if unknown
 
     @property
     def commit(self) -> str:

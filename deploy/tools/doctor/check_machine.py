@@ -6,7 +6,7 @@ from deploy.tools.doctor.facts import DaemonFacts, Disk, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 COMPUTES = ("prefill", "decode")
-BUSY_LOAD = 1.5  # load average per core; more is too busy
+BUSY_LOAD = 1.5  # above this load average per core, the machine is too busy
 SHARES = {LOOK: 0.05, BROKEN: 0.25}
 LOW_MEMORY = {LOOK: 0.10, BROKEN: 0.03}
 LOW_DISK_BYTES = {LOOK: 1 << 30, BROKEN: 100 << 20}

@@ -101,7 +101,8 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """Resolve a path as a daemon of user `uid` in `folder`. Return None if it depends on an unknown folder."""
+    """Resolve a path as a daemon of user `uid` in `folder` does. Return None if the path depends on an unknown
+    folder."""
     if name.startswith("~/") and uid != os.geteuid():
         with contextlib.suppress(KeyError):
             name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"

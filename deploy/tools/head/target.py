@@ -27,7 +27,7 @@ class Features:
 
 
 def check_plain(config: LlamaConfig) -> None:
-    """Raise ConfigError for windows, experts or Gemma's special layers, which are missing here."""
+    """Raise ConfigError for windows, experts or Gemma's special layers, which this forward pass lacks."""
     if config.windows or config.experts is not None or config.style != LayerStyle():
         why = "training supports no sliding windows, no experts and no layers like Gemma's"
         raise ConfigError(f"can't train heads for {config.name} ({config.family}): {why}")

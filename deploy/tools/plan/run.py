@@ -126,7 +126,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
-            gc.collect()  # simulated nodes reference each other
+            gc.collect()  # simulated nodes reference each other, so only this frees them
             return found
 
         if args.fewest:

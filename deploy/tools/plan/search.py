@@ -37,7 +37,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried prefill nodes, as multiples of the expected number
-STEPS_UP = 16  # add a 16th of the machines after a full simulation with too few
+STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of them
 SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
 
