@@ -1,1 +1,1 @@
-"""The command `baton`, which starts clusters and has tools. Clients' requests do not pass through this package."""
+"""The command `baton`: it starts clusters and runs tools. Clients' requests do not pass through this package."""

@@ -1,4 +1,4 @@
-"""The `baton` command: parse flags and check settings, then run a tool, or import and run a daemon's app."""
+"""The `baton` command: check flags and settings, then run a tool or a daemon's app."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that runs a cluster or one process. `app`: the module to run. `hidden`: settings without a flag."""
+    """`app`: the module to run. `hidden`: settings without a flag."""
 
     process: type
     help: str
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"baton {args.command}: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except ModuleNotFoundError as error:  # any command may raise this error if only the router's packages are installed
+    except ModuleNotFoundError as error:  # only the router's packages may be installed
         package = extras.missing_package(error)
         if not package:
             raise
@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Run the cheap checks, set cores and threads, then import the app and run it."""
+    """Check cheaply, and set cores and threads, before the app is imported."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

@@ -1,4 +1,4 @@
-"""Parse Prometheus text, and read KV pages, rows and latencies from a router's /metrics. Pure."""
+"""Parse Prometheus text, and read figures from a router's /metrics. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
-TOTAL = "baton_kv_pages_total"  # this gauge has one sample per node
+TOTAL = "baton_kv_pages_total"  # one sample per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,10 @@ class Page:
     samples: tuple[Sample, ...]
 
     def total(self, name: str) -> float:
-        """Return the sum of the samples `name` over all labels; 0 if there are none."""
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Return (number, mean) of a histogram's observations since `before`; the mean is 0 if there are none."""
+        """Return (number, mean) of a histogram's observations since `before`; the mean of none is 0."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -43,7 +42,7 @@ def parse_page(text: str) -> Page:
 
 
 def merged(pages: Sequence[Page]) -> Page:
-    """Merge the pages of routers with the same nodes. Nodes' samples come from the first page only."""
+    """Merge the pages of routers with the same nodes. Take nodes' samples only from the first page."""
     first, *others = pages
     return Page((*first.samples, *(one for page in others for one in page.samples if "node" not in one.labels)))
 
@@ -53,7 +52,6 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return the faults of an idle server: pages in use, missing pages, rows in use."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

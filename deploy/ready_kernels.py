@@ -2,8 +2,7 @@
 
   python -m deploy.ready_kernels        # takes seconds if they are compiled already
 
-The set-up runs this module. Compiled code is beside the sources, or in NUMBA_CACHE_DIR. Other models compile more at
-their first start.
+Compiled code is beside the sources, or in NUMBA_CACHE_DIR. Other models compile more at their first start.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
 
-LITTLE = 16 << 20  # bytes of KV memory; a small amount is enough, because no request is served
+LITTLE = 16 << 20  # bytes of KV memory; enough, because no request is served
 
 
 def main() -> int:
@@ -22,7 +21,7 @@ def main() -> int:
         NodeProcessConfig, {"memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}, fixed={"node": {"role": "decode"}}
     )
     core_plan.apply(config.cores)
-    # these imports load torch, so the number of threads must be set before
+    # torch is loaded here, so the threads must be set before
     from shared.node.build import build_core, warm_up
     from shared.node.compiling import KernelLog, tell_of_kernels
     from shared.node.cores import NodeCores

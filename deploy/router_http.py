@@ -1,4 +1,4 @@
-"""Send a command's requests to a router over HTTP or HTTPS, and read the keys for them."""
+"""Send a command's requests to a router, and read the keys that they need."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class RouterHttp:
-    """Connect to a router, or to the proxy in front of it, for each request.
+    """Connect to a router, or to its proxy, for each request.
 
-    `key` is sent as a bearer token, and `other_key` in the header x-api-key. `ca`: a CA file for https; only needed if
-    the system does not know the CA.
+    `key`: a bearer token. `other_key`: for x-api-key. `ca`: a CA file for https, if the system does not know it.
     """
 
     def __init__(
@@ -36,12 +35,11 @@ class RouterHttp:
         self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Return (status, body). Raises one of UNREACHABLE if no answer comes."""
+        """Return (status, body). Raise one of UNREACHABLE without an answer."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
 
     def send(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Send a request whose body is already encoded as bytes."""
         connection = self._connection(timeout_s)
         kind = {"content-type": "application/json"} if data else {}
         try:
@@ -65,17 +63,16 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def read_api_key(path: Path | None) -> str:
-    """Return the key in --api-key-file, or "". Raises ConfigError for a file that others may read."""
+    """Return the key in --api-key-file, or "". Raise ConfigError for a file that others may read."""
     return read_key(str(path or ""), "--api-key-file")
 
 
 def seers_key(api_key_file: str, admin_key_file: str) -> str:
-    """Return the key that a router wants before it shows its nodes; "" if it wants none.
+    """Return the key that a router wants before it shows its nodes; "" for none.
 
-    If the clients' key file holds a bare key, return that key. If the file is a table of tenants, it holds only hashes,
-    so return the operators' key.
+    It is the bare key in the clients' key file. A table of tenants holds only hashes; then it is the operators' key.
     """
-    # this module is imported here because `--help` does not need it
+    # `--help` does not need this import
     from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key
 
     if not api_key_file:

@@ -1,4 +1,4 @@
-"""Parse a router's address, which commands take as their last argument or as --url. This module sends nothing."""
+"""Parse a router's address, a command's last argument or its --url. Sends nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Url:
     scheme: str
     host: str
     port: int
-    prefix: str  # the URL's path without /v1
+    prefix: str  # the path without /v1
 
     @property
     def authority(self) -> str:
@@ -32,7 +32,7 @@ class Url:
 
 
 def parse_url(text: str) -> Url:
-    """Read http(s)://host[:port][/path], or host:port. The path may end with /v1, as for SDKs."""
+    """Read http(s)://host[:port][/path], or host:port. The path may end with /v1."""
     try:
         parts = urllib.parse.urlsplit(text if "//" in text else f"http://{text}")
         port = parts.port or (PORTS.get(parts.scheme, 0) if "//" in text else 0)
@@ -52,10 +52,7 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Let the parser take the URL as its last argument or as --url.
-
-    `without`: the text in the help that describes the default address.
-    """
+    """Take the URL as the last argument or as --url. `without`: the help's words about the default."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -73,7 +70,7 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the only address among the texts; None if there is none. Raises ConfigError for different addresses."""
+    """Return the only address; None for none. Raise ConfigError for different addresses."""
     found = [parse_url(text) for text in texts if text is not None]
     for other in found[1:]:
         require_same(found[:1], [other])
@@ -81,7 +78,7 @@ def the_only(*texts: str | None) -> Url | None:
 
 
 def all_of(words: Sequence[str], flags: Sequence[str]) -> list[Url]:
-    """Return a command's addresses, if it takes several. Raises ConfigError if its arguments and --url differ."""
+    """Return a command's addresses. Raise ConfigError if its arguments and --url differ."""
     by_word, by_flag = list(map(parse_url, words)), list(map(parse_url, flags))
     if by_word and by_flag:
         require_same(by_word, by_flag)

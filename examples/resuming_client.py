@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 AGAIN = (429, 502, 503, 504)
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # seconds to wait before the next try
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # the pauses between tries
 
 
 def pause_s(failures: int, retry_after: str) -> float:
@@ -29,7 +29,8 @@ def stream(
     """Yield each chunk once. A blank line ends an event.
 
     `url`: the endpoint's URL, or the URLs of several routers that share a key file. After a failure the next router is
-    asked. `tries`: the limit of failures in a row."""
+    asked. `tries`: the most failures in a row.
+    """
     urls = [url] if isinstance(url, str) else list(url)
     token = place = ""
     failures = asked = 0
@@ -41,7 +42,7 @@ def stream(
                 if answer.status_code in AGAIN:
                     retry_after = answer.headers.get("Retry-After", "")
                 else:
-                    answer.raise_for_status()  # status 422 means resume_mismatch: this answer can't be reproduced
+                    answer.raise_for_status()  # 422 means resume_mismatch: this answer can't be reproduced
                 event: dict[str, str] = {}
                 for line in answer.iter_lines():
                     name, _, event[name] = line.partition(": ")

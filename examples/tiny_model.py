@@ -1,7 +1,6 @@
 """Write a tiny model as a Hugging Face folder and serve it: python examples/tiny_model.py FOLDER [FLAGS of baton up]
 
-The model is random, so its answers are nonsense. Only the form of the files matters. Baton needs the three
-files that this program writes, and every downloaded folder has them.
+The model is random, so its answers are nonsense. Every downloaded folder has the three files that Baton needs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CONFIG = {
     "num_key_value_heads": 2,  # two query heads share one KV head
     "head_dim": 16,
     "vocab_size": 257,
-    "max_position_embeddings": 512,  # largest number of tokens of prompt and answer together
+    "max_position_embeddings": 512,  # most tokens of prompt and answer together
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "eos_token_id": 256,

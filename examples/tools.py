@@ -1,7 +1,7 @@
 """Let a model call a function of ours, and answer with the result: python examples/tools.py [URL]
 
-Needs `pip install openai`, and a server whose model can call tools. If the model's chat template has no tools, name the
-format of the model's calls: `baton up --tool-format hermes`.
+Needs `pip install openai`, and a model that can call tools. If its chat template has no tools, name the format of its
+calls: `baton up --tool-format hermes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 
-# The model gets this description of our function. The arguments of its calls always follow the schema.
+# The arguments of the model's calls follow this schema.
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},
@@ -40,9 +40,9 @@ def main(url: str) -> None:
         messages=messages,
         tools=[WEATHER],
         tool_choice="required",
-        parallel_tool_calls=False,  # One call is enough.
-        max_tokens=300,  # This is enough for the whole call. A truncated call does not parse.
-        temperature=0,  # Take the likeliest call.
+        parallel_tool_calls=False,  # one call is enough
+        max_tokens=300,  # enough for the whole call; a truncated call does not parse
+        temperature=0,  # take the likeliest call
     )
     message = asked.choices[0].message
     call = message.tool_calls[0]

@@ -1,4 +1,4 @@
-"""`baton admin`: show a cluster's nodes, drain or restart them, or change their role, through the router's HTTP API."""
+"""`baton admin`: show or change a cluster's nodes through the router's HTTP API."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ leaving node does not finish a request in time, another node continues it with t
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node's row in the answer to /admin/status."""
-
     name: str
     role: str
     epoch: str
@@ -57,13 +55,11 @@ class NodeStatus:
 
 
 class AdminClient:
-    """Call a router's /admin paths, and read the router's other pages."""
-
     def __init__(self, url: Url, key: str, ca: Path | None = None) -> None:
         self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer's JSON. Raises ConfigError on failure, with the router's message if the router sent one."""
+        """Return the answer's JSON. Raise ConfigError on failure, with the router's message if any."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
@@ -152,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Print each router's table. Each table counts only the streams and open requests of its own router."""
+    """Print a table for each router, which counts only that router's streams and open requests."""
     flags = all_of(args.action_urls, list(filter(None, [args.url])))
     urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
     clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
@@ -170,24 +166,21 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def take_url_from_node(args: argparse.Namespace) -> None:
-    """Read the single argument of `restart --all URL` as the URL, not as a node's name."""
+    """Take the word after `restart --all` as a URL, not as a node's name."""
     if args.action == "restart" and args.all and ":" in (args.node or "") and args.address is None:
         args.node, args.address = None, args.node
 
 
 def read_admin_key(path: Path | None) -> str:
-    """Return the key in --admin-key-file, or else the key that `baton up` made; "" if there is neither.
-
-    Raises ConfigError for a file that other users may read.
-    """
+    """Return the key in `path`, or without a path the key that `baton up` made; "" if there is none. Raise ConfigError
+    for a file that others may read."""
     if path is None and not os.access(default_path(), os.R_OK):
         return ""
     return read_key(str(path or default_path()), "--admin-key-file")
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Drain or restart a node, or change its role. Return whether the change ended in time. With --no-wait, return True
-    at once."""
+    """Start the change and wait. Return whether it ended in time. With --no-wait, return True at once."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -244,7 +237,7 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
-# An older router may lack a field that a function below reads. The function then returns no lines.
+# If an older router lacks a field, the function that reads it returns no lines.
 def queue(status: dict[str, Any]) -> list[str]:
     return [
         f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
@@ -254,7 +247,7 @@ def queue(status: dict[str, Any]) -> list[str]:
 
 
 def limits(status: dict[str, Any]) -> list[str]:
-    """Return a line for each tenant: its remaining requests and tokens for this minute."""
+    """Return the rest of each tenant's limits for this minute."""
     told = []
     for row in status.get("limits", []):
         left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
@@ -270,7 +263,6 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 
 
 def lacking(status: dict[str, Any]) -> list[str]:
-    """Return a line for each router that is on a node's list but does not serve this node."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
 
@@ -280,7 +272,6 @@ def cores(status: dict[str, Any]) -> list[str]:
 
 
 def prompts(status: dict[str, Any]) -> list[str]:
-    """Return a line for each node, with the times of its recent prompts and hand-offs."""
     told = []
     for node in status["nodes"]:
         rate, handoff_s = node.get("prompt_tokens_per_s"), node.get("handoff_s")
@@ -295,8 +286,6 @@ def prompts(status: dict[str, Any]) -> list[str]:
 
 
 def slow(status: dict[str, Any]) -> list[str]:
-    """Return a line for each node that gets less work because it is slower. Such a node's steps take longer than the
-    steps of its peers."""
     gets = {"eased": "gets less work", "trickle": "gets one request at a time"}
     slow = [node for node in status["nodes"] if node.get("share") in gets]
     return [
@@ -306,6 +295,5 @@ def slow(status: dict[str, Any]) -> list[str]:
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:
-    """Return the transport of each pair of nodes, and the reason for that transport."""
     ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
     return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

@@ -1,4 +1,4 @@
-"""One supervised process: its start, output, signals and exit status."""
+"""One supervised process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """`vital`: the child is stopped before the other children. If a vital child dies before the cluster is ready, the
-    cluster ends."""
+    """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends."""
 
     name: str
     argv: tuple[str, ...]
@@ -26,7 +25,7 @@ class ChildSpec:
 
 
 class Child:
-    """Own one process, and write its output in whole lines, each with the process's name."""
+    """Own one process, and write its output in whole lines after its name."""
 
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
@@ -46,8 +45,7 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> int:
-        """Start the process in a new session, so that Ctrl-C reaches only the supervisor. Return the descriptor of its
-        output."""
+        """Start the process in a new session: Ctrl-C reaches only the supervisor. Return the output's descriptor."""
         self.restart_at = None
         self._process = subprocess.Popen(
             self.spec.argv,
@@ -65,7 +63,7 @@ class Child:
         return self._process.stdout.fileno()
 
     def pump(self) -> bool:
-        """Write the available output. Return False at the end of the output."""
+        """Write the available output. Return False at its end."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -79,14 +77,14 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write a line with the child's name. Our own log records already contain the name, as their third word."""
+        """Write a line after the child's name. Our own log records have the name already."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")
 
     def reap(self) -> int | None:
-        """Return an ended process's exit status, after draining its pipe; None while the process runs. A negative
-        status is the number of a signal."""
+        """Return the exit status once the process has ended and its pipe is empty, else None. A status of -n means
+        signal n."""
         if self._process is None or self._process.poll() is None:
             return None
         status = self._process.returncode
@@ -99,8 +97,7 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Return whether the pipe has output or has ended. After the child's end a grandchild may
-        still hold the pipe open, and write nothing."""
+        """Return whether a read would return at once. A grandchild can hold the pipe open and write nothing."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
-"""The steps of `baton keys`. Each step changes one folder, and prints which files to copy.
+"""The steps of `baton keys`. Each changes one folder, and prints which files to copy.
 
-Running routers and nodes notice when their copies of these files change.
+Running routers and nodes notice changed files.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def prepare(folder: Path, name: str) -> None:
     found = entries_of(folder, name)
     if len(found) > 1:
         raise ConfigError(f"{name}'s key is being rotated already: --use or --drop-old is next, see `show`")
-    if not (folder / (name + NEXT)).exists():  # an earlier run may have made this key without adding it to the list
+    if not (folder / (name + NEXT)).exists():  # an earlier run may have made the key without listing it
         write_pair(folder, name, new_pair(), NEXT)
     pair = read_pair(folder, name, NEXT)
     write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])

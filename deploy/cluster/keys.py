@@ -1,4 +1,4 @@
-"""The command line of `baton keys`. The steps load zmq, so this module imports them only when they run."""
+"""The command line of `baton keys`. The steps load zmq, so they are imported only when they run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`baton up`: run a whole cluster on this machine.
 
-It assigns names, ports and cores, makes all possible checks first, and supervises the processes. Routers and nodes run
-as separate commands, so their apps are not imported here.
+The processes' apps are not imported here.
 """
 
 from __future__ import annotations
@@ -34,15 +33,14 @@ from shared.observe.log import Logger
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
-MOST_MEMORY = 0.8  # The share of free memory that all nodes' KV pools get together.
-MOST_GPU_MEMORY = 0.9  # The share of the first GPU's memory that all nodes get together.
+MOST_MEMORY = 0.8  # share of free memory for the KV pools of all nodes together
+MOST_GPU_MEMORY = 0.9  # share of the first GPU's memory for all nodes together
 
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
-    """Serve until SIGINT or SIGTERM. The children end when the process `parent_pid` ends."""
+    """Serve until a signal. The children also end when the process `parent_pid` ends."""
     asked = config.nodes.model.model
     check_keys(config)
-    # The router and the nodes then get the same local path.
     config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
@@ -69,14 +67,14 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
 
 
 def router_names(config: ClusterConfig) -> tuple[str, ...]:
-    """Return the routers' names, which are the same at every start."""
+    """Return the routers' names, the same at every start."""
     name, number = config.router.router_id or ROUTER_ID, config.local.routers
     return (name,) if number == 1 else tuple(f"{name}-{index}" for index in range(number))
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError if keys are used and a router or node has no key."""
-    from shared.wire.keyring import ring_of_node, ring_of_router  # this import loads zmq, which other steps do not need
+    """Raise ConfigError if a router or node lacks a key that it needs."""
+    from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
     nodes = [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
@@ -97,10 +95,8 @@ def write_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
-    """Give each router a name, a port for nodes and a free HTTP port.
-
-    The HTTP ports are --port, --port + 1 and so on. With --port 0 they are any free ports.
-    """
+    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port; 0 means any free
+    ports."""
     host, first, used = config.router.host, config.router.port, set[int]()
     if first + config.local.routers - 1 > MAX_PORT:
         raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
@@ -150,7 +146,7 @@ def require_free(host: str, port: int) -> None:
 def child_specs(
     config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
 ) -> list[ChildSpec]:
-    """Return the commands, as a person would type them. Routers come first, so that nodes find them."""
+    """Return the children's commands, routers first, so that nodes find them."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
@@ -175,7 +171,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
 
 
 def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
-    """Return the nodes' commands. `routers`: the endpoints at which the routers listen for nodes."""
+    """`routers`: the routers' endpoints for nodes."""
     roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
     roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
     names = [f"{role}-{index}" for role, index, _ in roles]
@@ -218,7 +214,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the result of `seers_key`."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: from `seers_key`."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
@@ -238,7 +234,6 @@ def count_ready(body: bytes) -> int:
 
 
 def example(config: ClusterConfig) -> tuple[str, str]:
-    """Return the path and JSON fields of an example request for this model."""
     folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'
@@ -246,7 +241,7 @@ def example(config: ClusterConfig) -> tuple[str, str]:
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
-    """Print the next steps to stdout, for people and for scripts that wait for this text."""
+    """Print the next steps to stdout. Scripts wait for this text."""
     base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'

@@ -23,11 +23,8 @@ SHOWN_LOG_CHARS = 2000
 
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
-    """Yield the cluster's address once all nodes are ready. Stop the cluster after the `with` block.
-
-    The cluster also ends if this process dies. Ctrl-C reaches only this process, not the cluster, so this process can
-    clean up first.
-    """
+    """Yield the cluster's address once all nodes are ready. The cluster ends with the `with` block or with this
+    process. Ctrl-C reaches only this process."""
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
     command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]
@@ -43,7 +40,6 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def num_nodes(flags: Sequence[str]) -> int:
-    """Return the sum of --prefill and --decode, each 1 by default."""
     words = [word for flag in flags for word in flag.split("=", 1)]
     pairs = dict(zip(words, words[1:], strict=False))
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))

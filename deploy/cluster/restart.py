@@ -1,4 +1,4 @@
-"""Restart a daemon: the same process runs a new program, in the same or the other role."""
+"""Restart a daemon, in the same or the other role. The process stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def argv_as(role: str, original: Sequence[str], own: Sequence[str]) -> list[str]
 
 
 def start_again(role: str) -> NoReturn:
-    """Replace the program. The process keeps its id, its parent and its log pipe."""
+    """Replace the program. The process keeps its id, parent and log pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, argv_as(role, sys.orig_argv, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Decide when to restart a dead child. The time and the exit status are inputs."""
+"""Decide when to restart a dead child."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shared.core.exit_codes import EXIT_DRAINED
 WINDOW_S = 60.0
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 15.0
-EXIT_CONFIG = 2  # exit code of our commands for an unusable configuration
+EXIT_CONFIG = 2  # our commands' exit code for an unusable configuration
 
 
 @dataclass(slots=True)
 class RestartPolicy:
     """Count one child's deaths. Each further death within a minute doubles the delay.
 
-    The child stays down after too many deaths, a drain, or an unusable configuration.
+    Too many deaths, a drain, or an unusable configuration keep the child down.
     """
 
     max_restarts: int

@@ -1,6 +1,6 @@
-"""Start children, pass on their log lines, restart dead children, and stop all children in order.
+"""Start children, pass on their log lines, restart dead children, and stop all in order.
 
-The supervisor is one loop on one thread. Its caller says which children are vital and what "ready" means.
+This is one loop on one thread. Its caller defines "ready" and the vital children.
 
     start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
 """
@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`probe` quickly returns whether all processes serve. `announce` is called once, as soon as they all serve."""
+    """`probe` quickly returns whether all processes serve. `announce` is called once, at the first success."""
 
     probe: Callable[[], bool]
     announce: Callable[[], None]
@@ -34,7 +34,7 @@ class Readiness:
 
 
 class Supervisor:
-    """Run children. They are started in the given order."""
+    """Start the children in the given order, and run them."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal or a failure, and leave no child behind. Return the exit status.
 
-        Failures: the cluster is not ready in time, a child stays down before the cluster is ready, all vital children
-        are down, or all other children are down.
+        Failures: the cluster is not ready in time, a child stays down before that, or all vital or all other children
+        are down.
         """
         waker, wakes = socket.socketpair()
         waker.setblocking(False)
@@ -112,7 +112,6 @@ class Supervisor:
                 self._after_death(child, status, now)
 
     def _reap_one(self, child: Child) -> int | None:
-        """Return an ended child's status, and unregister its pipe."""
         fd = child.fileno() if child.running else -1
         status = child.reap()
         if status is not None and fd in self._selector.get_map():

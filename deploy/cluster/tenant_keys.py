@@ -1,4 +1,4 @@
-"""`baton keys tenant`: make a tenant's key, print it once, and write its hash into the router's keys file."""
+"""`baton keys tenant`: make a tenant's key, print it once, and write its hash into the router's file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.core.errors import ConfigError
 from shared.wire.key_files import write_private
 from shared.wire.private_file import read_private
 
-KEY_PREFIX = "baton-"  # this prefix makes a leaked key recognisable
+KEY_PREFIX = "baton-"  # makes a leaked key recognisable
 KEY_BYTES = 32
 HEAD = """\
 # Who may use the API. The router reads this file again when it changes. `baton keys tenant` adds keys.
@@ -25,7 +25,7 @@ stream_secret = "{secret}"
 
 
 def add_tenant(file: Path, name: str, requests_per_minute: int, tokens_per_minute: int, priority: int) -> None:
-    """Write a table for a new tenant, or add a key to a known tenant. Raise ConfigError for an unusable file."""
+    """Write a new tenant's table, or add a key to a known tenant. Raise ConfigError for an unusable file."""
     if not re.fullmatch(NAME, name):
         raise ConfigError(f"{name!r} can't name a tenant: use letters, digits, '_' and '-', at most 64")
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
@@ -46,7 +46,6 @@ def add_tenant(file: Path, name: str, requests_per_minute: int, tokens_per_minut
 
 
 def with_key(text: str, name: str, hashed: str, file: Path) -> str:
-    """Return the file's text with one more key, placed before the tenant's other keys."""
     found = re.search(rf"^\[tenants\.{name}\][^\[]*?^keys *= *\[", text, re.MULTILINE)
     if found is None:
         raise ConfigError(f'{file}: no line `keys = [` below [tenants.{name}]; add "{hashed}" by hand')

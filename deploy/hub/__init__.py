@@ -1,1 +1,1 @@
-"""Fetch models named org/name once from a Hugging Face hub into its cache, before any daemon starts."""
+"""Fetch models named org/name once from a Hugging Face hub, before any daemon starts."""

@@ -1,5 +1,4 @@
-"""Turn a name on the hub into a local folder or GGUF file. Before fetching weights, refuse models that Baton can't
-serve.
+"""Turn a name on the hub into a local path. Refuse unservable models before fetching weights.
 
 ask the hub (or the cache) -> files and sizes -> config.json -> is it served? -> is there room? -> weights
 """
@@ -21,8 +20,7 @@ Say = Callable[[str], None]
 
 
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Return the model's local path. A router needs no weights, but it gets a model's GGUF file, which also holds the
-    tokenizer."""
+    """Return the model's local path. A named GGUF file is always fetched, because it holds the tokenizer."""
     with explained(name, hub):
         repository = find(name, hub, say)
         check_listing(name, repository.sizes)
@@ -38,13 +36,12 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
 
 
 def commit_of(name: HubName, hub: Hub, say: Say) -> str:
-    """Return the commit that the name stands for now, so that all machines fetch the same files."""
     with explained(name, hub):
         return find(name, hub, say).commit
 
 
 def find(name: HubName, hub: Hub, say: Say) -> Repository:
-    """Find the model on the hub. If the hub can't be reached, use the cache, so that nodes can restart."""
+    """Find the model on the hub. If the hub is unreachable, use the cache, so that nodes can restart."""
     if hub.offline:
         return recall(name, hub)
     try:
@@ -77,7 +74,7 @@ def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
 
 
 def check_served(name: HubName, folder: Path) -> None:
-    """Raise ConfigError if config.json describes a model that no node could load."""
+    """Raise ConfigError if no node could load the model of config.json."""
     from shared.model.hf_config import config_from_hf
 
     if has_encoder(read_json_if_there(folder / "config.json")):
@@ -90,8 +87,7 @@ def check_served(name: HubName, folder: Path) -> None:
 
 
 def check_gguf_architecture(repository: Repository) -> None:
-    """Check the architecture that the hub has read from the GGUF header. The file itself is checked when it is
-    loaded."""
+    """Check the architecture that the hub read from the GGUF header. Loading checks the file itself."""
     from shared.model.config import GGUF_ARCHITECTURES
 
     told = repository.architecture

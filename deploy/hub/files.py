@@ -1,4 +1,4 @@
-"""Choose which files of a repository to fetch: allowed names only, no pickles, no code. Uses no network.
+"""Choose which files of a repository to fetch: no pickles, no code. Uses no network.
 
 Only files of the top folder, chat templates and a named GGUF file are allowed, so no name leads out of the folder.
 """
@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
-# These files are fetched first. They decide whether the other files are fetched.
+# These files are fetched first: they decide about the others.
 DESCRIPTION = ("config.json", "generation_config.json", INDEX)
 TEXT = (
     "config.json",
@@ -36,7 +36,7 @@ Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that match one of the patterns. A pattern matches only names in its own folder."""
+    """Return the names that match a pattern. Patterns match only names in their own folder."""
     patterns = tuple(patterns)
     return sorted(
         name
@@ -47,7 +47,6 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def check_listing(name: HubName, sizes: Sizes) -> None:
-    """Raise ConfigError if the repository can't hold the requested files."""
     if name.file:
         _check_gguf(name, sizes)
         return
@@ -83,8 +82,7 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """Return the names of the weight files. If there is an index, return only the shards in the index, because some
-    repositories hold the weights twice."""
+    """Return the weight files. With an index, return only its shards: some repositories hold the weights twice."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
     return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)

@@ -1,5 +1,4 @@
-"""Ask a hub for models, and download them into its cache, through huggingface_hub. Local models work without that
-package."""
+"""Ask a hub for models, and download them, through huggingface_hub. Local models do not need that package."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the number of free bytes on the folder's disk. The folder need not exist yet."""
+    """Return the disk's free bytes. The folder need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
@@ -51,14 +50,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes`: the sizes in bytes of all its files, whether fetched or not."""
+    """A model at one commit. `sizes`: each file's bytes, fetched or not."""
 
     name: HubName
     hub: Hub
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # the architecture in its GGUF files; "" if the hub does not say
+    architecture: str  # the architecture in its GGUF files; "" if unknown
 
     @property
     def commit(self) -> str:
@@ -69,7 +68,7 @@ def hub_of_environment(offline: bool) -> Hub:
     """Read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does."""
     try:
         from huggingface_hub import constants
-    except ModuleNotFoundError:  # the router's package list does not contain huggingface_hub
+    except ModuleNotFoundError:  # the router's package list lacks huggingface_hub
         line = extras.pip_line(REQUIREMENT)
         raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
     if not constants.ENDPOINT.startswith(("http://", "https://")):
@@ -79,10 +78,10 @@ def hub_of_environment(offline: bool) -> Hub:
 
 
 def ask(name: HubName, hub: Hub) -> Repository:
-    """Ask the hub for a repository's commit and files. Raises huggingface_hub's errors."""
+    """Ask the hub for a commit and its files. Raises huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
-    # This call also saves the revision in the cache, for offline use.
+    # This also saves the revision in the cache, for offline use.
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Repository(name, hub, revision, folder_of(name, hub, revision), sizes, architecture_of(info.gguf))
@@ -103,8 +102,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """Return the files' sizes from the listing that Baton's download saved. If another program downloaded the files,
-    there may be no listing: then return the sizes of the files in the folder."""
+    """Return the files' sizes from the listing that Baton saved. Another program's download may leave no listing; then
+    measure the files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -121,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the small files, and save the listing. An offline start uses the listing to notice missing files."""
+    """Fetch the small files, and save the listing, by which an offline start notices missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub
@@ -138,10 +137,8 @@ def describe(repository: Repository, files: Sequence[str]) -> None:
 
 
 def download(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch files that the cache lacks, one by one on this thread, so that Ctrl-C leaves no partial files.
-
-    Offline, a missing file raises an error.
-    """
+    """Fetch missing files one by one on this thread, so that Ctrl-C leaves no partial files. Offline, a missing file is
+    an error."""
     from huggingface_hub import hf_hub_download
 
     hub = repository.hub
@@ -159,7 +156,7 @@ def download(repository: Repository, files: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing, because the library would warn."""
+    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing: the library would warn."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -1,4 +1,4 @@
-"""Turn --model into a local path. Commands do this first, so that other code sees only local paths."""
+"""Turn --model into a local path. Commands do this first: other code sees only local paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_pinned_model(nodes: NodeParts) -> NodeParts:
 
 
 def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
-    """Return the settings with the local path of the tokenizer and the templates. No weights are fetched."""
+    """Return the settings with the local path of tokenizer and templates. Fetch no weights."""
     name = parse_hub_name(router.model.model)
     if name is None:
         return router
@@ -38,7 +38,7 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
 
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
-    """Set the model's local path. Clients still call the model org/name, unless it is served under another name."""
+    """Set the local path. Clients still call the model org/name, unless it has a served name."""
     return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
 
 

@@ -1,4 +1,4 @@
-"""Explain each failure of a hub or a download in a ConfigError of one sentence, without a traceback."""
+"""Explain failures of a hub or a download, each in a ConfigError of one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ AGAIN = "run it again: whole files are kept"
 
 @contextlib.contextmanager
 def explained(name: HubName, hub: Hub) -> Iterator[None]:
-    """Turn huggingface_hub's errors into ConfigError."""
     import httpx2
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -36,7 +35,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why the hub could not be reached; "" if the hub answered."""
+    """Return why the hub could not be reached; "" if it answered."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -64,7 +63,7 @@ def reason_of(error: BaseException, name: HubName, hub: Hub) -> str:
 
 
 def refusal(error: Exception, name: HubName, hub: Hub) -> str:
-    """Explain the hub's refusal. Each error class is checked before its base classes."""
+    """Explain the hub's refusal. Check each error class before its base classes."""
     from huggingface_hub import errors
 
     page = f"{hub.endpoint}/{name.repo}"

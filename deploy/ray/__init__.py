@@ -1,1 +1,1 @@
-"""`baton ray`: run a cluster on Ray. An actor starts, watches and stops each process. Requests bypass Ray."""
+"""`baton ray`: run a cluster on Ray, with an actor for each process. Requests bypass Ray."""

@@ -1,8 +1,6 @@
-"""Define the actors, one for each daemon, and the calls that find or make actors. The module fleet.py decides what the
-actors do.
+"""Define the actors, one for each daemon, and find or make them. fleet.py decides what they do.
 
-An actor has its daemon's name, outlives `baton ray up` (it is detached), and exits if its daemon dies. Ray restarts the
-actor without limit, even after the actor's machine or process dies.
+An actor has its daemon's name, outlives `baton ray up`, and exits when its daemon dies. Ray restarts it without limit.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class DaemonActor:
         return self._report()
 
     def _start(self, order: StartOrder) -> None:
-        """Start the daemon as a child that ends with this process."""
         if self._keeper.state != RUNNING:
             self._started = order
             self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))
@@ -76,7 +73,7 @@ class DaemonActor:
         )
 
     def page(self, path: str) -> str:
-        """Return a page of this actor's router; "" on failure, or if the daemon is a node."""
+        """Return a page of this router; "" on failure or for a node."""
         router = self._started.config if self._started is not None else None
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
@@ -85,13 +82,12 @@ class DaemonActor:
 
 
 def log(line: str) -> None:
-    """Write to the log that Ray keeps of this process. Ignore a full disk."""
+    """Write to Ray's log of this process. Ignore a full disk."""
     local.write_line(line, sys.stdout)
 
 
 def end_actor(why: object) -> None:
-    """Exit, so that Ray restarts the actor. If this function raised an exception instead, only the current call would
-    fail."""
+    """Exit, so that Ray restarts the actor. An exception would only fail the current call."""
     log(f"this actor ends: {why}")
     os._exit(1)
 
@@ -102,7 +98,7 @@ def place() -> Place:
 
 
 def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
-    """Return the page; "" on failure. `key_files`: the router's key files, for clients and for operators."""
+    """Return the page; "" on failure. `key_files`: the router's, for clients and for operators."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
     try:
         key = seers_key(*key_files)
@@ -133,8 +129,7 @@ def find_group(name: str) -> PlacementGroup | None:
 
 
 def base_group(config: RayClusterConfig) -> PlacementGroup:
-    """Return the placement group of all initial processes. Ray spreads it over the machines, and places all of it or
-    nothing."""
+    """Return the placement group of all initial processes. Ray spreads it over the machines, all or nothing."""
     bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
     return find_group(BASE_GROUP) or placement_group(bundles, strategy="SPREAD", name=BASE_GROUP, lifetime="detached")
 
@@ -144,10 +139,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor `name`, and make the actor if it does not exist.
-
-    A new actor is placed in its bundle of a placement group, and Ray keeps it alive.
-    """
+    """Return the actor `name`. Make a missing actor, in its bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

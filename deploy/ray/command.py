@@ -1,4 +1,4 @@
-"""The command line of `baton ray`. Modules that load Ray are imported only when they are used."""
+"""The command line of `baton ray`. Modules that load Ray are imported only when used."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def known_address() -> str:
-    from deploy.ray.own_ray import read_record  # this import loads psutil, which the command itself does not need
+    from deploy.ray.own_ray import read_record  # loads psutil
 
     record = read_record()
     return record.address if record is not None else ""

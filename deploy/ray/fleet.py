@@ -33,12 +33,12 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # how long nodes wait for all routers; then they start with the routers known so far
+ROUTERS_WITHIN_S = 30.0  # after this wait, nodes start with the known routers
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
-ABSENT = (DRAINED, FAILED)  # States of nodes that do not start again by themselves.
-KILLED = -9  # Assumed exit status of a daemon whose actor died, because the real status is then lost.
+ABSENT = (DRAINED, FAILED)  # these do not start again by themselves
+KILLED = -9  # assumed if an actor dies: the real status is lost
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ class Member:
     report: ActorReport | None = None
     here: bool = False  # whether the actor answered the newest call
     place: Place | None = None
-    ran: bool = False  # whether the actor's daemon was started after the actor's last restart
+    ran: bool = False  # whether a daemon was started since the actor's last restart
     restarts: int = 0
-    start_at: float | None = 0.0  # The earliest time of the next start; None: never again.
-    cores: tuple[int, ...] = ()  # Cores assigned to the actor's daemon.
+    start_at: float | None = 0.0  # earliest next start; None: never again
+    cores: tuple[int, ...] = ()
     leaving: bool = False
-    make_at: float | None = 0.0  # Earliest time to make the actor if it is missing; None: never.
-    error: str = ""  # Error of the actor's newest call, if the call failed.
+    make_at: float | None = 0.0  # earliest time to make a missing actor; None: never
+    error: str = ""  # the newest call's error, if it failed
 
     @property
     def state(self) -> str:
@@ -68,7 +68,7 @@ class Member:
 
 @dataclass(slots=True)
 class Fleet:
-    """All members of a cluster. `names`: the initial actors' names."""
+    """`names`: the initial actors."""
 
     config: RayClusterConfig
     names: tuple[str, ...]
@@ -86,14 +86,13 @@ class Fleet:
         self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts), away_since=now)
 
     def leave(self, name: str) -> None:
-        """Stop this member. `gone` lists stopped members."""
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended.
+        """Return the leaving members that have ended. A restart of the actor, or an absence of LOST_AFTER_S, counts as
+        an end.
 
-        A member has also ended if its actor restarted, or was away for more than LOST_AFTER_S.
-        A node that is not in `names` also leaves if Ray does not place it within PLACED_WITHIN_S.
+        An added node also leaves if Ray does not place it within PLACED_WITHIN_S.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
@@ -113,16 +112,14 @@ class Fleet:
     def is_steady(self, role: str, serving: Mapping[str, str]) -> bool:
         """Return whether all nodes of this role run and the routers see all of them.
 
-        While a node starts or leaves, the load does not show how many nodes are needed. Failed and drained nodes do not
-        count. `serving`: the role of each node that the routers see. `baton admin role` changes a running node's role,
-        but not its name.
+        Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
+        each seen node's role, which `baton admin role` may have changed.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
         return {member.name for member in members} == seen and all(map(runs_on, members))
 
     def active(self) -> list[Member]:
-        """Return the nodes that should serve: not failed, and not drained by hand."""
         nodes = (member for member in self.members.values() if role_of(member.name) != ROUTER)
         return [member for member in nodes if member.state not in ABSENT]
 
@@ -131,19 +128,17 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether another node may be started in this role. Failed nodes count, so that a role whose nodes keep
-        failing stops growing."""
+        """Return whether this role may get a node. A role with `most` failed nodes may not."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
     def extra(self) -> list[str]:
-        """Return the nodes that may leave: running nodes that were added after the start."""
+        """Return the running nodes that were added after the start. They may leave."""
         at_start = plan.names_at_start(self.config)
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
     def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
-        """Return the node of this role that leaves first. Return None if all nodes of the role were there at the
-        start."""
+        """Return the node of this role that leaves first; None if there is none."""
         found = [name for name in self.extra() if serving.get(name) == role]
         return max(found, key=index_of, default=None)
 
@@ -159,7 +154,7 @@ class Fleet:
         )
 
     def follow(self, order: LeadOrder, now: float) -> bool:
-        """Add or stop the node that a leader asks for. Return False if the order is based on an outdated view."""
+        """Carry out a leader's order. Return False for an order from an outdated view."""
         view = self.view()
         if not view.is_steady or (order.grow and order.grow not in view.may_grow):
             return False
@@ -183,10 +178,8 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record that Ray restarted the actor.
-
-        A daemon that keeps dying starts again after growing delays, and finally not at all.
-        """
+        """Record a restart of the actor. Its daemon starts after delays that grow with each death, and finally not at
+        all."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -199,7 +192,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. A new actor is made after growing delays, and finally not at all."""
+        """Record that the actor died for good. A new one is made after the same delays."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -220,7 +213,7 @@ class Fleet:
     def endpoints(self, now: float) -> tuple[str, ...]:
         """Return the routers' last known addresses, which nodes dial.
 
-        Return no addresses until all routers are placed or ROUTERS_WITHIN_S has passed.
+        There are none until all routers are placed or ROUTERS_WITHIN_S has passed.
         """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
@@ -239,8 +232,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart at once. Other nodes restart one at a time. These other nodes do not wait
-        for failed, drained or lost nodes.
+        Nodes that lost all routers restart at once. The others restart one at a time. Failed, drained and lost nodes
+        delay none of them.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -269,7 +262,7 @@ class Fleet:
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Return the cores, reported or assigned, of the other members on the member's machine."""
+        """Return the cores of the other members on the same machine."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
@@ -296,7 +289,6 @@ class Fleet:
         return StatusRow(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
 
     def _absence(self, member: Member) -> str:
-        """Return why the actor does not answer, as far as this is known."""
         if member.make_at is None:
             return f"its actor kept dying: {member.error}"
         wanted = plan.bundle_text(self.config, member.name)
@@ -309,12 +301,12 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the running node's list of routers lacks one of these routers."""
+    """Return whether the running node lacks one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 
 def gave_up(member: Member, place: Place) -> str:
-    """Return where to find the output of a daemon that kept dying; "" while the daemon may still start."""
+    """Return where a daemon that kept dying left its output; "" if it may still start."""
     if member.start_at is not None:
         return ""
     return f"its daemon kept dying; its output is on {place.ip}, in Ray's session folder, logs/worker-*.out"

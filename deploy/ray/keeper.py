@@ -1,7 +1,7 @@
 """Start, watch and stop one daemon: an actor's work, without Ray.
 
-One thread, which runs as long as this process, forks the daemon. On Linux the kernel ends the daemon with that
-*thread* (shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
+A thread that runs as long as this process forks the daemon. On Linux the kernel ends the daemon with that *thread*
+(shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ KEPT_LINES = 12
 
 
 class Keeper:
-    """`start` and `stop` return at once. `state` shows the progress.
+    """`start` and `stop` return at once; `state` shows the progress.
 
-    `on_death` is called with the exit status if the daemon ends for a reason other than `stop`, a drain or a wrong
-    configuration.
+    `on_death` gets the exit status, unless `stop`, a drain or a wrong configuration ended the daemon.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Keeper:
     def _wait(self, child: Child) -> None:
         ready = select.select([child.fileno()], [], [], TICK_S)[0]
         if ready and not child.pump():
-            time.sleep(TICK_S)  # the daemon has closed its output and is about to end
+            time.sleep(TICK_S)  # its output is closed, so it is about to end
 
     def _line(self, line: str) -> None:
         self._lines.append(line)

@@ -1,4 +1,4 @@
-"""Derive each actor's name, addresses and cores from a cluster's settings. Pure."""
+"""Derive each actor's name, addresses and cores from the settings. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterP
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-MOST_MEMORY = 0.8  # share of a machine's free memory for the KV pools of its nodes
+MOST_MEMORY = 0.8  # share of a machine's free memory for its nodes' KV pools
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
-    """Return the initial actors' names, routers first, so that nodes find routers."""
+    """Return the initial actors' names, routers first, so that nodes find them."""
     counts = ((ROUTER, config.ray.routers), (PREFILL, config.ray.prefill), (DECODE, config.ray.decode))
     return tuple(f"{role}-{index}" for role, number in counts for index in range(number))
 
 
 def most(config: RayClusterConfig, role: str) -> int:
-    """Return the largest number of nodes that a role may have."""
     if role == ROUTER:
         return config.ray.routers
     at_start, limit = {
@@ -41,8 +40,7 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """Return the resources that one process needs, as a bundle of a placement group. Ray refuses zeros and empty
-    bundles."""
+    """Return one process's resources as a bundle. Ray refuses zeros and empty bundles."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
@@ -53,8 +51,7 @@ def bundle_text(config: RayClusterConfig, name: str) -> str:
 
 
 def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
-    """Raise ConfigError if a process does not fit on any machine, even an empty one. `machines`: each machine's
-    resources."""
+    """Raise ConfigError if a process fits on no machine. `machines`: each machine's whole resources."""
     for name in names_at_start(config):
         wanted = resources(config, name).items()
         if not any(all(there.get(kind, 0.0) >= number for kind, number in wanted) for there in machines):
@@ -79,7 +76,6 @@ def base_port(config: RayClusterConfig) -> int:
 
 
 def check(config: RayClusterConfig) -> None:
-    """Raise ConfigError for settings that Ray can't use, before asking Ray."""
     base_port(config)
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
@@ -91,7 +87,6 @@ def check(config: RayClusterConfig) -> None:
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
-    """Raise ConfigError if the cluster has several machines but no keys."""
     different = sorted(set(addresses))
     if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(
@@ -115,12 +110,11 @@ def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
 
 
 def http_address(config: RayClusterConfig, router: str) -> tuple[str, int]:
-    """Return the API's host and port on the router's machine."""
     return config.router.host, config.router.port + index_of(router)
 
 
 def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayClusterConfig:
-    """Limit each node's memory, so that a machine's nodes together leave some memory free."""
+    """Limit each node's memory, so that each machine keeps some free."""
     per_machine = -(-(config.ray.prefill + config.ray.decode) // max(1, num_machines))
     nodes = config.nodes
     fraction = min(nodes.memory.mem_fraction, MOST_MEMORY / max(1, per_machine))
@@ -128,10 +122,9 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """Plan one thread per reserved core, and choose the same number of cores that are not `taken`.
+    """Plan one thread per reserved core, and name as many cores that are not `taken`.
 
-    Ray reserves only a number of cores, and sets OMP_NUM_THREADS. This plan sets the number of threads and names the
-    cores. It names no cores if too few are left.
+    Name none if too few are left. Ray only reserves a number of cores and sets OMP_NUM_THREADS.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]

@@ -1,8 +1,8 @@
-"""Lead a fleet from outside: while a leader holds the lease, only the leader decides the number of nodes. Pure.
+"""Lead a fleet from outside: the holder of the lease decides the number of nodes. Pure.
 
   free --take--> led ---(renewed by each call)---> led --release, or LEASE_S without a call--> free.
 
-While no leader holds the lease, the fleet's own rules decide (own_rules.py). So a leader may end at any time.
+Without a leader the fleet's own rules decide (own_rules.py), so a leader may end at any time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LeadOrder:
-    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. Without `grow` and `give`, the call
-    only renews the lease."""
+    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. With neither, only renew the
+    lease."""
 
     leader: str
     grow: str = ""
@@ -27,7 +27,7 @@ class LeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """`nodes`: the nodes that should serve. `extra`: nodes that may leave. `may_grow`: roles below their maximum.
+    """`nodes` should serve. The nodes in `extra` may leave. The roles in `may_grow` are below their maximum.
 
     `is_steady`: no node is starting or leaving.
     """
@@ -40,7 +40,7 @@ class FleetView:
 
 
 class FleetLead(Protocol):
-    """A leader's calls to a fleet. They raise ConfigError if the fleet does not answer."""
+    """A leader's calls, which raise ConfigError if the fleet does not answer."""
 
     def look(self) -> FleetView:
         """Return the view without taking the lease."""

@@ -1,4 +1,4 @@
-"""Lead a running fleet through its manager: the Ray side of `baton plan act --ray`."""
+"""Lead a running fleet through its manager, for `baton plan act --ray`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ ANSWERS_WITHIN_S = 10.0
 
 
 class RayLead:
-    """A FleetLead that takes the lease under a random name."""
-
     def __init__(self) -> None:
         self._leader = secrets.token_hex(8)
 
@@ -39,7 +37,7 @@ class RayLead:
 
 
 def ask(method: str, *arguments: object) -> Any:
-    """Call the manager. Raises ConfigError if there is no manager, or if it does not answer in time."""
+    """Call the manager. Raise ConfigError if it is missing or does not answer in time."""
     try:
         manager = find(MANAGER)
         if manager is None:

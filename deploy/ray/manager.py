@@ -1,8 +1,8 @@
-"""The actor that keeps a cluster as configured: it makes the daemons' actors, gives them orders and scales roles.
+"""The actor that keeps a cluster as configured: it makes the other actors, gives them orders and scales roles.
 
   [ ask every actor -> hear -> leader's orders -> routers' pages -> own rules ]  once per tick.
 
-It keeps no state on disk: after a restart it finds the actors by name. Streams continue without a manager.
+After a restart it finds the actors by name, so it stores nothing. Streams continue without a manager.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWERS_WITHIN_S = 2.0
 
 
 class Manager:
-    """Tend the cluster on a thread until `rest` is called. `baton ray up` makes this actor."""
+    """Tend the cluster on a thread until `rest` is called."""
 
     def __init__(self, config: RayClusterConfig) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class Manager:
         self._orders: SimpleQueue[LeadOrder] = SimpleQueue()
         self._view = self._fleet.view()
         self._handles: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # actor's name -> the reference to the answer that is still missing
+        self._asked: dict[str, Any] = {}  # actor's name -> reference to its open answer
         self._pages: dict[str, Page] = {}
         self._pages_at = now
         self._rows: list[StatusRow] = self._fleet.rows()
@@ -60,7 +60,6 @@ class Manager:
         return self._view
 
     def lead(self, order: LeadOrder) -> FleetView | None:
-        """Give or renew the lease, and queue the order. Return None while another caller leads."""
         if not self._lease.take(order.leader, time.monotonic()):
             return None
         if order.grow or order.give:
@@ -71,14 +70,14 @@ class Manager:
         self._lease.release(leader)
 
     def rest(self) -> None:
-        """Stop the thread. Once this returns, the manager starts nothing more."""
+        """Stop the thread. Afterwards nothing more is started."""
         self._resting.set()
         self._thread.join()
 
     # ---- the thread
 
     def _work(self) -> None:
-        """Run the ticks. Unexpected errors end the actor."""
+        """Run the ticks. An unexpected error ends the actor."""
         try:
             while not self._resting.is_set():
                 begin = time.monotonic()
@@ -91,7 +90,7 @@ class Manager:
     def _tick_or_skip(self, now: float) -> None:
         try:
             self._tick(now)
-        except RayError as error:  # an actor, or Ray itself, is being restarted
+        except RayError as error:  # an actor, or Ray itself, is restarting
             log(f"tick failed: {error}")
 
     def _tick(self, now: float) -> None:
@@ -105,7 +104,7 @@ class Manager:
         self._rows, self._view = self._fleet.rows(), self._fleet.view()
 
     def _ask(self, orders: dict[str, Order], now: float) -> None:
-        """Call each actor that has no open call. A lost order is repeated later."""
+        """Call each actor that has no open call. Lost orders are repeated later."""
         for name in self._fleet.members:
             if name not in self._handles and self._fleet.may_be_made(name, now):
                 self._handles[name] = find_or_make(self._config, name)
@@ -113,7 +112,7 @@ class Manager:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
-        """Take the answers. An actor that answers late counts as away."""
+        """Take the answers. A late actor counts as away."""
         waiting = list(self._asked.values())
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):
@@ -131,7 +130,7 @@ class Manager:
         self._fleet.hear(report, now)
 
     def _miss(self, name: str, error: RayError, now: float) -> None:
-        """Record a failed call. An actor that Ray does not find is dead for good."""
+        """Record a failed call. An actor unknown to Ray is dead for good."""
         if not isinstance(error, ActorDiedError) or find(name) is not None:
             self._fleet.miss(name, now, gist(error))
             return
@@ -156,7 +155,6 @@ class Manager:
         self._pages, self._pages_at = pages, now
 
     def _follow(self, now: float) -> None:
-        """Carry out the orders that the leader gave since the last tick."""
         while not self._orders.empty():
             order = self._orders.get()
             log(f"{order}: {'done' if self._fleet.follow(order, now) else 'refused, nodes have changed meanwhile'}")
@@ -168,7 +166,6 @@ class Manager:
 
 
 def answers(ask: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the answers that come within ANSWERS_WITHIN_S."""
     asked = {name: ask(name) for name in names}
     if not asked:
         return {}
@@ -189,7 +186,6 @@ def gist(error: RayError) -> str:
 
 
 def remove(name: str, handle: Any | None) -> None:
-    """Remove an actor whose daemon has ended, and its placement group."""
     if handle is not None:
         ray.kill(handle, no_restart=True)
     group = find_group(name)

@@ -29,8 +29,8 @@ SHOWN_LOG_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class RayRecord:
-    """A cluster. `head_pid`: the id of the Ray process that was started for the cluster; 0 for none. `head_born`: that
-    process's start time, because process ids are reused."""
+    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born`: its start time, because ids are
+    reused."""
 
     address: str
     cluster: str
@@ -70,7 +70,7 @@ def forget_record() -> None:
 def start(cluster: str, num_cpus: float) -> RayRecord:
     """Start Ray's head in a new session, so that Ctrl-C does not reach it.
 
-    Ray only counts cores. If more cores are reserved than exist, processes share cores, as with `baton up`.
+    Ray only counts cores. If more are reserved than exist, processes share them.
     """
     port = free_port(LOOPBACK)
     log = record_path().with_name("ray-head.log")
@@ -90,7 +90,7 @@ def start(cluster: str, num_cpus: float) -> RayRecord:
     record = RayRecord(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
     try:
         wait_for_start(process, log)
-    except BaseException:  # this includes Ctrl-C
+    except BaseException:  # also Ctrl-C
         stop(record)
         raise
     return record
@@ -105,7 +105,6 @@ def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def stop(record: RayRecord) -> None:
-    """End all processes of the Ray that was started here, and no others."""
     head = record.head
     if head is None:
         return

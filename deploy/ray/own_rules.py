@@ -1,4 +1,4 @@
-"""Apply the fleet's own rules for the number of nodes, while the fleet has no leader. Pure."""
+"""Apply the fleet's own rules for the number of nodes, while it has no leader. Pure."""
 
 from __future__ import annotations
 

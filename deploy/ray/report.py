@@ -1,4 +1,4 @@
-"""Messages between the actors and their manager: plain values, without Ray."""
+"""Messages between actors and manager: plain values, without Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUTER, PREFILL, DECODE = "router", "prefill", "decode"
 ROLES = (ROUTER, PREFILL, DECODE)
 
 IDLE, RUNNING, STOPPED, DRAINED, FAILED = "idle", "running", "stopped", "drained", "failed"
-AWAY = "away"  # state of an actor that does not answer, because Ray has not placed it or is restarting it
+AWAY = "away"  # the actor does not answer: Ray has not placed it, or is restarting it
 
 
 def role_of(name: str) -> str:
@@ -23,7 +23,7 @@ def index_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's machine: its address, its name, its id in Ray, and the cores that the actor may use."""
+    """An actor's machine. `ray_node`: its id in Ray. `cores`: the cores that the actor may use."""
 
     ip: str
     host: str
@@ -33,9 +33,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ActorReport:
-    """One actor's report. `life` has a new value after each restart of the actor.
+    """`life` changes with each restart of the actor. `words`: the last lines of an ended daemon.
 
-    `words`: the last lines that an ended daemon wrote. `routers` and `cores`: set when the running daemon started.
+    `routers` and `cores`: set when the running daemon started.
     """
 
     name: str

@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 from shared.config.ray_settings import ScalingConfig
 
 SPARE = 0.7
-SOME_LOAD = 0.25  # below this pressure, a role that misses its latency objective gets no further node
+SOME_LOAD = 0.25  # below it, a missed latency objective adds no node
 REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLoad:
-    """The load of all nodes of a role. `busy`: the share of request rows in use, or the share of KV pages in use if
-    that is larger.
+    """The load of all nodes of a role. `busy`: the share in use of request rows or of KV pages, whichever is larger.
 
-    `latency`: measured latency divided by its objective; 0 if there is no objective or no traffic.
+    `latency`: measured latency divided by its objective; 0 without an objective or traffic.
     """
 
     nodes: int
@@ -37,8 +36,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Decide when the number of nodes changes. A condition must last long enough, and the last change must be long
-    enough ago."""
+    """Change the number of nodes only after a lasting condition, and long enough after the last change."""
 
     settings: ScalingConfig
     _full_since: float | None = None
@@ -89,8 +87,7 @@ class RoleScaler:
         self._patience = Patience(self.settings)
 
     def decide(self, now: float, load: RoleLoad | None) -> int:
-        """Return +1, 0 or -1 nodes. `load` is None if there are no figures, or while a node of the role starts or
-        leaves."""
+        """Return +1, 0 or -1 nodes. `load` is None without figures, or while a node of the role starts or leaves."""
         if load is None or load.nodes == 0:
             self._patience.restart()
             return 0
@@ -114,7 +111,7 @@ class RoleScaler:
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
     def pressure(self, load: RoleLoad, nodes: int) -> float:
-        """Return the pressure if this number of nodes did the same work."""
+        """Return the pressure if `nodes` nodes did the same work."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 

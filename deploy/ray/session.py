@@ -1,4 +1,4 @@
-"""Run `baton ray up`, `status` and `down`, as a client of the Ray cluster. Only detached actors outlive the command."""
+"""Run `baton ray up`, `status` and `down`, as a client of Ray."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLL_S = 0.5
 CALL_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 120.0
 OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
-# A file of our package `shared`. Its bytes distinguish our package from other packages of that name.
+# The bytes of this file distinguish our package `shared` from others of that name.
 MARKER = "shared", "__init__.py"
 
 
@@ -45,8 +45,8 @@ def say(text: str) -> None:
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
     """Connect this process to Ray as a client.
 
-    Ray's processes log to its session folder. Ray's threads in this process print messages, e.g. that a machine died.
-    These messages go to stderr until the last such thread ends. The command's results go to stdout afterwards.
+    Ray's threads here print messages, e.g. that a machine died. Until the last thread ends, stdout goes to stderr.
+    Print results afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -67,10 +67,9 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 
 
 def left_out(checkout: Path) -> list[str]:
-    """Return patterns for the files of a checkout that Ray does not ship: all except our packages.
+    """Return patterns for a checkout's files that Ray does not ship: all except our packages.
 
-    Raises ConfigError for a folder that is not a checkout.
-    Models need no shipping: each machine has them or fetches them, and the default model is a package.
+    Raise ConfigError if the folder is not a checkout. Machines have or fetch models; the default model is a package.
     """
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
@@ -97,7 +96,6 @@ def up(config: RayClusterConfig) -> int:
 
 
 def reach(config: RayClusterConfig) -> RayRecord:
-    """Return the given Ray cluster, or start one."""
     if config.ray.address:
         return RayRecord(config.ray.address, config.ray.cluster)
     resolve_model(config.nodes.model.model)
@@ -106,12 +104,12 @@ def reach(config: RayClusterConfig) -> RayRecord:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
     record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # the record is written at once, so that `down` finds this Ray if this process dies
+    head.write_record(record)  # at once, so that `down` finds it if this process dies
     return record
 
 
 def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
-    """Start everything, and return when it is ready. After a failure, take everything down."""
+    """Start everything, and wait until it is ready. After a failure, take everything down."""
     runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
         raise runs_already
@@ -124,7 +122,7 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
     try:
         make_manager(config)
         wait_ready(config, time.monotonic() + config.ray.start_timeout_s)
-    except ActorAlreadyExistsError:  # another `baton ray up` made the manager at the same time
+    except ActorAlreadyExistsError:  # another `baton ray up` was faster
         raise runs_already from None
     except BaseException:
         say("taking down what was started")
@@ -149,10 +147,8 @@ def check_resources(config: RayClusterConfig) -> None:
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:
-    """Raise ConfigError if a machine lacks Baton, or has another package of the same name.
-
-    The check on a machine calls only the standard library.
-    """
+    """Raise ConfigError if a machine lacks Baton, or has another package of that name. The check calls only the
+    standard library there."""
     ours = pkgutil.get_data(*MARKER)
     for machine in machines:
         where = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
@@ -173,7 +169,7 @@ def fetched(answer: Any) -> tuple[bytes | None, str]:
 
 
 def wait_ready(config: RayClusterConfig, deadline: float) -> None:
-    """Wait until every router has every node, and print changes. Raises ConfigError on failure or at the deadline."""
+    """Wait until every router has every node, and print changes. Raise ConfigError on failure or at the deadline."""
     said: dict[str, str] = {}
     while True:
         rows = rows_of_manager()
@@ -192,7 +188,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
 
 
 def rows_of_manager() -> list[StatusRow]:
-    """Return the manager's status rows; none while Ray is placing the manager."""
+    """Return the manager's rows; none while Ray is placing it."""
     manager = find_manager()
     found: list[StatusRow] = (
         answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
@@ -209,7 +205,7 @@ def routers_ready(config: RayClusterConfig) -> bool:
 
 
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
-    """Return the next steps, for people and scripts. The printed addresses are valid only on the routers' machines."""
+    """Return the next steps. The addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
     lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
     return "\n".join(
@@ -221,7 +217,7 @@ def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
 
 
 def chosen(address: str, cluster: str) -> RayRecord:
-    """Return the cluster of the given file, or else the cluster that was last started here."""
+    """Return the file's cluster, or else the last one started here."""
     record = head.read_record()
     if address:
         return RayRecord(address, cluster)
@@ -231,7 +227,6 @@ def chosen(address: str, cluster: str) -> RayRecord:
 
 
 def status(record: RayRecord, as_json: bool) -> int:
-    """Print the rows. Return 0 if all daemons run, else 1."""
     with connected(record.address, record.cluster):
         rows = rows_of_manager()
         missing = find_manager() is None
@@ -281,9 +276,9 @@ def forget(record: RayRecord) -> None:
 
 
 def take_down() -> None:
-    """Find all actors by name and stop them, even without a manager.
+    """Stop all actors, found by name, even without a manager.
 
-    Routers stop first, so that they finish open requests while nodes still serve.
+    Routers stop first: they finish open requests while nodes still serve.
     """
     manager = find_manager()
     if manager is not None:
@@ -299,7 +294,7 @@ def take_down() -> None:
 
 
 def stop_all(names: Sequence[str]) -> None:
-    """Stop daemons. An actor kills a daemon that does not end. A silent actor is killed with its daemon."""
+    """Stop daemons. An actor kills a late daemon. A silent actor is killed with its daemon."""
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:

@@ -12,10 +12,10 @@ from shared.core.states import RowState
 
 
 def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> RoleLoad | None:
-    """Return a role's load; None if there are no figures.
+    """Return a role's load; None without figures.
 
-    `before` and `now`: pages of the same routers in the same order. Gauges of all nodes come from the first page,
-    latencies from all pages.
+    `before` and `now`: pages of the same routers in the same order. Gauges come from the first page, latencies from
+    all.
     """
     nodes = number(now[0], role) if now else 0
     if not nodes:
@@ -39,7 +39,6 @@ def number(page: Page, role: str) -> int:
 
 
 def serving_of(page: Page) -> dict[str, str]:
-    """Return the role of each node that the router sees."""
     return {one.labels["node"]: one.labels["role"] for one in page.samples if one.name == TOTAL}
 
 
@@ -51,8 +50,7 @@ def share_in_use(page: Page, name: str, role: str, resting: Sequence[str]) -> fl
 
 
 def mean_over(before: Sequence[Page], now: Sequence[Page], name: str) -> float:
-    """Return the mean of all routers' observations since `before`; 0 if there are none. Restarted routers are left
-    out."""
+    """Return the mean of all routers' observations since `before`; 0 for none. Leave out restarted routers."""
     parts = [page.mean_since(older, name) for older, page in zip(before, now, strict=True)]
     seen = [(count, mean) for count, mean in parts if count > 0]
     return sum(count * mean for count, mean in seen) / sum(count for count, _ in seen) if seen else 0.0

@@ -1,4 +1,1 @@
-"""Programs that work beside a cluster: load test, planner, proof, doctor and head training.
-
-The serving code imports none of them.
-"""
+"""Programs beside a cluster: load test, planner, proof, doctor, head training. Serving code imports none of them."""

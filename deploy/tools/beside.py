@@ -1,4 +1,4 @@
-"""Run background work during other work, such as a display during a load test."""
+"""Run background work, such as a display, during other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 @contextlib.asynccontextmanager
 async def beside(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run `work` during the `with` block, then cancel it and wait for its end."""
     task = asyncio.create_task(work)
     try:
         yield

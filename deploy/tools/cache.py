@@ -1,4 +1,4 @@
-"""`baton cache`: list and remove the packed weights that this user's nodes map."""
+"""`baton cache`: list and remove packed weights, which this user's nodes map."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List or remove the files. Raises ConfigError if the folder is unreadable, or is open to other users."""
-    # this import loads xxhash, which machines with only a router lack
+    """Raise ConfigError if the folder is unreadable, or open to other users."""
+    # loads xxhash, which machines with only a router lack
     from shared.model.packed_folder import PackedFolder, PackedRefused
 
     try:

@@ -1,1 +1,1 @@
-"""`baton doctor`: the `look_*` modules gather facts, and the `check_*` modules, which are pure, judge them."""
+"""`baton doctor`: the `look_*` modules gather facts, and the pure `check_*` modules judge them."""

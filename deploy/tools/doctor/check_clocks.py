@@ -1,10 +1,8 @@
 """Find clocks that disagree. Heartbeats carry no time, so clocks are compared in other ways.
 
-- This machine's clock is compared with the router's: the answer to /admin/status has the router's time. The router
-  reads its clock between our request and the answer.
-- A node's clock is compared with the router's: a node's epoch is the time of its start by its own clock. If the router
-  heard of the node before that time, the node's clock is ahead. If the router heard of the node more than LONG_START_S
-  after that time, the node's clock is behind, or its start was slow.
+- This machine's clock: the answer to /admin/status has the router's time, read between our request and the answer.
+- A node's clock: the node's epoch is its own time at its start. If the router heard of the node before that time, the
+  node's clock is ahead. If it heard more than LONG_START_S later, the clock is behind, or the start was slow.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 LOOK_S = 1.0
 BROKEN_S = 60.0
-LONG_START_S = 900.0  # a start may take minutes, for example if it reads weights over a network
+LONG_START_S = 900.0  # a start may read weights over a network
 US = 1e-6
 ADVICE = "start a time service there (chrony, systemd-timesyncd)"
 WHY = "logs and traces of several machines can't be put in order, and a restarted node may look like an older one"
@@ -44,7 +42,7 @@ def check_node(node: SeenNode, status: Status) -> list[Finding]:
     if ahead > LOOK_S:
         return [finding(node.name, ahead, f"its clock is at least {ahead:.1f} s ahead of the router's")]
     router_began_s = (status.epoch >> 16) / 1000
-    # the node may have started before the router, and waited for the router
+    # the node may have waited for the router
     was_there_first = heard_s - router_began_s < LONG_START_S
     if -ahead > LONG_START_S and not was_there_first:
         what = (

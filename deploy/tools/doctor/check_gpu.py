@@ -1,5 +1,4 @@
-"""Judge GPUs: whether torch and the driver fit together, whether each GPU computes correctly, and which parts stay
-untested."""
+"""Judge GPUs: whether torch and the driver fit, whether each GPU computes correctly, and what stays untested."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 
 HERE = "this machine"
 GIB = 1 << 30
-LOW_MEMORY = 0.10  # A GPU with a smaller share of free memory is reported.
-LEAST_CAPABILITY = (8, 0)  # GPUs of a lower compute capability emulate bfloat16.
-# Slower copies are reported. Even a slot with four lanes of PCIe 3 is faster, and GPUs have sixteen lanes.
+LOW_MEMORY = 0.10  # report a smaller share of free memory
+LEAST_CAPABILITY = (8, 0)  # GPUs below this capability emulate bfloat16
+# Report slower copies. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
 SLOW_COPY_BYTES_PER_S = 2e9
-# Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than the
-# host.
+# Largest difference of float32 logits, as a share of the largest: a GPU adds in another order than the host.
 MOST_DIFFERENCE = 1e-3
 INSTALL = "install a torch built for your driver's CUDA version: https://pytorch.org/get-started/locally"
 OPEN = (
@@ -30,7 +28,7 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
 
 
 def check_absence(facts: GpuFacts) -> Finding:
-    """Judge a machine without usable GPUs. A machine with a driver, but without usable GPUs, is faulty."""
+    """Judge a machine without usable GPUs, which is faulty if it has a driver."""
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(
@@ -105,7 +103,7 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """Report GPUs that can't map each other's memory. Hand-offs between such GPUs use the host's memory."""
+    """Report GPUs that can't map each other's memory. They hand off through the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}

@@ -1,8 +1,8 @@
 """Find ports that do not answer, and slow hand-offs.
 
-The receiver counts bytes and hand-offs. The sender measures a hand-off's time from the end of the prompt's last chunk
-to the installation. Most pages travel earlier, so bytes divided by this time overstate the link's rate: only a low
-result proves something.
+The receiver counts bytes and hand-offs. The sender measures a hand-off from the end of the prompt's last chunk to the
+installation. Most pages travel earlier, so bytes divided by this time overstate the link's rate. Only a low rate proves
+something.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 SLOW_DIAL_S = 0.05
 SLOW_HANDOFF_S = 1.0
 SLOW_BYTES_PER_S = 100e6
-FAR_OFF = 3.0  # a node is slow above this multiple of the other nodes' median time
+FAR_OFF = 3.0  # a node is slow above this multiple of the others' median
 NOTICEABLE_S = 0.05
-ENOUGH_BYTES = 1 << 20  # hand-offs of fewer bytes measure latency, not rate
+ENOUGH_BYTES = 1 << 20  # smaller hand-offs measure latency, not rate
 ENOUGH_HANDOFFS = 5
 HANDOFF = "baton_handoff_seconds"
 BUSY = "a busy decode node also causes this: compare with --transport shm on one machine, or at rest"
@@ -33,7 +33,6 @@ def check_links(cluster: Cluster) -> list[Finding]:
 
 
 def check_routers(status: Status | None) -> list[Finding]:
-    """Report each router that is on a node's list but does not serve this node."""
     if status is None:
         return []
     advice = (
@@ -50,7 +49,6 @@ def check_routers(status: Status | None) -> list[Finding]:
 
 
 def check_reach(status: Status | None) -> list[Finding]:
-    """Report pairs of nodes whose hand-offs failed because they can't reach each other."""
     if status is None:
         return []
     advice = "see whether {endpoint} can be dialled from {prefill}'s machine: firewall, routes, --bind-host of {decode}"
@@ -81,7 +79,6 @@ def check_dial(dial: DialFacts) -> Finding:
 
 
 def check_handoffs(page: Page) -> list[Finding]:
-    """Judge the hand-offs since the nodes started."""
     means = mean_by_node(page)
     num_handoffs = page.total("baton_handoffs_total")
     if not means or num_handoffs < ENOUGH_HANDOFFS or not page.total(f"{HANDOFF}_sum"):

@@ -6,13 +6,13 @@ from deploy.tools.doctor.facts import DaemonFacts, Disk, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 COMPUTES = ("prefill", "decode")
-BUSY_LOAD = 1.5  # load average per core above which the machine is too busy
+BUSY_LOAD = 1.5  # above this load average per core, the machine is too busy
 SHARES = {LOOK: 0.05, BROKEN: 0.25}
 LOW_MEMORY = {LOOK: 0.10, BROKEN: 0.03}
 LOW_DISK_BYTES = {LOOK: 1 << 30, BROKEN: 100 << 20}
 FEW_FILES = 1024
 MIB = 1 << 20
-# With these drivers, cores speed up under load even with the governor `powersave`.
+# With these drivers, `powersave` also speeds cores up under load.
 DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")
 HERE = "this machine"
 
@@ -40,7 +40,7 @@ def check_cpu(machine: MachineFacts) -> list[Finding]:
 
 
 def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
-    """Compare compute threads with cores, assuming that a daemon's threads spread evenly over its cores."""
+    """Compare compute threads with cores. Threads are assumed to spread evenly over a daemon's cores."""
     nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
     found = [
         Finding("cpu", say(node), LOOK, f"{node.num_threads} compute threads on {len(node.cores)} cores",
@@ -64,7 +64,7 @@ def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Return the number of compute threads by core, for cores with several nodes and more than one thread."""
+    """Return the number of compute threads by core, for crowded cores that several nodes share."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:
@@ -108,7 +108,7 @@ def check_governors(machine: MachineFacts) -> list[Finding]:
 
 
 def check_memory(machine: MachineFacts) -> list[Finding]:
-    """Judge memory. Page pools are memory files. Such files count as shared memory, but need no /dev/shm."""
+    """Judge memory. Page pools count as shared memory, but need no /dev/shm."""
     share = machine.available_bytes / max(1, machine.memory_bytes)
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
     if level is None:

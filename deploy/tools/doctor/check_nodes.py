@@ -1,4 +1,4 @@
-"""Judge the nodes, and report each field that keeps two nodes from pairing."""
+"""Judge the nodes, and name the fields that keep two nodes from pairing."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
-    """Report nodes that can't pair, with the field that differs. Without the admin key, the router names only the first
-    field that differs."""
+    """Report pairs that do not fit. Without the admin key, the router names only the first field that differs."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
         for one in ready.misfits
@@ -86,7 +85,6 @@ def check_state(node: SeenNode) -> list[Finding]:
 
 
 def check_fields(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Return a finding for each field that keeps nodes from pairing, or that differs and is in REPORTED_ONLY."""
     pairs = pairs_of(nodes)
     found = []
     for field in Fingerprint.__struct_fields__:
@@ -104,9 +102,9 @@ def pairs_of(nodes: Sequence[SeenNode]) -> list[tuple[SeenNode, SeenNode]]:
 
 
 def differs(prefill: Fingerprint, decode: Fingerprint, field: str) -> bool:
-    """Return whether a difference in this field alone keeps the two nodes from pairing.
+    """Return whether this field alone keeps the two nodes from pairing.
 
-    The test sets all other fields equal, except `spec`, because `spec` excuses some differences.
+    All other fields are made equal, except `spec`, which excuses some differences.
     """
     if field in REPORTED_ONLY:
         return bool(getattr(prefill, field) != getattr(decode, field))
@@ -124,7 +122,7 @@ def fits(prefill: SeenNode, decode: SeenNode) -> bool:
 
 
 def say_values(field: str, nodes: Sequence[SeenNode]) -> str:
-    """Format the values like `page_size: 16 on p0, p1; 32 on d0`."""
+    """Format values like `page_size: 16 on p0, p1; 32 on d0`."""
     groups: dict[str, list[str]] = {}
     for node in nodes:
         groups.setdefault(str(getattr(node.hello.fingerprint, field)), []).append(node.name)
@@ -157,7 +155,6 @@ def check_pair(prefill: SeenNode, decode: SeenNode) -> list[Finding]:
 
 
 def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report different context lengths. A long request can use only the nodes whose context is long enough."""
     contexts = {node.name: node.hello.max_context for node in nodes}
     if len(set(contexts.values())) < 2:
         return []
@@ -167,10 +164,8 @@ def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report loopback addresses of nodes with different host ids: other machines can't dial them.
-
-    Users and containers of one machine also have different host ids, so the finding's level is only LOOK.
-    """
+    """Report loopback addresses of nodes with different host ids. Containers of one machine have such ids too, so the
+    level is only LOOK."""
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)

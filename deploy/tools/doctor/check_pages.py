@@ -40,7 +40,7 @@ def check_pages(cluster: Cluster) -> list[Finding]:
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
-    """Report memory that was in use at both looks. Judge it only if no request was open, arrived or ended."""
+    """Report memory in use at both looks, if no request was open, arrived or ended."""
     before, after = cluster.before, cluster.after
     if before.total(OPEN) or after.total(OPEN) or before.total(REQUESTS) != after.total(REQUESTS):
         return [Finding("leaks", cluster.url, OK, "not judged: requests are being served; ask again at rest")]
@@ -62,7 +62,7 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
 
 
 def in_use(page: Page) -> dict[tuple[str, str], float]:
-    """Return the number of pages or rows by (node, kind and state), without the states free and cached."""
+    """Return the pages and rows in use, by (node, kind and state)."""
     return {
         (sample.labels["node"], f"{what} {sample.labels['state']}"): sample.value
         for sample in page.samples
@@ -72,7 +72,6 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
-    """Return the nodes that possibly did not report between the two checks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 
@@ -106,7 +105,6 @@ def check_troubles(before: Page, after: Page) -> list[Finding]:
 
 
 def refused(page: Page) -> dict[tuple[str, str], float]:
-    """Return the number of refusals by (node, reason)."""
     return {
         (sample.labels["node"], sample.labels["reason"]): sample.value
         for sample in page.samples
@@ -115,8 +113,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Report refusals. Refused connections without a key count only if they are new, since this program itself also
-    dials without a key."""
+    """Report refusals. Bare connections count only if they are new: this program also dials without a key."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

@@ -1,4 +1,4 @@
-"""The checks' input: plain values, without sockets or files."""
+"""The checks' input: plain values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from shared.wire.messages import Hello
 @dataclass(frozen=True, slots=True)
 class SeenNode:
     """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
-    start.
-
-    `lacks_routers`: routers that are on the node's list but do not serve it.
-    """
+    start. `lacks_routers`: routers on the node's list that do not serve it."""
 
     state: str
     last_seen_s: float
@@ -33,7 +30,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class SeenPair:
-    """Two nodes that can't reach each other, as failed hand-offs have shown."""
+    """Two nodes that can't connect, as failed hand-offs show."""
 
     prefill: str
     decode: str
@@ -44,8 +41,8 @@ class SeenPair:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The answer to /admin/status. `time_s`: the router's clock. `asked_s`, `answered_s`: our clock before and after
-    the request."""
+    """The answer to /admin/status. `time_s`: the router's clock. `asked_s`, `answered_s`: our clock before and
+    after."""
 
     time_s: float
     epoch: int
@@ -86,7 +83,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DialFacts:
-    """The result of one dial. `error` is empty if the connection succeeded."""
+    """`error`: "" after a success."""
 
     whose: str
     endpoint: str
@@ -96,10 +93,7 @@ class DialFacts:
 
 @dataclass(frozen=True, slots=True)
 class DaemonFacts:
-    """A daemon on this machine, with settings from its flags and config file. `threads`: 0 if the setting is missing.
-
-    `problem`: why these settings may be incomplete.
-    """
+    """A daemon on this machine. `threads`: 0 if not set. `problem`: why the settings may be incomplete."""
 
     pid: int
     command: str
@@ -123,10 +117,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """`steal_share` and `throttled_share` are shares of the time between two looks.
+    """`steal_share`, `throttled_share`: shares of the time between two looks. `governors`: (driver, governor) pairs.
 
-    `governors`: the cores' (driver, governor) pairs. `cores`: the usable cores, out of `num_cpus` cores. `load`: the
-    load average of all cores.
+    `cores`: the usable ones of `num_cpus`. `load`: the load average of all cores.
     """
 
     cores: tuple[int, ...]
@@ -144,7 +137,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A file or folder that only its owner may read or change. `error`: why the file or folder could not be read."""
+    """`error`: why the file or folder could not be read."""
 
     path: str
     is_folder: bool
@@ -155,9 +148,9 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class KeysFolder:
-    """A keys folder and its user `uid`. `secrets`: the folder and its files.
+    """A keys folder of user `uid`. `secrets`: the folder and its files.
 
-    `problem`: why a node of that user would not start. `is_open`: whether we can read the folder.
+    `problem`: why that user's node would not start. `is_open`: whether we can read the folder.
     """
 
     path: str
@@ -169,10 +162,9 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """A GPU and the results of its trials. `problem`: why the trials stopped.
+    """A GPU's trials. `problem`: why they stopped. `sharing_problem`: why another process can't open the GPU's memory.
 
-    `sharing_problem`: why another process can't open the GPU's memory. `difference`: the largest difference from the
-    host's logits.
+    `difference`: the largest difference from the host's logits.
     """
 
     number: int
@@ -192,10 +184,9 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """`built_for`: the CUDA version for which torch was built; "" if there is none. `driver`: the driver's version; ""
-    if it is unknown.
+    """`built_for`: torch's CUDA version; "" for none. `driver`: the driver's version; "" if unknown.
 
-    `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: why torch has no device.
+    `visible`: CUDA_VISIBLE_DEVICES. `problem`: why there is no device.
     """
 
     torch: str
@@ -209,7 +200,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`no_cluster`: why no router answered, if `cluster` is None."""
+    """`no_cluster`: why `cluster` is None."""
 
     url: str
     cluster: Cluster | None
@@ -218,4 +209,4 @@ class Facts:
     dials: tuple[DialFacts, ...]
     machine: MachineFacts
     keys: tuple[KeysFolder, ...] = ()
-    gpus: GpuFacts | None = None  # None if no check of GPUs was requested
+    gpus: GpuFacts | None = None  # None if not requested

@@ -1,4 +1,4 @@
-"""A check's result: its level, its place, what was found, and advice."""
+"""A check's result."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OK, LOOK, BROKEN = "ok", "look", "broken"
-LEVELS = (OK, LOOK, BROKEN)  # in order, from the best level to the worst
+LEVELS = (OK, LOOK, BROKEN)  # from best to worst
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check`: the subject. `where`: a node, endpoint, file or machine. `advice`: "" if all is well."""
+    """`where`: a node, endpoint, file or machine. `advice`: "" if all is well."""
 
     check: str
     where: str
@@ -25,5 +25,4 @@ def worst(findings: Sequence[Finding]) -> str:
 
 
 def or_well(found: list[Finding], check: str, where: str, what: str) -> list[Finding]:
-    """Return `found`. If `found` is empty, return one finding that says that all is well."""
     return found or [Finding(check, where, OK, what)]

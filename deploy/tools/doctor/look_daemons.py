@@ -1,4 +1,4 @@
-"""Find this machine's daemons, and read their settings from their flags and `--config` files."""
+"""Find this machine's daemons, and read their settings from flags and `--config` files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The settings that the checks need. Every daemon has these settings."""
+    """The settings that the checks need and every daemon has."""
 
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -42,27 +42,25 @@ def find_daemons() -> Iterable[DaemonFacts]:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """Return "router", "prefill" or "decode" for a daemon's command line, else ""."""
     pairs = zip(argv, argv[1:], strict=False)
     return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
 
 
 def cores_of(process: psutil.Process) -> tuple[int, ...]:
-    """Return the cores that the process may use; () if they are unknown."""
     return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
 
 
 def folder_of(process: psutil.Process) -> Path | None:
     try:
         return Path(process.cwd())
-    except psutil.Error:  # the process belongs to another user
+    except psutil.Error:  # another user's process
         return None
 
 
 def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
 ) -> DaemonFacts:
-    """Return a daemon's facts. `folder`: the daemon's working folder; None if we can't find it out."""
+    """Return a daemon's facts. `folder`: its working folder; None if unknown."""
     told, problem = read_told(argv, folder)
     keys = place(told.security.keys, folder, uid) if told.security.keys else ""
     return DaemonFacts(
@@ -78,7 +76,7 @@ def read_daemon(
 
 
 def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
-    """Return (settings, why they may be incomplete). If the config file can't be read, only the flags give settings."""
+    """Return (settings, why they may be incomplete). If the config file is unreadable, use only the flags."""
     try:
         given, config = parse(argv)
     except argparse.ArgumentError as error:
@@ -95,7 +93,6 @@ def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
 
 
 def parse(argv: Sequence[str]) -> tuple[Values, str]:
-    """Return (the flags that the checks need, the value of --config)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default="")
     add_flags(parser, Told)
@@ -104,10 +101,8 @@ def parse(argv: Sequence[str]) -> tuple[Values, str]:
 
 
 def place(name: str, folder: Path | None, uid: int) -> str | None:
-    """Resolve the path `name` like a daemon of user `uid` that works in `folder`.
-
-    Return None if the path depends on the folder, but the folder is unknown.
-    """
+    """Resolve a path as a daemon of user `uid` in `folder` does. Return None if the path depends on an unknown
+    folder."""
     if name.startswith("~/") and uid != os.geteuid():
         with contextlib.suppress(KeyError):
             name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"

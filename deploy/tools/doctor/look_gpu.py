@@ -1,6 +1,6 @@
-"""Look at this machine's GPUs: versions, memory, and trials of functions that Baton needs.
+"""Look at this machine's GPUs, and try the functions that Baton needs.
 
-The trials load torch, and use a few hundred MB of each GPU's memory.
+The trials load torch, and use a few hundred MB of each GPU.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from shared.model.made_up import made_up
 
 COPIED_BYTES = 64 << 20
 COPIES = 4
-DEVICE_FILE = Path("/dev/nvidiactl")  # this file exists if a driver is loaded
+DEVICE_FILE = Path("/dev/nvidiactl")  # exists if a driver is loaded
 TOOL_TIMEOUT_S = 30.0
 SEED, PAGE_SIZE = 1, 16
-SPANS = ((0, 20), (20, 21), (21, 25))  # the token positions of a prompt, of a decode step, and of a window of drafts
+SPANS = ((0, 20), (20, 21), (21, 25))  # token positions of a prompt, a decode step, and a window of drafts
 Trial = Callable[[Gpu, torch.device], dict[str, Any]]
 CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfig(10_000.0), 64, True, ())
 
@@ -63,16 +63,15 @@ def driver_version() -> str:
 
 
 def problem_of(ask: Callable[[], object]) -> str:
-    """Return the first line of the error that `ask` raises, or "" if it raises none."""
+    """Return the first line of the error of `ask`; "" for none."""
     try:
         ask()
-    except Exception as error:  # drivers and libraries raise errors of any type; the user gets the text
+    except Exception as error:  # drivers and libraries raise errors of any type
         return next(iter(str(error).strip().splitlines()), type(error).__name__)
     return ""
 
 
 def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
-    """Run the trials until one fails."""
     found: dict[str, Any] = {"number": where.index}
     problem = ""
     with gpu.use_device(where):
@@ -100,7 +99,7 @@ def describe(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Measure copies in both directions through pinned memory, with the device's own timer."""
+    """Measure copies both ways through pinned memory, with the device's timer."""
     host, device = gpu.pinned((COPIED_BYTES,), torch.uint8), torch.empty(COPIED_BYTES, dtype=torch.uint8, device=where)
     host.fill_(7)
     to_device = best_rate(gpu, where, lambda: device.copy_(host, non_blocking=True))
@@ -114,7 +113,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Return the fastest copy's bytes per second. The first copy is slower, since it wakes the device."""
+    """Return the fastest copy's bytes per second. The first copy wakes the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
@@ -127,13 +126,12 @@ def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> floa
 
 
 def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Find out whether another process can open our memory, which the transport cuda_ipc needs."""
+    """Find out whether another process can open our memory, as cuda_ipc needs."""
     shared = torch.empty(1 << 21, dtype=torch.uint8, device=where)
     return {"sharing_problem": problem_of(lambda: gpu.share(shared))}
 
 
 def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Compare a made-up network's float32 logits on the GPU with the host's."""
     device, host = (logits_on(place) for place in (where, torch.device("cpu")))
     return {"difference": float((device - host).abs().max()), "largest_logit": float(host.abs().max())}
 
@@ -147,7 +145,7 @@ def logits_on(device: torch.device) -> torch.Tensor:
 
 
 def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
-    """Return the inputs of a sequence whose tokens before `begin` are in the pages."""
+    """Return the inputs for tokens `begin` to `end`. Earlier tokens are in the pages."""
     count = end - begin
     ids = torch.randint(0, CONFIG.vocab_size, (SPANS[-1][1],), generator=torch.Generator().manual_seed(SEED))
     return ModelInputs(

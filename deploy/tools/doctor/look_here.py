@@ -41,7 +41,7 @@ def take_pulse() -> CpuSample:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """Read a file whose lines have a name and a number. Return {} if the file is unreadable."""
+    """Read lines of a name and a number; {} if unreadable."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):
@@ -72,19 +72,18 @@ def ratio(part: float, whole: float) -> float:
 
 
 def within_limit(total: int, available: int) -> tuple[int, int]:
-    """Limit (total, available) bytes of memory to the container's limit. File pages that can be dropped count as
-    available."""
+    """Limit (total, available) bytes to the container's limit. Droppable file pages count as available."""
     try:
         limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
         used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # the process is in no container, or its limit is "max", which means no limit
+    except (OSError, ValueError):  # no container, or its limit is "max"
         return total, available
     dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
     return min(total, limit), max(0, min(available, limit - used + dropable))
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """Yield (driver, governor) of each core that has a governor. Most virtual machines have none."""
+    """Yield (driver, governor) of each core. Most virtual machines have no governors."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -95,7 +94,6 @@ def read_word(path: Path) -> str:
 
 
 def open_files() -> int:
-    """Return the number of descriptors that a process started from this shell may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
@@ -111,7 +109,7 @@ def look_at_keys(folder: Path, uid: int) -> KeysFolder:
     try:
         with as_user(uid):
             problem = keys_problem(folder)
-    except OSError:  # this process belongs neither to that user nor to root
+    except OSError:  # we are neither that user nor root
         return KeysFolder(str(folder), uid, () if whole.error else (whole,), "", is_open=False)
     files: list[Secret] = []
     if not whole.error:
@@ -122,7 +120,7 @@ def look_at_keys(folder: Path, uid: int) -> KeysFolder:
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """Access files as user `uid`. Raises OSError if this process may not do that."""
+    """Access files as user `uid`. Raise OSError if this is not allowed."""
     own = os.geteuid()
     os.seteuid(uid)
     try:
@@ -140,7 +138,7 @@ def look_at_secret(path: Path) -> Secret:
 
 
 def keys_problem(folder: Path) -> str:
-    """Return why a node would not start with these keys; "" if it would."""
+    """Return why a node would not start with these keys; "" if it would start."""
     try:
         allowed = read_allowed(folder)
         for name in names_with_secret(folder):
@@ -154,7 +152,7 @@ def keys_problem(folder: Path) -> str:
 
 
 def dial(whose: str, endpoint: str) -> DialFacts:
-    """Connect, and close the connection. An open port does not tell which program listens."""
+    """Connect, and close the connection. An open port does not tell who listens."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
     error = ""

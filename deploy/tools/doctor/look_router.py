@@ -1,4 +1,4 @@
-"""Ask a router once for its state, and twice for its metrics."""
+"""Ask a router for its state once, and for its metrics twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OK, NO_KEY, UNREADY = 200, 401, 503
 
 
 class NoRouterError(Exception):
-    """No server answers, or the server is not a usable router. The error's text says which of the two is the case."""
+    """No server answers, or it is not a usable router."""
 
 
 class ReadyMisfit(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
-    """Look at the router twice, `interval_s` apart. Raises NoRouterError if a look fails."""
+    """Look at the router twice, `interval_s` apart. Raise NoRouterError if a look fails."""
     before = ask_page(http)
     sleep(interval_s)
     ready, after = ask_ready(http), ask_page(http)
@@ -101,7 +101,6 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
-    """Return (the status, ""), or (None, why there is no status)."""
     asked_s = time.time()
     status, body = ask(http, "/admin/status")
     answered_s = time.time()

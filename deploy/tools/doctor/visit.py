@@ -74,7 +74,7 @@ def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None
 
 
 def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, int]]:
-    """Return (folder, uid of its user) for the given folder, or else for each daemon's folder."""
+    """Return (folder, its user's uid) for the given folder, or else for each daemon's folder."""
     used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
     if given is None:
         return used
@@ -84,7 +84,7 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 
 
 def user_of(folder: Path) -> int:
-    """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
+    """Return the user of a folder without daemons: the caller, or the folder's owner if the caller is root.
 
     Nodes seldom run as root.
     """
@@ -98,7 +98,7 @@ def user_of(folder: Path) -> int:
 
 
 def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[DialFacts]:
-    """Dial all endpoints. Loopback endpoints are dialled only if the router is on this machine."""
+    """Dial all endpoints, but loopback endpoints only if the router is on this machine."""
     known = []
     if cluster is not None and cluster.status is not None:
         known = [("router", cluster.status.endpoint)]

@@ -1,1 +1,1 @@
-"""`baton generate`: answer a file of requests in OpenAI's batch format, offline, line by line."""
+"""`baton generate`: answer a file of requests in OpenAI's batch format, offline."""

@@ -31,15 +31,13 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The result of an attempt that got no HTTP answer."""
-
     code: str
     message: str
     may_retry: bool
 
 
 class Asker:
-    """Ask for the answers of a run's lines. `num_answers` counts all HTTP answers, including refusals."""
+    """`num_answers` counts all HTTP answers, including refusals."""
 
     def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
         self.num_answers = 0
@@ -47,7 +45,7 @@ class Asker:
         self._random = random.Random()
 
     async def answer(self, request: BatchRequest) -> OutputLine:
-        """Return the line's result. Raises BatchStopped if all retries failed while no other line got an answer."""
+        """Return the line's result. Raise BatchStopped if all retries failed while no other line got an answer."""
         answers_before = self.num_answers
         attempt = 0
         while True:
@@ -82,11 +80,8 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Make the output line.
-
-    If the body is not JSON, a refusal keeps its status and the beginning of its body, and an answer with status 200
-    becomes an error.
-    """
+    """Make the output line. If the body is not JSON, a refusal keeps its status and the body's beginning, but an answer
+    with status 200 becomes an error."""
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

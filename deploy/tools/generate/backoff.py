@@ -17,17 +17,16 @@ class Backoff:
     longest_s: float = 30.0
 
     def wait_s(self, attempt: int, asked_for_s: float, chance: float) -> float:
-        """Return the seconds to wait before retry `attempt`, counted from 0.
+        """Return the seconds before retry `attempt`, counted from 0.
 
-        `asked_for_s`: the seconds in the server's Retry-After. `chance`: a random number from 0 to 1, which
-        spreads the retries of many requests.
+        `asked_for_s`: the server's Retry-After. `chance`: a random number from 0 to 1, which spreads retries.
         """
         doubled = min(self.longest_s, self.first_s * 2.0 ** min(attempt, 30))
         return max(min(asked_for_s, LONGEST_RETRY_AFTER_S), doubled * (0.5 + chance / 2))
 
 
 def retry_after_s(header: str, now: float) -> float:
-    """Return the seconds in a Retry-After header, or 0.0 if it is malformed. `now`: seconds since 1970."""
+    """Return the seconds in a Retry-After header; 0.0 if malformed. `now`: seconds since 1970."""
     if header.strip().isdecimal():
         return float(header)
     try:

@@ -1,4 +1,4 @@
-"""Do one run of `baton generate`, from flags to exit status, on a given router or its own cluster."""
+"""Do one run of `baton generate`, from flags to exit status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from deploy.tools.generate.tally import Tally, summary_text
 from shared.core.errors import ConfigError
 
 EXIT_FAILED = 1
-SIGNAL_STATUS = 128  # exit status after a signal: this number plus the signal's number, as in a shell
+SIGNAL_STATUS = 128  # plus the signal's number, as in a shell
 UNAUTHORIZED = 401
 MAX_CONCURRENCY = 4096
 
@@ -72,10 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def paths_of(args: argparse.Namespace) -> BatchPaths:
-    """Return the paths. By default, outputs are requests.out.jsonl and requests.errors.jsonl.
-
-    With --out answers.jsonl, errors go to answers.errors.jsonl.
-    """
     requests: Path = args.file
     answers = args.out or requests.with_name(f"{requests.stem}.out.jsonl")
     errors = args.errors or answers.with_name(f"{answers.stem.removesuffix('.out')}.errors.jsonl")
@@ -99,10 +95,10 @@ def check(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def errors_file(path: Path) -> Iterator[LineFile]:
-    """Yield the file of errors, and remove it afterwards if no line failed."""
+    """Yield the file of errors. Remove it if no line failed."""
     file = LineFile(path)
     try:
-        for _ in file.lines():  # raises ConfigError if another program wrote the file, before we change it
+        for _ in file.lines():  # raises ConfigError for another program's file, before we change it
             pass
         yield file
     finally:
@@ -112,7 +108,7 @@ def errors_file(path: Path) -> Iterator[LineFile]:
 def answer_all(
     args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: Results, stop: StopSignals
 ) -> float:
-    """Ask for the answers of all remaining lines. Return the seconds that this took; 0.0 if no line remained."""
+    """Ask for all remaining answers. Return the seconds that this took; 0.0 if no line remained."""
     if not results.tally.num_left:
         return 0.0
     lines = (line for line in read_lines(paths.requests) if not is_answered(line, answered))
@@ -137,7 +133,7 @@ def answer_all(
 
 @contextlib.contextmanager
 def server_of(args: argparse.Namespace) -> Iterator[Server]:
-    """Yield the given router once it answers, or a cluster of our own, which runs during the `with` block."""
+    """Yield the given router once it answers, or our own cluster, during the `with` block."""
     url = url_of(args)
     if url is not None:
         server = Server(url, read_api_key(args.api_key_file), args.ca)
@@ -163,7 +159,6 @@ def up_flags(text: str) -> list[str]:
 
 
 def require_answer(server: Server) -> None:
-    """Raise an error for an unreachable router or a missing key, before any line is asked."""
     try:
         status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
     except UNREACHABLE as error:

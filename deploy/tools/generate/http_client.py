@@ -1,4 +1,4 @@
-"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Does not retry."""
+"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Never retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ANSWER_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """An answer, which grows as bytes arrive. `headers`: the header values by lower-case name."""
+    """An answer, which grows as bytes arrive. `headers`: values by lower-case name."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes. Raises OSError if the bytes are not HTTP, or the answer is too long."""
+        """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -43,7 +43,7 @@ class AnswerReader:
         if len(self.answer.body) > MAX_ANSWER_BYTES:
             raise OSError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
 
-    # the HTTP parser calls these methods
+    # called by the HTTP parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -55,20 +55,18 @@ class AnswerReader:
         self.answer.body += body
 
     def on_message_complete(self) -> None:
-        self.is_over = self.answer.status >= 200  # 100 Continue and similar messages precede the answer
+        self.is_over = self.answer.status >= 200  # 100 Continue and similar messages come before the answer
         self.may_reuse = self.is_over and self._parser.should_keep_alive()
 
 
 @dataclass(slots=True)
 class Kept:
-    """A connection that either serves one request or is kept for later requests."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
 
 class HttpClient:
-    """Send any number of requests at a time, each on its own connection."""
+    """Send any number of requests in parallel, each on its own connection."""
 
     def __init__(self, url: Url, api_key: str, ca: Path | None) -> None:
         self._url = url
@@ -77,15 +75,14 @@ class HttpClient:
         self._idle: list[Kept] = []
 
     async def post(self, path: str, body: bytes) -> HttpAnswer:
-        """Return the whole answer. Raises OSError if there is no answer."""
+        """Return the whole answer. Raise OSError if there is none."""
         message = self._head(path, len(body)) + body
         while self._idle:
             reader = AnswerReader()
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
-                # The kept connection broke. If no answer has begun, the server closed it before our request, so the
-                # loop tries another one.
+                # If no answer has begun, the server closed the kept connection before our request: try another.
                 if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)
@@ -112,7 +109,7 @@ class HttpClient:
             if reader.may_reuse:
                 self._idle.append(kept)
             else:
-                kept.writer.transport.abort()  # closing the connection makes the router stop the request
+                kept.writer.transport.abort()  # this makes the router stop the request
         return reader.answer
 
     def _head(self, path: str, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Write answers line by line to a file from which a later run can resume."""
+"""Write answers line by line to a file from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ErrorPart(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of OpenAI's batch output and error files. `id` is the first field, so a torn line can be recognised."""
+    """A line of OpenAI's batch output and error files. `id` is the first field, to recognise a torn line."""
 
     id: str
     custom_id: str | None
@@ -49,7 +49,7 @@ class KnownLine(msgspec.Struct, frozen=True):
 
 
 class LineFile:
-    """Own the file, refuse a second writer, and write only whole lines."""
+    """Own the file, refuse a second writer, and write whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class LineFile:
         return self._end == 0
 
     def lines(self) -> Iterator[KnownLine]:
-        """Yield the lines of earlier runs. Raises ConfigError if another program wrote the file."""
+        """Yield the lines of earlier runs. Raise ConfigError if another program wrote the file."""
         with self.path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 if not raw.endswith(b"\n"):
@@ -114,7 +114,7 @@ class LineFile:
         os.close(self._fd)
 
     def _require_file(self) -> None:
-        """Refuse devices, which can't be truncated and must not be removed."""
+        """Refuse devices: they can't be truncated, and must stay."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise ConfigError(f"{self.path} is not a plain file, so a later run could not go on from it")
 
@@ -126,8 +126,7 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the number of bytes up to the last newline. Raises ConfigError if the rest does not begin like a line of
-    ours."""
+    """Return the bytes up to the last newline. Raise ConfigError if the rest does not begin like our lines."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Read a file of requests line by line, and separate invalid lines."""
+"""Read a file of requests line by line, and separate bad lines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A valid line. `body`: the request's JSON text, unchanged from the file.
-
-    `id`: a digest of everything that affects the answer, so a changed line has another id.
-    """
+    """`body`: the line's JSON text, unchanged. `id`: a digest of everything that affects the answer."""
 
     number: int
     custom_id: str
@@ -46,7 +43,7 @@ class BadLine:
 
 
 class InputLine(msgspec.Struct, frozen=True):
-    """A line that is a JSON object with any fields. The function `what_is_wrong` checks the fields."""
+    """A JSON object with any fields. `what_is_wrong` checks them."""
 
     custom_id: Any = None
     method: Any = None
@@ -65,7 +62,7 @@ class Survey:
 
 
 def read_lines(path: Path) -> Iterator[BatchRequest | BadLine]:
-    """Yield lines one by one, in bounded memory. Skip empty lines."""
+    """Yield lines in bounded memory. Skip empty lines."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -123,18 +120,17 @@ def id_of(custom_id: str, url: str, body: bytes) -> str:
 
 
 def name_digest(custom_id: str) -> bytes:
-    """Return a digest of fixed size. The digests of all names are kept in memory, so they must be small."""
+    """Return a small digest: the digests of all names are kept in memory."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """Return whether an earlier run answered this line, and the line has not changed since. `answered`: the result of
-    `answered_in`."""
+    """Return whether an earlier run answered this unchanged line. `answered`: from `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 
 def survey(path: Path, answered: Mapping[bytes, str]) -> Survey:
-    """Read the whole file before the first request. Raises ConfigError if two lines share a custom_id."""
+    """Read the whole file before the first request. Raise ConfigError for a repeated custom_id."""
     first_at: dict[bytes, int] = {}
     twice: list[str] = []
     num_lines = num_answered = 0

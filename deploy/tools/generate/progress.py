@@ -1,4 +1,4 @@
-"""Show a line of progress during a run. If the output is not a terminal, show nothing."""
+"""Show a line of progress, if the output is a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask for a bounded number of lines at a time, and write each answer when it arrives."""
+"""Ask for a bounded number of lines at a time, and write answers as they arrive."""
 
 from __future__ import annotations
 

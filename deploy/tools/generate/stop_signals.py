@@ -1,4 +1,4 @@
-"""Turn Ctrl-C and other stop signals into a clean end by cancellation."""
+"""Turn stop signals into a clean end by cancellation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Inside the `with` block, a signal cancels the watched task. If no task is watched, the signal raises
-    KeyboardInterrupt.
+    """Inside the `with` block, a signal cancels the watched task. If no task is watched, it raises KeyboardInterrupt.
 
     Ignored signals stay ignored, as nohup and a shell's background jobs require.
     """
@@ -36,7 +35,6 @@ class StopSignals:
             signal.signal(number, handler)
 
     def watch_current_task(self) -> None:
-        """Let a signal cancel this task at its next wait."""
         task = asyncio.current_task()
         assert task is not None
         self._watched = (asyncio.get_running_loop(), task)

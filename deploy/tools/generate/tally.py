@@ -12,7 +12,7 @@ OK = 200
 
 @dataclass(slots=True)
 class Tally:
-    """`num_before`: the number of lines that earlier runs answered. The later fields count only this run's lines."""
+    """`num_before`: the lines that earlier runs answered. Later fields count only this run's lines."""
 
     num_lines: int
     num_before: int
@@ -31,7 +31,6 @@ class Tally:
         return self.num_lines - self.num_before - self.num_now
 
     def take(self, line: OutputLine) -> bool:
-        """Count a finished line, and return whether it has an answer."""
         if line.response is None or line.response.status_code != OK:
             self.num_failed += 1
             return False

@@ -1,7 +1,7 @@
 """Make training data: the model's answers to prompts, which are read from a file or invented.
 
-The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). The file
-of prompts and the file of answers grow line by line, and a restarted run makes only the missing lines.
+The model invents prompts by continuing its chat template at the user's turn (like Magpie, arXiv 2406.08464). Files grow
+line by line, so a restarted run makes only missing lines.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
-MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # This character takes the place of the user's words in a rendered template.
-INVENTED_LIMIT = 160  # The largest number of ids in an invented prompt.
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # takes the place of the user's words in a template
+INVENTED_LIMIT = 160  # most ids in an invented prompt
 
 
 @dataclass(frozen=True, slots=True)
 class InventedPrompt:
-    """Settings for the answers to prompts. The prompts use `temperatures` in turn. `limit`: the largest number of ids
-    in an answer."""
+    """The prompts use `temperatures` in turn. `limit`: the most ids in an answer."""
 
     temperatures: tuple[float, ...]
     limit: int
@@ -50,7 +49,7 @@ def _prompt(path: Path, number: int, line: str) -> str:
 
 
 def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
-    """Return the ids of a user message in the chat template, as the API renders it."""
+    """Return a user message's ids in the chat template, as the API renders it."""
     return tuple(chat_ids(text, _one_turn(prompt)))
 
 
@@ -59,7 +58,7 @@ def _one_turn(prompt: str) -> Conversation:
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
-    """Return the ids that the chat template puts before a user's words. Raises ConfigError."""
+    """Return the chat template's ids before the user's words. Raise ConfigError if the template changes these words."""
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
         raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
@@ -67,7 +66,7 @@ def user_turn(text: TextModel) -> tuple[int, ...]:
 
 
 def invent(generator: Generator, text: TextModel, path: Path, count: int, told: Callable[[int], None]) -> list[str]:
-    """Invent prompts until `path` holds `count` different complete prompts, one {"prompt": ...} per line."""
+    """Invent prompts until `path` has `count` different complete ones, as {"prompt": ...} lines."""
     found = dict.fromkeys(read_prompts(path) if mend(path) else [])
     task = Task(0, user_turn(text), 1.0, INVENTED_LIMIT)
 
@@ -94,8 +93,7 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """Answer each prompt that has no answer in `path`. After each answer, call `told` with two numbers: the answers so
-    far, and all prompts."""
+    """Answer each prompt without an answer in `path`. Call `told` with the number of answers and of prompts."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)
@@ -116,7 +114,7 @@ def line_of(one: TrainingAnswer) -> str:
 
 
 def mend(path: Path) -> bool:
-    """Drop a torn last line. Return whether the file exists. Raises ConfigError for a compressed file."""
+    """Drop a torn last line. Return whether the file exists. Raise ConfigError for a compressed file."""
     if not path.exists():
         return False
     if path.suffix == ".gz":

@@ -1,4 +1,4 @@
-"""Draw a training run's curve as SVG text and as a table."""
+"""Draw a training run's curve as SVG and as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_curve(path: Path) -> list[Mapping[str, Any]]:
 
 
 def loss_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return a line for each draft of the chain. A point averages ten updates, since losses are noisy."""
+    """Return a line for each draft of the chain. Points average ten noisy updates."""
     updates = [one for one in curve if "losses" in one]
     found: dict[int, list[tuple[float, float]]] = {}
     for start in range(0, len(updates), 10):
@@ -44,7 +44,6 @@ def acceptance_table(curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def svg(title: str, lines: Sequence[Line]) -> str:
-    """Draw the lines. The x axis shows training tokens, beginning at 0, and the y axis shows the values."""
     points = [point for _, part in lines for point in part]
     if not points:
         return f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}"/>\n'

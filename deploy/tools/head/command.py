@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from deploy.tools.head.work import RUNNERS  # this import loads torch
+    from deploy.tools.head.work import RUNNERS  # loads torch
 
     config: Any = load(WORDS[args.word].config, given_values(args))
     machine = config.machine

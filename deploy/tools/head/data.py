@@ -1,7 +1,7 @@
-"""Read the target's answers as training sequences, separate the held-out answers, and order the others in shards.
+"""Read the target's answers as training sequences, hold some out, and order the others in shards.
 
-A line is a JSON object: `p` has the prompt's ids, including the chat template, `a` has the answer's ids, and `t` has
-the temperature. Files may be gzipped.
+Lines are JSON objects: `p` has the prompt's ids with the chat template, `a` the answer's ids, `t` the temperature.
+Files may be gzipped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from shared.core.errors import ConfigError
 
-HELD_OUT_OF = 50  # One in 50 prompts is held out of training.
-SHORTEST_ANSWER = 8  # Shorter answers have no room for a chain of drafts.
+HELD_OUT_OF = 50  # one prompt in 50 is held out
+SHORTEST_ANSWER = 8  # shorter answers have no room for a chain of drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TrainingAnswer:
 
 
 def read_answers(path: Path) -> list[TrainingAnswer]:
-    """Read answers. Raises ConfigError that names an invalid line."""
+    """Read answers. Raise ConfigError that names the invalid line."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             return [_parse(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
@@ -53,22 +53,21 @@ def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether all answers to this prompt are held out. Only the prompt decides."""
+    """Return whether this prompt's answers are held out."""
     digest = hashlib.blake2b(repr(tuple(prompt)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_OF == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training answers and held-out answers, in an order that depends only on the seed. The two parts share no
-    prompt."""
+    """Training and held-out answers, in an order that depends only on the seed. They share no prompt."""
 
     training: tuple[TrainingAnswer, ...]
     held_out: tuple[TrainingAnswer, ...]
 
 
 def split(answers: Iterable[TrainingAnswer], seed: int, max_tokens: int) -> Split:
-    """Split the answers. Cut sequences at `max_tokens`, and drop answers shorter than SHORTEST_ANSWER."""
+    """Cut sequences at `max_tokens`, and drop answers shorter than SHORTEST_ANSWER."""
     usable = [_cut(one, max_tokens) for one in answers]
     usable = [one for one in usable if len(one.answer) >= SHORTEST_ANSWER]
     random.Random(seed).shuffle(usable)
@@ -85,10 +84,9 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 
 
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
-    """Return the draft vocabulary in ascending order: the ids in `always`, and the most frequent ids of the answers.
+    """Return the draft vocabulary, ascending: the ids in `always`, and the answers' most frequent ids.
 
-    If there are fewer than `count` such ids, the lowest other ids are added. In a byte-level vocabulary, the lowest ids
-    are bytes and frequent merges.
+    If these are fewer than `count`, add the lowest ids: in a byte-level vocabulary, bytes and frequent merges.
     """
     seen: Counter[int] = Counter()
     for one in answers:

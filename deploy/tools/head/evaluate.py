@@ -1,7 +1,7 @@
-"""Measure how many tokens per verify step a head yields, by its chains of drafts over known answers.
+"""Measure a head's tokens per verify step, with its chains of drafts over known answers.
 
-While all drafts of a chain equal the target's tokens, the head's input is the same as in serving. So unrolling over a
-greedy answer yields the acceptance lengths of greedy decoding.
+While all drafts of a chain are right, the head's input is the same as in serving. So unrolling over a greedy answer
+yields the acceptance lengths of greedy decoding.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadAcceptance:
-    """Acceptance over greedy answers. `tokens_per_verify[k]`: tokens per verify step with chains of k + 1 drafts.
+    """Acceptance over greedy answers. `tokens_per_verify[k]`: with chains of k + 1 drafts.
 
-    `by_step[k]`: the share of right drafts at step k if all earlier drafts are right.
+    `by_step[k]`: the share of right drafts at step k, if all earlier drafts are right.
     """
 
     answers: int
@@ -34,10 +34,7 @@ class HeadAcceptance:
 def acceptance(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
 ) -> HeadAcceptance:
-    """Measure acceptance. `draft_ids`: (draft vocab,) int64.
-
-    A chain that reaches beyond its trace's end counts only up to that end.
-    """
+    """`draft_ids`: (draft vocab,) int64. A chain counts only up to its trace's end."""
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
         right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
@@ -61,8 +58,7 @@ def acceptance(
 def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
-    """Return bools by answer, step and token: whether the chain that begins at this token drafts the true token at this
-    step."""
+    """Return bools by answer, step and token: whether the chain from this token is right at this step."""
     rows = rows_of(traces)
     right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]
@@ -75,7 +71,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """Decode one answer with these chains, and return (number of tokens, number of verify steps)."""
+    """Decode one answer with these chains. Return (tokens, verify steps)."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

@@ -1,6 +1,6 @@
 """Generate many continuations at a time, in ragged steps over paged KV, without the scheduler.
 
-A finished row is free at once, so the next prompt joins the other rows in their next step.
+A finished row is free at once, so the next prompt joins the next step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt to continue. `key`: the caller's name for the task. `limit`: the largest number of ids to make."""
+    """`key`: the caller's name for the task. `limit`: the most ids to make."""
 
     key: int
     prompt: tuple[int, ...]
@@ -39,7 +39,7 @@ class GeneratedRow:
 
 
 class Generator:
-    """Own the KV memory of `rows` sequences of at most `longest` tokens each, prompt included."""
+    """Own the KV memory of `rows` sequences of at most `longest` tokens, prompt included."""
 
     def __init__(self, model: Model, rows: int, longest: int, seed: int, device: torch.device) -> None:
         self._model = model
@@ -55,9 +55,9 @@ class Generator:
 
     @torch.inference_mode()
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[int]]]:
-        """Yield continuations as they end, including their end ids.
+        """Yield continuations as they end, with their end ids.
 
-        A task is taken when a row is free. A prompt that leaves no room for a token yields an empty continuation.
+        A task is taken when a row is free. A prompt without room for a token yields an empty continuation.
         """
         waiting = iter(tasks)
         while True:

@@ -1,7 +1,4 @@
-"""One training update and its state: master weights, optimizer state, counters.
-
-One safetensors file is enough to resume a run exactly.
-"""
+"""One training update and its state, which one safetensors file saves exactly."""
 
 from __future__ import annotations
 
@@ -21,29 +18,29 @@ from deploy.tools.head.store import FeatureTrace
 from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
-WARM_UP = 0.03  # The share of the run in which the learning rate rises.
-FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # These settings may not change when a run resumes.
-RATES = {"muon": 1.0, "adam": 0.5}  # Each optimizer's learning rate, as a multiple of the recipe's rate.
+WARM_UP = 0.03  # share of the run in which the rate rises
+FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # may not change when a run resumes
+RATES = {"muon": 1.0, "adam": 0.5}  # multiples of the recipe's rate
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWords:
-    ids: Tensor  # (draft vocab,) int64, ascending: the target's ids.
-    of_target: Tensor  # (V,) int64: the draft id of each target id; -1 if it has none.
-    rows: Tensor  # (draft vocab, H): the target's output rows.
+    ids: Tensor  # (draft vocab,) int64, ascending: target ids
+    of_target: Tensor  # (V,) int64: the draft id of each target id, or -1
+    rows: Tensor  # (draft vocab, H): the target's output rows
 
 
 @dataclass(slots=True)
 class Position:
     updates: int = 0
-    tokens: int = 0  # the number of answer tokens trained on so far
+    tokens: int = 0  # answer tokens trained on so far
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    losses: tuple[float, ...]  # For each step of the chain, the mean loss over answer tokens that have a draft id.
-    # For each step of the chain, the share of answer tokens that have a draft id and on which head and target agree.
+    losses: tuple[float, ...]  # by step of the chain: mean over answer tokens that have a draft id
+    # By step: the share of answer tokens that have a draft id and on which head and target agree.
     hits: tuple[float, ...]
     tokens: int
 
@@ -51,10 +48,10 @@ class UpdateResult:
 class Learner:
     """Train inner matrices with Muon, and output rows and norms with AdamW.
 
-    Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
+    Muon orthogonalises its update, and needs fewer tokens for the same loss.
 
-    `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
-    as others. So the master of `fc` is trained for channels of size 1, and `weights` divides this master by `scale`.
+    `scale` (3H,): the size of each channel of the target's hidden states. Some are a thousand times as large as others.
+    So the master of `fc` is for channels of size 1, and `weights` divides it by `scale`.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class Learner:
         return {**self.masters, "fc.weight": self.masters["fc.weight"] / self.scale}
 
     def update(self, traces: Sequence[FeatureTrace], share_done: float) -> UpdateResult:
-        """Do one update. `share_done`, from 0 to 1, sets the learning rate and the number of drafts."""
+        """Do one update. `share_done` (0 to 1) sets the learning rate and the number of drafts."""
         rate = self.recipe.rate * min(share_done / WARM_UP, 1.0) * (1.0 - share_done)
         for kind, optimizer in self._optimizers.items():
             for group in optimizer.param_groups:
@@ -132,7 +129,7 @@ class Learner:
         part.rename(path)
 
     def load(self, path: Path) -> None:
-        """Load a checkpoint. Raises ConfigError if the file was made with another recipe or other answers."""
+        """Load a checkpoint. Raise ConfigError for other FIXED settings or other answers."""
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             said = file.metadata()
@@ -151,13 +148,12 @@ class Learner:
                 lead = f"{kind}.{name}."
                 master = self.masters[name]
                 state = {key.removeprefix(lead): value for key, value in found.items() if key.startswith(lead)}
-                # The optimizers' counters are scalars, and stay on the host.
+                # The optimizers' counters are scalars on the host.
                 optimizer.state[master] = {key: v.to(master.device) if v.dim() else v for key, v in state.items()}
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Return the number of drafts to train. The number grows during the run, since the first draft teaches most for its
-    cost."""
+    """Return the number of drafts to train. The number grows: the first draft teaches most for its cost."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 

@@ -1,4 +1,4 @@
-"""Measure a head's acceptance for each kind of prompt, with chains of drafts over the target's greedy answers."""
+"""Measure a head's acceptance by kind of prompt, over the target's greedy answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
 OWN_PROMPTS = Path(__file__).with_name("held_out_prompts.jsonl")
-SHORTEST = 3  # an answer needs at least this number of ids to have room for one draft
+SHORTEST = 3  # fewer ids leave no room for a draft
 ALL = "all"
 
 
 def read_kinds(path: Path) -> list[tuple[str, str]]:
-    """Return each line's (kind, prompt). Raises ConfigError."""
+    """Return each line's (kind, prompt). Raise ConfigError for an invalid line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return [(str(raw["kind"]), str(raw["prompt"])) for raw in map(json.loads, filter(None, lines))]
@@ -40,7 +40,6 @@ def greedy_answers(generator: Generator, text: TextModel, prompts: Sequence[str]
 
 
 def traces_of(target: TargetNet, answers: Sequence[TrainingAnswer]) -> list[FeatureTrace]:
-    """Return traces of the answers that have room for a draft."""
     made = []
     for one in answers:
         if len(one.answer) >= SHORTEST:
@@ -57,7 +56,6 @@ def by_kind(
 
 
 def table(found: Mapping[str, HeadAcceptance]) -> str:
-    """Return a table: tokens per verify step by kind and chain length, and right drafts by step."""
     steps = len(next(iter(found.values())).by_step)
     head = [f"{'kind':<14}{'tokens':>8}", *(f"{n + 1:>7}" for n in range(steps)), "   right drafts, first to last"]
     lines = [f"{'':22}tokens per verify with this many drafts in a row", "".join(head)]

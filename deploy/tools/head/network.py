@@ -32,19 +32,17 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Indices that find several sequences in the flat rows of a step.
+    """Indices that find several sequences in a step's flat rows.
 
-    Step 0 computes keys of all slots, but its outputs begin at each answer's first slot. Step k's rows start k slots
-    later.
+    Step 0 has keys of all slots, but outputs only from each answer's first slot on. Step k's rows start k slots later.
     """
 
     slots: Tensor  # (N,) indices into all tokens: the slots whose predicted token is known.
     starts: Tensor  # (M,) indices into `slots`: the slots of step 0's outputs.
-    lengths: tuple[int, ...]  # The number of slots of each sequence.
-    firsts: tuple[int, ...]  # The first output slot of each sequence.
+    lengths: tuple[int, ...]  # number of slots of each sequence
+    firsts: tuple[int, ...]  # first output slot of each sequence
 
     def counts(self, step: int) -> tuple[int, ...]:
-        """Return each sequence's number of outputs at `step`."""
         return tuple(length - first - step for length, first in zip(self.lengths, self.firsts, strict=True))
 
 
@@ -68,8 +66,7 @@ def drop_lasts(values: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 class HeadNet:
-    """`embed` (V, H): the target's embedding. `rope`: the head's rotary tables. The weights are arguments of each
-    call."""
+    """`embed` (V, H): the target's embedding. `rope`: the head's rotary tables. Each call takes the weights."""
 
     def __init__(self, layer: LlamaConfig, embed: Tensor, rope: Rope, dtype: torch.dtype) -> None:
         self.layer = layer
@@ -78,8 +75,7 @@ class HeadNet:
         self._rope = rope
 
     def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
-        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows. The result is differentiable in the
-        weights."""
+        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows, differentiable in the weights."""
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)
         aux = torch.cat([one.aux for one in traces]).to(ids.device)[rows.slots]
@@ -111,7 +107,7 @@ class HeadNet:
         return keys, values.view(keys.shape)
 
     def _rest(self, weights: Weights, feature: Tensor, attended: Tensor) -> Tensor:
-        """Return (M, H) float32: the residual stream after the layer, and the next step's feature."""
+        """Return (M, H) float32: the residual stream, which is the next step's feature."""
         residual = feature + self._product(attended, weights["midlayer.self_attn.o_proj.weight"])
         normed = self._norm(residual, weights["midlayer.post_attention_layernorm.weight"])
         gate = self._product(normed, weights["midlayer.mlp.gate_proj.weight"])
@@ -132,7 +128,7 @@ class HeadNet:
 
 
 class Chain:
-    """Holds the keys and values of all steps so far, and attends over them.
+    """Hold the keys and values of all steps so far, and attend over them.
 
     Row r of a sequence belongs to the chain that begins at slot `first + r`, where `first` is the sequence's first
     output slot. The row sees the first `first + r + 1` keys of step 0, and the r-th key of each later step.
@@ -140,9 +136,9 @@ class Chain:
 
     def __init__(self, layer: LlamaConfig) -> None:
         self._layer = layer
-        self._first: list[tuple[Tensor, Tensor]] = []  # step 0's keys and values of each sequence, (slots, kv_heads, D)
+        self._first: list[tuple[Tensor, Tensor]] = []  # by sequence: step 0's keys and values, (slots, kv_heads, D)
         self._first_slots: tuple[int, ...] = ()
-        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same for each later step and each sequence
+        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same by later step and sequence
 
     def begin(self, keys: Tensor, values: Tensor, rows: Rows) -> None:
         lengths = list(rows.lengths)
@@ -175,7 +171,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return this step's keys and values of the chains that reach the query's step: (kv_heads, 1, count, D)
-        each."""
+        """Return this step's keys and values, (kv_heads, 1, count, D) each, of the chains that reach the query's
+        step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

@@ -1,6 +1,6 @@
-"""Write heads in the public EAGLE-3 format (arXiv 2503.01840), with the tensor names of SGLang and vLLM.
+"""Write heads in the public EAGLE-3 format (arXiv 2503.01840), with SGLang's and vLLM's tensor names.
 
-A head is a folder with config.json and model.safetensors, which shared.model.eagle_file reads.
+shared.model.eagle_file reads this folder of config.json and model.safetensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 def import_head(source: Path, folder: Path, target: LlamaConfig, dtype: torch.dtype) -> HeadConfig:
     """Check another tool's head for `target`, and write it under the canonical names.
 
-    Raises ConfigError for a tensor or field that is missing, unknown or of the wrong size.
+    Raise ConfigError for a tensor or field that is missing, unknown or of the wrong size.
     """
     found = HeadFolder(source, target)
     weights = {name: found.tensor(name) for name in tensor_shapes(found.config)}
@@ -33,7 +33,7 @@ def import_head(source: Path, folder: Path, target: LlamaConfig, dtype: torch.dt
 def write_head(
     folder: Path, config: HeadConfig, weights: Mapping[str, Tensor], draft_ids: Tensor, dtype: torch.dtype
 ) -> None:
-    """Write a head into `folder`, which is created if missing. Existing files are replaced.
+    """Write a head into `folder`. Create a missing folder, and replace existing files.
 
     `weights`: every tensor of tensor_shapes(config), written in `dtype`. `draft_ids` (draft vocab,) int64.
     """

@@ -1,4 +1,4 @@
-"""Options of `baton head`. As for nodes' settings, the classes' fields define flags, limits and help texts."""
+"""Options of `baton head`. The classes' fields define flags, limits and help texts."""
 
 from __future__ import annotations
 

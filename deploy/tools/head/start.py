@@ -1,8 +1,7 @@
 """Make a head's first weights. Copies of the target's weights save many thousand training steps.
 
-`fc` passes on only the hidden state of the highest of the three layers. The head's layer is a copy of the target's last
-layer, and the head's output rows are copies of the target's. Attention weights for the embedding half of the input
-begin small and random.
+`fc` passes on the highest of the three hidden states. The layer and the output rows are copied from the target's last
+layer and head. Attention weights for the input's embedding half begin small and random.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ ATTENTION, MLP = "midlayer.self_attn", "midlayer.mlp"
 
 
 def head_config(target: LlamaConfig, draft_vocab_size: int) -> HeadConfig:
-    """Return the shape of a head with the target's attention heads and widths."""
     layer = dataclasses.replace(target, family="llama", num_layers=1, tie_embeddings=False)
     return HeadConfig(layer, draft_vocab_size, default_aux_layers(target.num_layers))
 

@@ -1,6 +1,6 @@
-"""Keep the answers' features on disk, in one safetensors file per shard. Each file is computed when it is needed.
+"""Keep the answers' features on disk, in one safetensors file per shard. Compute files when needed.
 
-A complete file is renamed into place, so a second process may compute files ahead of this one.
+Complete files are renamed into place, so a second process may compute files ahead of this one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class FeatureTrace:
-    """The features of one sequence: views of its shard's tensors, on the CPU."""
+    """One sequence's features: views of its shard's tensors, on the CPU."""
 
     ids: Tensor  # (n,) int64
     prompt: int
-    greedy: bool  # Whether the answer was drawn at temperature 0.
+    greedy: bool  # whether the answer was drawn at temperature 0
     aux: Tensor  # (n, 3H)
     final: Tensor  # (n, H)
 
@@ -38,8 +38,7 @@ class FeatureStore:
         self._target = target
 
     def path(self, shard: Sequence[TrainingAnswer]) -> Path:
-        """Return a path that depends on target, data and their order, so that features of other inputs are never
-        read."""
+        """Return a path for this target, data and order, so that no other features are read."""
         content = self._target.identity + repr([one.ids for one in shard])
         digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"
@@ -69,7 +68,7 @@ class FeatureStore:
 
 
 def batches(shard: Sequence[TrainingAnswer], tokens: int) -> list[list[TrainingAnswer]]:
-    """Return batches in order. Each batch has at most `tokens` tokens, or is one longer sequence."""
+    """Return batches in order. Each has at most `tokens` tokens, or is one longer sequence."""
     made: list[list[TrainingAnswer]] = []
     room = 0
     for one in shard:

@@ -1,4 +1,4 @@
-"""Compute three layers' inputs and the last hidden states of the target over whole sequences, in plain torch."""
+"""Compute the target's features over whole sequences, in plain torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Tensor = torch.Tensor
 class Features:
     """Features of N tokens of consecutive sequences, in the target's dtype."""
 
-    # (N, 3H): the three states that a head reads, side by side. Each is the residual stream before a layer.
+    # (N, 3H): the residual stream before three layers, side by side, as a head reads it
     aux: Tensor
-    final: Tensor  # (N, H): the hidden states after the last norm, which the target's head reads.
+    final: Tensor  # (N, H): after the last norm, as the target's head reads it
 
 
 def check_plain(config: LlamaConfig) -> None:
@@ -44,16 +44,16 @@ class TargetNet:
         make = library_kernels(source.config, dtype, device, AS_DTYPE).make_weight
         self._weights = load_weights(source, dtype, device, max_context, make, lambda weight: lambda hidden: hidden)
         head = "embed" if source.config.tie_embeddings else "head"
-        self.embed = self._weights.embed  # (V, H).
+        self.embed = self._weights.embed  # (V, H)
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
-        # A caller may replace these layers by the layers of an imported head.
+        # A caller may set an imported head's layers.
         self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
         self._content = source.content_hash()
 
     @property
     def identity(self) -> str:
-        """A text that depends on all inputs of the features except the token ids."""
+        """A text that depends on all inputs of the features, except the token ids."""
         return f"{self._content} {self.dtype} {self.aux_layers}"
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ class TargetNet:
         wanted, aux = self.aux_layers, []
         for index, layer in enumerate(self._weights.layers):
             if index in wanted:
-                aux.append(residual.to(self.dtype, copy=True))  # the residual is changed in place
+                aux.append(residual.to(self.dtype, copy=True))  # it is changed in place
             residual += layer.out(self._attend(layer, self._norm(residual, layer.attn_norm), cos, sin, lengths))
             assert layer.gate_up is not None and layer.down is not None
             gate, up = layer.gate_up(self._norm(residual, layer.mlp_norm)).chunk(2, dim=-1)
@@ -92,7 +92,7 @@ class TargetNet:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate (N, heads, D) by (N, 1, D // 2) tables in float32.
 
-    Value i of a head's first half and value i of its second half form one rotated pair.
+    Value i of the first half and value i of the second half form a pair.
     """
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

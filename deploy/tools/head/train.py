@@ -1,4 +1,4 @@
-"""Train on shards of answers in a fixed order, and write features, checkpoints and a curve.
+"""Train on shards of answers in a fixed order.
 
 A restart with the same work folder resumes at the last checkpoint, and yields the weights of an unbroken run.
 
@@ -32,22 +32,20 @@ from shared.model.weights import TensorSource, rope_tables_of
 
 Tensor = torch.Tensor
 SHARD = 100
-HELD_OUT_ANSWERS = 48  # number of greedy answers that the curve's evaluations use
+HELD_OUT_ANSWERS = 48  # greedy answers that the curve's evaluations use
 CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    tokens: int  # number of answer tokens trained on so far
+    tokens: int
     total: int
-    losses: tuple[float, ...]  # the loss of each draft of the chain
+    losses: tuple[float, ...]  # of each draft of the chain
     hits: tuple[float, ...]
     seconds: float
 
 
 class Run:
-    """Own the learner and the features of one work folder."""
-
     def __init__(self, source: TensorSource, recipe: Recipe, settings: RunSettings, target: TargetNet) -> None:
         self.settings = settings
         self.recipe = recipe
@@ -80,7 +78,6 @@ class Run:
 
     @property
     def total(self) -> int:
-        """The number of answer tokens in the whole run."""
         return int(self.recipe.epochs * sum(len(one.answer) - 1 for one in self.parts.training))
 
     def go(self, told: Callable[[Progress], None]) -> None:
@@ -106,7 +103,7 @@ class Run:
         return acceptance(self.learner.net, weights, self.learner.words.ids, self.store.get(greedy), CHAIN)
 
     def _batches(self, skip: int) -> Iterator[list[FeatureTrace]]:
-        """Yield all batches except the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
+        """Yield batches after the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
         seen, number, epoch = 0, 0, 0
         while True:
             order = list(range(len(self._shards)))
@@ -125,8 +122,7 @@ class Run:
             epoch += 1
 
     def _batched(self, shard: Sequence[TrainingAnswer], seed: str) -> list[list[int]]:
-        """Return shuffled indices into the shard, in batches. A batch has at most `batch_tokens` answer tokens. A
-        longer answer is a batch of its own."""
+        """Return shuffled indices, in batches of at most `batch_tokens` answer tokens, or of one longer answer."""
         order = list(range(len(shard)))
         random.Random(seed).shuffle(order)
         made: list[list[int]] = []
@@ -145,7 +141,7 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def _forget_after(self, tokens: int) -> None:
-        """Drop the curve's lines after the last checkpoint, because the run repeats those updates."""
+        """Drop the curve's lines after the last checkpoint: the run repeats these updates."""
         if self._curve.exists():
             lines = self._curve.read_text("utf-8").splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["tokens"] <= tokens]
@@ -159,7 +155,7 @@ def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
 
 
 def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
-    """Return the most frequent ids of the answers, and the end ids. Raises ConfigError."""
+    """Return the answers' most frequent ids, and the end ids. Raise ConfigError if `count` exceeds the vocabulary."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
     ids = torch.tensor(frequent_ids(answers, count, source.config.eos_ids))
@@ -171,7 +167,7 @@ def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: 
 def channel_scale(traces: Sequence[FeatureTrace]) -> Tensor:
     """Return (3H,) float32: the root mean square of each channel.
 
-    First tokens are left out: in many models their values are a thousand times as large.
+    First tokens are left out: in many models they are a thousand times as large.
     """
     squares = torch.cat([one.aux[1:] for one in traces]).float().square().mean(dim=0)
     return squares.sqrt().clamp_min(1e-6)

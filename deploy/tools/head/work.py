@@ -1,4 +1,4 @@
-"""Run the subcommands of `baton head`: assemble models, folders and settings, and print progress."""
+"""Run the subcommands of `baton head`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shared.model.opened import DTYPES, LoadOptions, open_model
 from shared.model.weights import TensorSource
 
 LONGEST_PROMPT = 1024
-EVERY_S = 5.0  # time between lines of progress
+EVERY_S = 5.0  # between lines of progress
 
 
 def load_on(machine: TrainingMachine) -> Model:
@@ -85,7 +85,6 @@ def train(config: TrainConfig) -> None:
 
 
 def draw(work: Path) -> None:
-    """Write loss.svg and acceptance.svg beside the curve."""
     curve = chart.read_curve(work / "curve.jsonl")
     (work / "loss.svg").write_text(chart.svg("Loss", chart.loss_lines(curve)), encoding="utf-8")
     accepted = chart.svg("Tokens per verify on held-out answers", chart.acceptance_lines(curve))
@@ -160,8 +159,6 @@ def open_target(machine: TrainingMachine) -> tuple[TensorSource, TargetNet]:
 
 
 class Ticker:
-    """Print a line of progress every EVERY_S: count, rate and time left."""
-
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total

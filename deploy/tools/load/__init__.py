@@ -1,1 +1,1 @@
-"""`baton load`: load any OpenAI-compatible server, measure its users' latencies, and check its answers."""
+"""`baton load`: load any OpenAI-compatible server, measure latencies, and check answers."""

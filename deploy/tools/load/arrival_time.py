@@ -1,4 +1,4 @@
-"""Read the kernel's arrival times of bytes, which are wall-clock times (SO_TIMESTAMPNS). Only Linux has these times."""
+"""Read the kernel's arrival times of bytes, by the wall clock (SO_TIMESTAMPNS, Linux only)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import struct
 import sys
 import time
 
-SO_TIMESTAMPNS = 35  # the option's number on all relevant Linux machines; the socket module lacks the option
+SO_TIMESTAMPNS = 35  # the same on all relevant machines; the socket module lacks it
 TIMESPEC = struct.Struct("qq")
 ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
-UNLIKELY_S = 60.0  # a longer delay than this means that the wall clock was changed
+UNLIKELY_S = 60.0  # beyond it, the wall clock was changed
 
 
 def ask_for_stamps(sock: socket.socket) -> None:
@@ -20,7 +20,7 @@ def ask_for_stamps(sock: socket.socket) -> None:
 
 
 def lateness(ancillary: list[tuple[int, int, bytes]]) -> float:
-    """Return the seconds since the newest byte arrived; NaN if they are unknown."""
+    """Return the seconds since the newest byte arrived; NaN if unknown."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
             seconds, nanoseconds = TIMESPEC.unpack(data)

@@ -1,4 +1,4 @@
-"""Draw an open loop's arrival times: an endless series of rising seconds from a run's start. Pure."""
+"""Draw an open loop's arrival times, in seconds from a run's start, without end. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Arrivals:
     shape: str
     rate: float  # requests per second
     value: float = 0.0
-    over_s: float = 0.0  # duration of a ramp, after which the rate stays the same
+    over_s: float = 0.0  # duration of a ramp; the rate then stays the same
 
     def offsets(self, seed: int) -> Iterator[float]:
         rng = random.Random(f"{seed} arrivals")
@@ -53,8 +53,8 @@ def constant(rate: float) -> Iterator[float]:
 
 
 def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
-    """Yield times whose gaps have the mean 1 / rate. A `variation` of 1 makes a Poisson process, and a greater one
-    makes bursts."""
+    """Yield times whose gaps have the mean 1 / rate. A `variation` of 1 makes a Poisson process, a greater one makes
+    bursts."""
     shape = 1 / variation**2
     at = 0.0
     while True:
@@ -63,9 +63,9 @@ def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
 
 
 def ramp(first: float, last: float, over_s: float, rng: random.Random) -> Iterator[float]:
-    """Yield a Poisson process whose rate changes linearly from `first` to `last`, and then stays at `last`.
+    """Yield a Poisson process whose rate goes linearly from `first` to `last`, and then stays.
 
-    A Poisson process of rate 1 is stretched: its point x becomes the time by which x arrivals are expected.
+    A Poisson process of rate 1 is stretched: point x becomes the time by which x arrivals are expected.
     """
     expected = 0.0
     while True:
@@ -82,5 +82,5 @@ def when_expected(number: float, first: float, last: float, over_s: float) -> fl
     if number >= on_slope:
         return over_s + (number - on_slope) / last
     bend = (last - first) / over_s
-    # Solve bend/2 t^2 + first t = number. This form of the solution stays exact when `bend` is close to 0.
+    # In this form, the solution of bend/2 t^2 + first t = number stays exact for a `bend` close to 0.
     return 2 * number / (first + math.sqrt(first * first + 2 * bend * number))

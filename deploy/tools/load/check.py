@@ -10,7 +10,7 @@ Verdict = Literal["ok", "failed", "doubtful", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`text`: the result in one line with numbers. `details`: the single findings, the worst first."""
+    """`text`: the result in one line. `details`: single findings, the worst first."""
 
     name: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Send requests, each in a task, and fill their records through `exchange`. Connections are kept."""
+"""Send requests, each in a task, over kept connections, and fill their records."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
-PAUSE_S = 0.2  # wait between attempts to resume a broken stream
+PAUSE_S = 0.2  # wait between attempts to resume
 
 
 class Client:
-    """`zero`: the run's start by time.monotonic(). Times in records are seconds since `zero`."""
+    """`zero`: the run's start by time.monotonic(). Records have seconds since `zero`."""
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float, *, resumes: bool = False) -> None:
-        """`addresses`: routers with the same nodes. Each request goes to the next of these routers.
+        """`addresses`: routers with the same nodes, used in turn.
 
         `resumes`: whether to resume a broken stream at the next address, within `timeout_s`.
         """
         self._addresses, self._timeout_s, self._resumes = addresses, timeout_s, resumes
         self._idle: list[list[ClientConnection]] = [[] for _ in addresses]
-        self._leave: dict[int, Callable[[], None]] = {}  # request number -> the function that hangs up on the request
+        self._leave: dict[int, Callable[[], None]] = {}  # request number -> the function that hangs up
         self.zero = time.monotonic()
 
     def now(self) -> float:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Return when the answer is over. The request's record says how the answer ended."""
+        """Wait until the answer is over. The record says how it ended."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
@@ -40,7 +40,7 @@ class Client:
             await self._ask(exchange, message)
             while self._resumes and exchange.can_go_on:
                 await self._go_on(exchange, message)
-        except OSError as error:  # OSErrors include ssl.SSLError and TimeoutError
+        except OSError as error:  # also ssl.SSLError and TimeoutError
             exchange.fail(f"no connection: {error.strerror or str(error) or 'timeout'}", self.now())
         finally:
             del self._leave[record.number]
@@ -60,12 +60,12 @@ class Client:
         connection, is_used = await self._connection(place)
         await self._one(connection, place, exchange, message)
         if is_used and exchange.was_cut_off:
-            # A server may close a kept connection: send the unread request again on a new connection.
+            # The server closed the kept connection: send the request again on a new one.
             exchange.reopen()
             await self._one(await self._connect(place), place, exchange, message)
 
     async def _go_on(self, exchange: Exchange, message: bytes) -> None:
-        """Resume a broken stream at the first server that answers, beginning with the server after the failed one."""
+        """Resume a broken stream at the first server that answers, starting after the failed server."""
         last_event_id = exchange.resume()
         place = exchange.record.number + exchange.record.num_resumed - 1
         connection: ClientConnection | None = None
@@ -80,7 +80,6 @@ class Client:
             await self._one(connection, place, exchange, with_header(message, b"Last-Event-ID", last_event_id))
 
     async def _connection(self, place: int) -> tuple[ClientConnection, bool]:
-        """Return (a connection, whether it was used before)."""
         while self._idle[place]:
             connection = self._idle[place].pop()
             if connection.is_open:
@@ -112,7 +111,7 @@ class Client:
         )
         self._leave[exchange.record.number] = lambda: give_up(exchange.leave)
         try:
-            if not exchange.is_over:  # the exchange may have ended while the connection was made
+            if not exchange.is_over:  # it may have ended while the connection was made
                 connection.send(message)
                 exchange.was_sent(self.now())
             settle()

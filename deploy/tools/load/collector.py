@@ -1,4 +1,4 @@
-"""Suspend the garbage collector, because its passes pause the process."""
+"""Suspend the garbage collector, whose passes pause the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compare two reports. Pure except for printing.
 
-A difference is significant if it exceeds sqrt(a^2 + b^2), where a and b are the half widths of the two intervals.
-Figures without an interval are shown, but not judged.
+A difference is significant if it exceeds sqrt(a^2 + b^2), with the half widths a and b of the intervals. Figures
+without an interval are not judged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def verdict(self) -> Verdict:
-        """How the second value compares with the first; "" if the values have no intervals."""
+        """How the second value compares with the first; "" without intervals."""
         noise = math.hypot(half_width(self.first), half_width(self.second))
         apart = self.second.value - self.first.value
         if math.isnan(noise) or math.isnan(apart):
@@ -69,7 +69,6 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
 
 
 def remarks(first: LoadReport, second: LoadReport) -> list[str]:
-    """Return the reasons why the two reports may not be comparable, and the reports' failed or doubtful checks."""
     found = []
     if first.model != second.model:
         found.append(f"other models: {first.model} and {second.model}")

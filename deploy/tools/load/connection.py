@@ -1,6 +1,6 @@
 """One connection: a plain socket on the event loop, without HTTP.
 
-A chunk costs one callback and one system call, and comes with its arrival time at this machine.
+A chunk costs one callback and one system call, and has its arrival time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Address:
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
-    host: str  # the host name, which the server's certificate must contain
+    host: str  # the server's certificate must contain it
     tls: ssl.SSLContext | None = None
 
 
 class ClientConnection:
-    """Serve one request at a time. Between requests, `is_open` becomes false if the server closes the connection.
+    """Serve one request at a time. Between requests, `is_open` becomes false when the server closes.
 
-    The callback on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. The
-    callback on_end() reports a closed or broken connection.
+    on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports the
+    connection's end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, tls: Tls | None) -> None:
@@ -55,7 +55,6 @@ class ClientConnection:
         self._on_data = self._on_end = None
 
     def send(self, data: bytes) -> None:
-        """Send as many bytes as the socket takes now, and the rest later."""
         self._unsent += self._tls.encrypt(data) if self._tls else data
         self._writable()
 
@@ -86,11 +85,11 @@ class ClientConnection:
             text = self._tls.decrypt(data) if self._tls and data else data
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # includes ssl.SSLError
+        except OSError:  # also ssl.SSLError
             data = text = b""
         if data and not text:
             return
-        if not text or self._on_data is None:  # bytes that no request asked for also mean a broken connection
+        if not text or self._on_data is None:  # unasked bytes also mean a broken connection
             self._lost()
             return
         self._on_data(text, now if math.isnan(late) else now - late, late)
@@ -102,7 +101,7 @@ class ClientConnection:
 
 
 async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientConnection:
-    """Connect, with TLS if the address has a context for it. Raises OSError."""
+    """Connect, with TLS if the address has a context. Raise OSError on failure."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""Drain or restart a node through /admin, or kill it by SIGKILL, during a load."""
+"""Drain, restart or kill a node during a load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shared.core.errors import ConfigError
 
 HERE = ("127.0.0.1", "localhost", "::1")
 FORM = re.compile(r"(kill|drain|restart):([^@]+)@([0-9.]+)s?")
-NOTICED_S = 3.0  # a router notices a killed node within this time
+NOTICED_S = 3.0  # in this time a router notices a killed node
 POLL_S = 0.2
 
 
@@ -42,7 +42,7 @@ def parse_drill(text: str) -> Planned:
 
 
 def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
-    """Return the drill's action. Raises ConfigError at once if the action could not work later."""
+    """Return the drill's action. Raise ConfigError at once if it can't work."""
     if planned.node not in ready_nodes(server):
         known = ", ".join(sorted(ready_nodes(server))) or "none"
         raise ConfigError(f"--drill: {server.url} has no ready node {planned.node!r}; ready are {known}")
@@ -62,9 +62,9 @@ def drain(admin: AdminClient, node: str, then: str) -> None:
 
 
 def find_process(node: str, router_port: int) -> psutil.Process:
-    """Return this user's `baton prefill` or `baton decode` process with this node id and a connection to the router.
+    """Return this user's node process with this node id and a connection to the router.
 
-    Raises ConfigError unless exactly one process matches.
+    Raise ConfigError unless exactly one matches.
     """
     own = psutil.Process().uids().real
     named = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
@@ -80,14 +80,13 @@ def find_process(node: str, router_port: int) -> psutil.Process:
 
 
 def ports_beside(port: int) -> set[int]:
-    """Return all ports on which the process behind TCP port `port` listens. Nodes dial one of these ports."""
+    """Return the ports of the process behind TCP port `port`. Nodes dial one of them."""
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
     owners = {one.pid for one in listening if one.laddr.port == port}
     return {int(one.laddr.port) for one in listening if one.pid in owners}
 
 
 def peer_ports(process: psutil.Process) -> set[int]:
-    """Return the ports that a process is connected to; none if the process is gone."""
     try:
         return {int(one.raddr.port) for one in process.net_connections("tcp") if one.raddr}
     except psutil.Error:
@@ -107,7 +106,7 @@ def has_node_id(argv: Sequence[str], node: str) -> bool:
 
 
 def kill(victim: psutil.Process) -> None:
-    """Kill the victim, unless its process id was reused."""
+    """Kill the victim, unless its id was reused."""
     if victim.is_running():
         os.kill(victim.pid, signal.SIGKILL)
 
@@ -121,7 +120,7 @@ def ready_nodes(server: Server) -> set[str]:
 
 
 def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
-    """Run the action. Return the seconds until the node serves again; NaN if the node is late or was drained."""
+    """Run the action. Return the seconds until the node serves again; NaN if late or drained."""
     action()
     return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
 
@@ -129,8 +128,8 @@ def take_away(planned: Planned, action: Callable[[], None], server: Server, limi
 def wait_back(node: str, server: Server, limit_s: float) -> float:
     """Return the seconds until the node is back; NaN beyond `limit_s`.
 
-    At first the router may still show the earlier state. So a ready node counts as back only if an earlier poll found
-    it not ready, or after NOTICED_S.
+    At first the router may show the earlier state. So a ready node counts only after a poll that found it not ready, or
+    after NOTICED_S.
     """
     begin = time.monotonic()
     was_away = False

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from deploy.tools.load.workload import Session
 
 Messages = tuple[tuple[str, str], ...]
-PAUSE_S = 0.1  # wait before a user asks again after a failure, so that refusals cause no tight loop
+PAUSE_S = 0.1  # after a failure, so that refusals cause no tight loop
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A due request. `hang_up_after`: the client leaves after this number of chunks with tokens; None if the client
-    stays."""
+    """`hang_up_after`: the client leaves after this number of token chunks; None if it stays."""
 
     number: int
     session: int
@@ -31,15 +30,13 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At most `num_requests` requests are sent, all of them before `duration_s`."""
-
     duration_s: float = math.inf
     num_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HangUps:
-    """The share of requests whose clients leave early, after a random number of chunks."""
+    """The share of clients that leave early, after a random number of chunks."""
 
     share: float
     seed: int
@@ -80,7 +77,7 @@ class Driver:
         self._limits = limits
         self._hang_ups = hang_ups
         self._waiting: list[Waiting] = []
-        self._open: dict[int, Talk] = {}  # number of an open request -> the request's session
+        self._open: dict[int, Talk] = {}  # by number of the open request
         self._num_sessions = 0
         self._num_requests = 0
         for _ in range(1 if arrivals is not None else users):
@@ -95,8 +92,7 @@ class Driver:
         return not self._open and not self._waiting
 
     def next_at(self) -> float | None:
-        """Return the time at which `take` must be called next. Return None if more requests can become due only when a
-        request ends."""
+        """Return when `take` must be called next; None if only a request's end can make others due."""
         return self._waiting[0].due if self._waiting else None
 
     def take(self, now: float) -> list[LoadRequest]:
@@ -111,7 +107,8 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """Record a request's end. If `may_go_on` is false (the request failed or its client left), its session ends."""
+        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
+        left."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):
@@ -121,7 +118,7 @@ class Driver:
             self._begin_next(now if may_go_on else now + PAUSE_S)
 
     def stop(self) -> None:
-        """Send nothing more, not even later turns of open sessions."""
+        """Send nothing more, not even later turns."""
         self._waiting.clear()
         self._limits = Limits(duration_s=-math.inf)
 

@@ -1,4 +1,4 @@
-"""Turn the bytes of one request's answer into a record, without socket or clock."""
+"""Turn the bytes of one answer into a record, without socket or clock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from deploy.tools.load.sse import DONE, Chunk, Splitter, decode_chunk, error_tex
 
 MAX_ERROR_BYTES = 4096
 MAX_ERROR_CHARS = 200
-AGAIN = (429, 502, 503, 504)  # a server that sends such a status may answer later
+AGAIN = (429, 502, 503, 504)  # a server with such a status may answer later
 CLIENTS_FAULT = "invalid_request_error"
 
 
 class Exchange:
-    """Parse one request's answer.
+    """`is_over`: nothing more is expected. `may_reuse`: the connection can serve another request.
 
-    `is_over`: nothing more is expected. `may_reuse`: the connection can serve another request. `was_cut_off`: the
-    connection closed before the first byte of the answer. `was_lost`: the answer broke off, but may be resumed.
+    `was_cut_off`: the connection closed before the answer's first byte. `was_lost`: the answer broke off, but may be
+    resumed.
     """
 
     def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:
@@ -40,7 +40,7 @@ class Exchange:
             self.leave(at)
 
     def feed(self, data: bytes, at: float, late: float) -> None:
-        """Take bytes. `at`: the bytes' time of arrival. `late`: the seconds since then; NaN if unknown."""
+        """Take bytes. `at`: their time of arrival. `late`: the seconds since then; NaN if unknown."""
         self._has_begun = True
         self._at, self._late = at, late
         try:
@@ -72,11 +72,11 @@ class Exchange:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the answer can be resumed without repetition: the server sent event ids, or no token came."""
+        """Whether the answer can resume without repetition: the server sent event ids, or no token came."""
         return self.was_lost and bool(self._splitter.last_event_id or not self.record.at)
 
     def resume(self) -> str:
-        """Prepare to resume on a new connection. Return the Last-Event-ID to send; "" for none."""
+        """Prepare for a new connection. Return the Last-Event-ID to send; "" for none."""
         self.reopen()
         self._has_begun = False
         self._refusal = b""
@@ -89,7 +89,7 @@ class Exchange:
     def _is_answered(self) -> bool:
         return bool(self.record.finish_reason) and self.record.status == 200
 
-    # the parser calls these methods
+    # called by the parser
 
     def on_headers_complete(self) -> None:
         self.record.status = self._parser.get_status_code()
@@ -120,8 +120,7 @@ class Exchange:
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
 
     def _answered(self, at: float) -> None:
-        """Finish the answer, unless it is over. An answer fails if it has no tokens, or fewer ids than the server's
-        usage says."""
+        """Finish the answer. It fails without tokens, or with fewer ids than the usage says."""
         num_ids, reported = len(self.record.ids), self.record.reported_tokens
         if not self.record.at:
             self.fail("an answer without a token", at)
@@ -159,7 +158,7 @@ class Exchange:
     def _finish(self, at: float) -> None:
         if not self.is_over:
             self.is_over = True
-            if math.isnan(self.record.end):  # [DONE] may have set this time already
+            if math.isnan(self.record.end):  # [DONE] may have set it already
                 self.record.end = at
 
 

@@ -1,8 +1,8 @@
-"""Compute percentiles and rates of a run with confidence intervals. Pure numpy.
+"""Compute a run's percentiles and rates with confidence intervals. Pure numpy.
 
 Concurrent requests are not independent. So we use the circular block bootstrap (Politis and Romano 1992) over requests
-in order of arrival, in blocks of about n^(1/3) requests (the growth rate that Kunsch 1989 derives for means). A
-request is drawn together with its waits between tokens.
+in order of arrival, in blocks of about n^(1/3) requests (the growth rate of Kunsch 1989 for means). A request is drawn
+with its waits between tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 RESAMPLES = 400
-MOST_DRAWN = 16_000_000  # limit of the number of requests in all resamples together, to bound memory
+MOST_DRAWN = 16_000_000  # most requests in all resamples, to bound memory
 LEVEL = 0.95
-MAX_POOLED = 1_000_000  # limit of the number of waits between tokens that an interval uses, to bound time
+MAX_POOLED = 1_000_000  # most waits in an interval, to bound time
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and the bounds of its 95 % interval; all NaN if nothing was measured."""
+    """A figure and its 95 % interval; all NaN if nothing was measured."""
 
     value: float
     low: float
@@ -35,15 +35,17 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draw resamples: other runs that were equally likely. `times` (resamples, num_requests): how often each resample
-    has each request."""
+    """Draw resamples: other runs that were equally likely.
+
+    `times` (resamples, num_requests): how often each resample has each request.
+    """
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
         bounded = min(resamples, max(50, MOST_DRAWN // max(1, num_requests)))
         self.times = draw_times(num_requests, bounded, np.random.default_rng(seed))
 
     def interval(self, value: float, resampled: Sequence[float] | Floats) -> Estimate:
-        """Return `value`, the run's own figure, with the percentile interval of the resampled figures."""
+        """Return `value` with the percentile interval of the resampled figures."""
         known = [one for one in resampled if not math.isnan(one)]
         if math.isnan(value) or not known:
             return NOTHING
@@ -58,7 +60,7 @@ class Resampling:
         return self.interval(float(values.sum()) / divisor, self.times @ values / divisor)
 
     def share(self, hits: Sequence[float], of: Sequence[float]) -> Estimate:
-        """Return sum(hits) / sum(of). Both sums come from the same draws, so that the share stays within 1."""
+        """Return sum(hits) / sum(of), both from the same draws, so that the share stays within 1."""
         above, below = np.asarray(hits, dtype=np.float64), np.asarray(of, dtype=np.float64)
         if not below.sum():
             return NOTHING
@@ -84,7 +86,7 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Weighted values of requests: one value per request, or all waits between the request's tokens."""
+    """Weighted values: one per request, or all waits between a request's tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position of value i's request in order of arrival."""
@@ -99,15 +101,14 @@ class Pooled:
         return float((self.values * self._weights).sum()) / total if total else math.nan
 
     def thinned(self) -> Pooled:
-        """Return every n-th of the sorted values, which is enough for an interval."""
+        """Return every n-th of the sorted values, enough for an interval."""
         every = slice(None, None, -(-len(self.values) // MAX_POOLED) or 1)
         thin = Pooled([], [], [])
         thin.values, thin._owners, thin._weights = self.values[every], self._owners[every], self._weights[every]
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total
-        weight.
+        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total.
 
         `times`: how often each request was drawn.
         """
@@ -121,7 +122,6 @@ class Pooled:
 
 
 def one_each(values: Sequence[float]) -> Pooled:
-    """Pool one value per request, and leave out NaN."""
     owners = [i for i, value in enumerate(values) if not math.isnan(value)]
     return Pooled([values[i] for i in owners], owners, [1] * len(owners))
 

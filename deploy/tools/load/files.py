@@ -16,7 +16,7 @@ CSV_NAME, HTML_NAME = "requests.csv", "report.html"
 
 
 def prepare(folder: Path) -> None:
-    """Create the folder before an expensive run. Raises ConfigError if results can't be written."""
+    """Create the folder before an expensive run. Raise ConfigError if that fails."""
     extras.require("load", f"--out {folder}, for its plots,")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Compare golden answers, which an idle server gave to fixed prompts, with the answers under load. Pure."""
+"""Compare an idle server's golden answers with answers under load. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A golden answer. Without `ids`, which only some servers show, texts are compared.
+    """Without `ids`, which only some servers show, texts are compared.
 
-    `margins[i]`: the logprob of token i minus the second best logprob; empty if they are unknown.
+    `margins[i]`: the logprob of token i minus the second best; empty if unknown.
     """
 
     messages: Messages
@@ -35,16 +35,16 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class GoldenDifference:
-    number: int  # the request's number
+    number: int
     probe: int
-    position: int  # position in tokens, or in characters
+    position: int  # in tokens, or in characters
     unit: str
     got: str
     wanted: str
     margin: float | None
 
     def is_near_tie(self, bound: float) -> bool:
-        """Return whether rounding may explain the difference. If `bound` is 0, return false."""
+        """Return whether rounding may explain the difference; False if `bound` is 0."""
         return self.margin is not None and 0 < bound >= self.margin
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class GoldenDifference:
 def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], near_tie: float) -> Check:
     if not goldens:
         return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
-    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # with at least one token
+    compared = [one for one in records if one.probe is not None and one.at and not one.error]
     found = [one for record in compared if (one := first_difference(goldens[record.probe or 0], record)) is not None]
     wrong = [one for one in found if not one.is_near_tie(near_tie)]
     details = tuple(map(str, (wrong or found)[:MOST_DETAILS]))
@@ -76,7 +76,7 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], ne
 
 
 def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
-    """Return the first difference. If we hung up, only the part of the answer before that moment is compared."""
+    """Return the first difference. If we hung up, compare only what came before."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
         if position is None:

@@ -22,7 +22,7 @@ def ask_all(server: Server, builder: RequestBuilder, probes: Sequence[Session], 
 
 
 def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: float) -> Golden:
-    """Ask for a golden answer. Only our router is asked for logprobs, since other servers may refuse."""
+    """Ask for a golden answer. Only our router is asked for logprobs: others may refuse."""
     turn = probe.turns[0]
     messages = (*probe.opening, ("user", turn.text))
     more: dict[str, Any] = dict(PLAIN)
@@ -48,6 +48,6 @@ def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
 
 
 def margin(logprobs: Sequence[float]) -> float:
-    """Return the best logprob minus the second best. Return 0 for a single entry: two tokens of equal text share it."""
+    """Return the best logprob minus the second best; 0 for a single entry, which two tokens of equal text share."""
     best = sorted(logprobs, reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else 0.0

@@ -1,4 +1,4 @@
-"""Run `baton load`: one run, a sweep, or a comparison of two stored runs, from flags to terminal and files."""
+"""Run `baton load`: a run, a sweep or a comparison, from flags to terminal and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shared.core.errors import ConfigError
 
 EXIT_UNTRUE = 1
 PIPE_WIDTH = 200
-ALWAYS_TRUE = ("tokens", "leaks")  # checks that must pass under any load
+ALWAYS_TRUE = ("tokens", "leaks")  # must pass under any load
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, co
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit, since each stream needs a descriptor and the usual 1,024 may be too few."""
+    """Raise the limit: each stream needs a descriptor, and 1,024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -89,7 +89,6 @@ def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
 
 
 def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> LoadReport:
-    """Run a sweep. Report the run at its best rate, or at the lowest rate if no run met the SLO."""
     goldens = golden_answers(plan, context)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
@@ -115,8 +114,8 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
     """Return the failed checks of the other runs.
 
-    Up to the best rate, every check counts, except `answers`. The SLO judges the answers. Above the best rate, only the
-    checks in ALWAYS_TRUE count.
+    Up to the best rate, every check counts except `answers`, which the SLO judges. Above the best rate, only
+    ALWAYS_TRUE counts.
     """
     return [
         check

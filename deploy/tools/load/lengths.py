@@ -1,5 +1,4 @@
-"""Draw lengths of prompts and answers, and numbers of turns per session. All drawn numbers are integers of at least
-1."""
+"""Draw lengths and numbers of turns: integers of at least 1."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Draw = Callable[[random.Random], float]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    text: str  # the text that was parsed
+    text: str
     draw_value: Draw
 
     def draw(self, rng: random.Random) -> int:
@@ -31,7 +30,7 @@ def parse_lengths(flag: str, text: str) -> Lengths:
 
 
 def parse(text: str) -> Draw:
-    """Parse one of FORMS. Raises ValueError."""
+    """Parse one of FORMS. Raise ValueError for other text."""
     form, colon, tail = text.partition(":")
     if colon and form == "mix":
         return mixture(tail)

@@ -1,4 +1,4 @@
-"""Show a load's progress from the records: a table twice a second, or a line every 10 s if there is no terminal."""
+"""Show a load's progress: a table twice a second, or a line every 10 s without a terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HEADS = ("time", "sent", "open", "done", "failed", "tokens/s", "TTFT p50 ms", "p
 
 
 def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], now: float) -> Glance:
-    """Return the current figures. `opened`: open requests. A chunk counts as one token."""
+    """Return the current figures. A chunk counts as one token."""
     since = now - RECENT_S
     recent = list(newest(records, since))
     ttfts = sorted(one.ttft for one in recent if one.at)
@@ -69,7 +69,7 @@ def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], n
 
 
 def newest(records: list[RequestRecord], since: float) -> Iterator[RequestRecord]:
-    """Yield the records due at `since` or later, the newest first."""
+    """Yield the records due since then, the newest first."""
     for record in reversed(records):
         if record.due < since:
             return

@@ -24,13 +24,12 @@ from deploy.tools.load.workload import FromFile, Session, Synthetic, read_prompt
 from shared.core.errors import ConfigError
 
 DURATION_S = 60.0
-LAST_ARRIVAL_S = 1e-3  # added to a trace's last arrival, so that the window contains this arrival
+LAST_ARRIVAL_S = 1e-3  # so that the window contains a trace's last arrival
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """Sessions and the times at which they begin. A closed loop has `users`, an open loop has `arrivals`, and a trace
-    has its own times."""
+    """Sessions, and when they begin: a closed loop has `users`, an open loop `arrivals`, a trace its own times."""
 
     source: Synthetic | FromFile | Trace
     arrivals: Arrivals | None
@@ -78,7 +77,7 @@ class LoadPlan:
     def window(self, records: Sequence[RequestRecord], interrupted_at: float = math.inf) -> Window:
         """Return the judged window: for an open loop, the time in which requests began.
 
-        In a closed loop, or after --requests cut the load short, the window lasts until the last answer.
+        A closed loop's window, or one that --requests cut short, lasts until the last answer.
         """
         was_cut = self.load.num_requests is not None and len(records) >= self.load.num_requests
         if self.load.users or was_cut:
@@ -88,7 +87,6 @@ class LoadPlan:
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
-    """Return the load that the flags describe. Raises ConfigError."""
     for flag in ("duration", "timeout", "stall", "reading_tps"):
         require(args, flag, lambda value: value > 0, "above 0")
     for flag in ("warmup", "drain", "rest", "think", "near_tie", "temperature"):
@@ -156,13 +154,12 @@ def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
 
 
 def truth_of(args: argparse.Namespace) -> Truth:
-    """Return the truth checks' settings. Above temperature 0, there are no golden answers."""
     golden = 0 if args.temperature > 0 else args.golden
     return Truth(golden, args.golden_every, args.golden_file, args.near_tie, args.stall, args.rest)
 
 
 def golden_prompts(plan: LoadPlan) -> list[Session]:
-    """Draw first turns as the load does, but from another seed, so that no cache has these prompts."""
+    """Draw first turns as the load does, from another seed, so that no cache has them."""
     drawn = itertools.islice(plan.load.source.sessions(plan.load.seed + 1_000_003), plan.truth.golden)
     return [Session(one.turns[:1], one.opening, probe) for probe, one in enumerate(drawn)]
 

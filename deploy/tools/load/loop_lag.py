@@ -1,6 +1,6 @@
-"""Measure how late the client's event loop is, by a timer that is due every 10 ms.
+"""Measure how late the client's event loop is, by a timer every 10 ms.
 
-The timer is needed because a read of several chunks shows only the newest byte's lateness.
+A read of several chunks shows only the newest byte's lateness.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BEAT_S = 0.010
 
 @dataclass(slots=True)
 class LoopLag:
-    """`at[i]`: the time of beat i in seconds from the run's start. `late[i]`: how many seconds late beat i was."""
+    """`at[i]`: the time of beat i, in seconds from the run's start. `late[i]`: its lateness in seconds."""
 
     due: float
     at: array[float] = field(default_factory=lambda: array("d"))
@@ -38,8 +38,7 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """Return a sample for every 10 ms: the lateness of an event that was due at that time. A pause of 1 s makes a
-        hundred samples."""
+        """Return the lateness of an event every 10 ms. A pause of 1 s makes a hundred samples."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 

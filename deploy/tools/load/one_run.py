@@ -1,4 +1,4 @@
-"""Do one run: golden answers, the load, the server's metrics and the checks."""
+"""Do one run: golden answers, load, metrics and checks."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # This number of polls in a row must show free memory. Nodes report at least once a second.
+RESTED_POLLS = 3  # polls in a row with free memory; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     begun: str
-    seconds: float  # time from the first request to the last answer
+    seconds: float  # from the first request to the last answer
     records: list[RequestRecord]
     summary: Summary
     checks: list[Check]
@@ -57,19 +57,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The raw outcome. `drill`: seconds until the node was back (or NaN), or the drill's error."""
+    """`drill`: seconds until the node was back (or NaN), or the drill's error."""
 
     records: list[RequestRecord]
     seconds: float
     drill: float | BaseException
-    interrupted_at: float  # time of Ctrl-C; infinite if there was none
+    interrupted_at: float  # time of Ctrl-C; infinite without one
     loop_lag: LoopLag
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run needs: the server, the form of the requests, and the terminal. `others`: routers with the same
-    nodes."""
+    """`others`: routers with the same nodes as `server`."""
 
     server: Server
     builder: RequestBuilder
@@ -80,7 +79,6 @@ class RunContext:
 
 
 def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> Outcome:
-    """Run the load, and judge it. The call blocks until both are done."""
     action = drills.prepare(plan.drill, context.server, context.admin_key) if plan.drill else None
     before = metrics_of(context)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -144,10 +142,9 @@ def own_checks(
 
 
 def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float]:
-    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over. Return (the last page, the seconds
-    that the polls took).
+    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over.
 
-    The page is None if the last poll got no answer.
+    Return (the last page, the seconds of polling). The page is None if the last poll got no answer.
     """
     begin = time.monotonic()
     num_rested = 0
@@ -165,14 +162,13 @@ def is_at_rest(page: Page) -> bool:
 
 
 def page_if_any(context: RunContext) -> Page | None:
-    """Return a page, or None if there is none. A dead server raises no error, because the report must be kept."""
+    """Return a page or None. A dead server raises no error, so that the report is kept."""
     with contextlib.suppress(ConfigError):
         return metrics_of(context)
     return None
 
 
 def metrics_of(context: RunContext) -> Page | None:
-    """Return the merged metrics of all routers; None if a server has no such page."""
     if not context.builder.target.is_ours:
         return None
     answers = [server.get("/metrics") for server in (context.server, *context.others)]
@@ -191,8 +187,6 @@ def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
 
 
 def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
-    """Read golden answers from --golden-file if it exists. Otherwise ask the server, and save the answers if the flag
-    is given."""
     truth = plan.truth
     if not truth.golden:
         return []

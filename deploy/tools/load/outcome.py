@@ -1,4 +1,4 @@
-"""A run's results and their file format, without texts of prompts or answers."""
+"""A run's results and their file format, without texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A request in the report. Times are in seconds; `due` and `sent` count from the run's start."""
+    """Times are in seconds; `due` and `sent` count from the run's start."""
 
     number: int
     session: int
@@ -55,7 +55,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """For each second of the run: tokens, waits per token, and the number of requests open at the second's start."""
+    """By second of the run: tokens, waits per token, and requests open at the second's start."""
 
     tokens: list[int]
     open_requests: list[int]
@@ -66,7 +66,7 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     title: str
-    begun: str  # time of the run's start, in UTC and ISO 8601
+    begun: str  # in UTC and ISO 8601
     server: str
     model: str
     command: str
@@ -108,12 +108,12 @@ def known(value: float) -> float | None:
 
 
 def encode(report: LoadReport) -> bytes:
-    """Encode as JSON, with null for NaN, as read_report expects."""
+    """Encode as JSON, with null for NaN."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
 def read_report(path: Path) -> LoadReport:
-    """Read the file `path`, or REPORT in the folder `path`. Raises ConfigError."""
+    """Read the file `path`, or REPORT in the folder `path`. Raise ConfigError if it is not a report."""
     file = path / REPORT if path.is_dir() else path
     try:
         raw = msgspec.json.decode(file.read_bytes())
@@ -129,7 +129,7 @@ NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", 
 
 
 def with_nan(tree: Any, name: str) -> Any:
-    """Turn null into NaN, except in nullable fields. `name`: the field that holds `tree`."""
+    """Turn null into NaN, except in nullable fields. `name`: the field of `tree`."""
     if isinstance(tree, dict):
         return {key: with_nan(value, key) for key, value in tree.items()}
     if isinstance(tree, list):

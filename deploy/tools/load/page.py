@@ -46,7 +46,6 @@ def page_of(report: LoadReport) -> str:
 
 
 def rows_html(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of escaped cells: text in the first column, numbers in the others."""
     heads = "".join(f'<th class="{"n" if i else ""}">{escape(cell)}</th>' for i, cell in enumerate(head))
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:
@@ -102,7 +101,7 @@ def sweep_html(report: LoadReport) -> str:
 
 
 def plots_html(report: LoadReport) -> str:
-    from deploy.tools.load.plots import plots_of  # this import needs the extra `load`
+    from deploy.tools.load.plots import plots_of  # needs the extra `load`
 
     figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""

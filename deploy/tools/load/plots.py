@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from deploy.tools.load.outcome import LoadReport, RequestRow
 
-MAX_POINTS = 3000  # more dots than this would only enlarge the file
+MAX_POINTS = 3000  # more dots would only enlarge the file
 SIZE = (6.4, 3.2)
 BLUE, RED, GREY = "#2468a8", "#c23b22", "#888888"
 STYLE: dict[Any, Any] = {
@@ -29,7 +29,6 @@ Draw = Callable[[Axes], None]
 
 
 def plots_of(report: LoadReport) -> list[tuple[str, str]]:
-    """Return (title, <svg>...</svg>) for each plot that has data."""
     drawings: list[tuple[str, Draw | None]] = [
         ("Time to first token of each request, by when it was sent", ttft_over_time(report.rows)),
         ("Waits between tokens, per second of the run", waits_over_time(report)),

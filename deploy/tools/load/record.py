@@ -24,21 +24,21 @@ class RequestRecord:
     turn: int
     due: float
     max_tokens: int
-    probe: int | None = None  # index of the golden answer; the answer must equal it
+    probe: int | None = None  # index of the golden answer that the answer must equal
     sent: float = NOT_YET
     end: float = NOT_YET
-    status: int = 0  # HTTP status; 0 before the status has come
+    status: int = 0  # 0 until it comes
     error: str = ""
-    hung_up: bool = False  # Whether the client left on purpose.
-    num_resumed: int = 0  # How often the answer was resumed after its connection broke.
+    hung_up: bool = False
+    num_resumed: int = 0
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))
     counts: array[int] = field(default_factory=lambda: array("l"))
-    prompt_tokens: int = 0  # number of prompt tokens by the server's count; 0 if it is unknown
+    prompt_tokens: int = 0  # by the server's count; 0 if unknown
     cached_tokens: int = 0
     reported_tokens: int = 0
-    ids: list[int] = field(default_factory=list)  # ids of the answer's tokens; empty if the server does not show ids
+    ids: list[int] = field(default_factory=list)  # of the answer; empty if the server shows none
     pieces: list[str] = field(default_factory=list)
 
     def token(self, at: float, late: float, count: int) -> None:
@@ -52,12 +52,11 @@ class RequestRecord:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the server ended the answer without error."""
         return not self.error and not self.hung_up and len(self.at) > 0 and not math.isnan(self.end)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, by the server's count if it is known, since a chunk may hold several tokens."""
+        """The server's count if known, since a chunk may hold several tokens."""
         return self.reported_tokens or sum(self.counts)
 
     @property
@@ -66,7 +65,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """The seconds from sending to the first token; NaN if no token came."""
+        """From sending to the first token; NaN if none came."""
         return self.at[0] - self.sent if self.at else math.nan
 
     @property
@@ -75,16 +74,16 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float:
-        """The mean wait for a token after the first; 0 for an answer of one token."""
+        """The mean wait for a token after the first; 0 for one token."""
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def gaps(self) -> list[float]:
         return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
 
     def waits(self) -> list[float]:
-        """Return the gaps between chunks, and the wait after the last chunk."""
+        """Return the gaps between chunks, and the wait after the last one."""
         return [*self.gaps(), self.end - self.at[-1]] if self.at and not math.isnan(self.end) else self.gaps()
 
     def token_gaps(self) -> list[tuple[float, int]]:
-        """Return (wait per token, number of tokens) for each chunk after the first."""
+        """Return (wait per token, tokens) for each chunk after the first."""
         return [(gap / count, count) for gap, count in zip(self.gaps(), self.counts[1:], strict=True)]

@@ -16,13 +16,13 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """The form of a run's requests. The default is greedy, as golden answers need."""
+    """The form of a run's requests, which is greedy by default, as golden answers need."""
 
     target: Target
     api: str = "chat"
     api_key: str = ""
     temperature: float = 0.0
-    extra: Mapping[str, Any] = field(default_factory=dict)  # fields that override other fields; null removes a field
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields that override others; null removes a field
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""Send a driver's requests to a server in real time. No other loop of a load sends requests."""
+"""Send a driver's requests to a server in real time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Storm:
 
 
 class Runner:
-    """`records` grows as requests are sent. Records in `open` are still being filled."""
+    """`records` grows as requests are sent. Records in `open` are not complete."""
 
     def __init__(
         self, driver: Driver, client: Client, builder: RequestBuilder, *, until_s: float, storms: Sequence[Storm] = ()
     ) -> None:
-        """`until_s`: at this time the client leaves the requests that are still open, and they count as failed."""
+        """At `until_s` the client leaves all open requests, and they count as failed."""
         self._driver, self._client, self._builder = driver, client, builder
         self._until_s, self._storms = until_s, storms
         self._changed = asyncio.Event()
@@ -36,7 +36,7 @@ class Runner:
         self.records: list[RequestRecord] = []
         self.open: dict[int, RequestRecord] = {}
         self.interrupted_at: float | None = None
-        self._defect: BaseException | None = None  # an error in our own code; a server's faults are in the records
+        self._defect: BaseException | None = None  # a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()

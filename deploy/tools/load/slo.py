@@ -15,8 +15,7 @@ BOUND = re.compile(r"(ttft|tpot|itl|e2e)\s*(?:<=?|=)\s*([0-9.]+)\s*(ms|s|)")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Bounds in seconds, or infinity. `itl`: the bound on an answer's longest wait for a token. `tpot`: the bound on
-    the mean wait."""
+    """Bounds in seconds, or infinity. `itl` bounds an answer's longest wait for a token, and `tpot` the mean wait."""
 
     ttft: float = math.inf
     tpot: float = math.inf
@@ -24,7 +23,7 @@ class Slo:
     e2e: float = math.inf
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Return whether an answer meets the bounds. A failed, cut or empty answer never meets them."""
+        """Return whether an answer meets the bounds. Failed, cut and empty answers never do."""
         if not record.is_whole:
             return False
         longest = max(record.gaps(), default=0.0)
@@ -37,7 +36,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Parse bounds like "ttft<1s,tpot<50ms". Raises ConfigError."""
+    """Parse bounds like "ttft<1s,tpot<50ms". Raise ConfigError otherwise."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = BOUND.fullmatch(part)

@@ -1,6 +1,6 @@
 """Split arriving bytes into server-sent events, and decode their OpenAI chunks. Pure.
 
-Only fields that are measured or compared are decoded. msgspec skips the others, so a chunk costs about a microsecond.
+msgspec skips fields that are neither measured nor compared, so a chunk costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ MAX_EVENT_BYTES = 1 << 22
 
 
 class Splitter:
-    """Split a byte stream into the events' data.
-
-    Lines end in LF or CR LF. A blank line ends an event. The standard also allows CR, which no known server sends.
-    """
+    """Lines end in LF or CR LF, and a blank line ends an event. No known server sends CR, which the standard also
+    allows."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -26,15 +24,14 @@ class Splitter:
 
     @property
     def last_event_id(self) -> str:
-        """The id with which a server resumes the stream; "" without event ids."""
+        """The id that resumes the stream; "" without event ids."""
         return f"{self._token.decode()}/{self._place.decode()}" if self._place else ""
 
     def restart(self) -> None:
-        """Drop a partial event, before a new connection is read."""
         self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of completed events. Raises ValueError for an event without end."""
+        """Return the data of completed events. Raise ValueError for an event without end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ValueError("an event has no end")
@@ -53,14 +50,14 @@ class Splitter:
         return done
 
     def _seen(self, event_id: bytes) -> None:
-        """Record an event id. A connection's first id also holds the stream's token."""
+        """Record an event id. A connection's first id also has the stream's token."""
         token, slash, self._place = event_id.rpartition(b"/")
         self._token = token if slash else self._token
         self._id = b""
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """`reasoning` and `reasoning_content`: a thinking model's first tokens, which count like other tokens."""
+    """`reasoning`, `reasoning_content`: a thinking model's first tokens, which count like others."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -100,7 +97,7 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Decode an event's data. Raises ValueError."""
+    """Raise ValueError for data that is not a chunk."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:

@@ -1,6 +1,6 @@
 """Summarize a run's records as figures. Pure.
 
-README.md defines smooth goodput: the value of all requests in tokens, per second (arXiv:2410.14257).
+README.md defines smooth goodput: the requests' value in tokens, per second (arXiv:2410.14257).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader that smooth goodput assumes. Without a bound on TTFT, the first token is never late."""
+    """The reader of smooth goodput. Without a bound on TTFT, the first token is never late."""
 
     reading_tps: float = 10.0
     idle_weight: float = 1.0
@@ -29,7 +29,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests due in [begin, end) are judged. Rates count the tokens and answers that arrived in this time."""
+    """Requests due in [begin, end) are judged. Rates count tokens and answers that came in this time."""
 
     begin: float
     end: float
@@ -42,10 +42,9 @@ class Window:
         return self.end - self.begin
 
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
-        """Return the sum of the amounts in each second, or in each shorter slice of a short window.
+        """Return the sum of the amounts in each second, or in shorter slices of a short window.
 
-        Amounts outside the window are left out. An amount exactly at the window's end is included, since a closed
-        loop's last answer ends then.
+        Amounts outside are left out. An amount exactly at the end counts: a closed loop's last answer ends then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -55,8 +54,8 @@ class Window:
 class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
-    The chunks and the event loop's beats both show how late arrivals were handled. The larger value is used. Without
-    the system's arrival times, token times include this lateness.
+    `handle_*`: the larger lateness of chunks and of loop beats. Without the system's arrival times, token times include
+    this lateness.
     """
 
     send_p50: float = math.nan
@@ -69,7 +68,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies are in seconds, e.g. latencies["ttft"]["p99"]. Rates are per second of the window."""
+    """Latencies are in seconds, e.g. latencies["ttft"]["p99"]. Rates are per second."""
 
     seconds: float
     num_requests: int
@@ -84,8 +83,8 @@ class Summary:
     output_tokens_per_s: Estimate
     slo: str
     slo_share: Estimate
-    goodput: Estimate  # Number of requests within the SLO, per second.
-    smooth_goodput: Estimate  # The requests' value in tokens, per second.
+    goodput: Estimate
+    smooth_goodput: Estimate  # the requests' value in tokens, per second
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -98,12 +97,10 @@ def summarize(
     seed: int = 0,
     beats: Sequence[float] = (),
 ) -> Summary:
-    """Summarize a run. `beats`: the lateness of the client's loop at regular times.
+    """Summarize a run. `beats`: the client loop's lateness at regular times.
 
-    Latencies and shares cover the requests due in the window. The rates count all answers and tokens that reached the
-    client in the window, even if the request was due earlier.
-
-    Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
+    Latencies and shares cover the requests due in the window. Rates count all answers and tokens that came in the
+    window. Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
     """
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
@@ -136,7 +133,7 @@ def summarize(
 def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
     """Return a rate per second of the window, with an interval from its time slices.
 
-    Unlike single requests, time slices show the number of requests, and how evenly they came.
+    Slices, unlike single requests, also show how evenly requests came.
     """
     if not window.seconds > 0:
         return NOTHING
@@ -179,7 +176,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum. The maximum has no interval, since resampling yields no interval for an extreme value."""
+    """Return the maximum. It has no interval: resampling yields none for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 
@@ -198,8 +195,8 @@ def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
 def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
     """Return one request's value in tokens for smooth goodput.
 
-    If our client left a request, the tokens received until then count. A failed request has the value 0. Otherwise a
-    server would gain by breaking off late streams.
+    If our client left, the tokens so far count. A failed request is worth 0: otherwise a server would gain by breaking
+    off late streams.
     """
     if record.error:
         return 0.0
@@ -225,7 +222,6 @@ def lag_of(counted: Sequence[RequestRecord], beats: Sequence[float]) -> Lag:
 
 
 def later(one: float, other: float) -> float:
-    """Return the larger number; NaN if both are NaN."""
     return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 

@@ -1,7 +1,7 @@
 """Search for the highest rate within an SLO. Pure.
 
-The rate doubles until a run misses the SLO, or halves until a run meets it. After that, each run takes the geometric
-mean of the best passed rate and the lowest missed rate, until these two rates are close.
+The rate doubles until a run misses the SLO, or halves until one meets it. Then each run takes the geometric mean of the
+best passed and the lowest missed rate, until these are close.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import math
 from dataclasses import dataclass, field
 
 GROWTH = 2.0
-CLOSE_ENOUGH = 1.1  # The search ends when lowest missed rate / best passed rate is at most this.
+CLOSE_ENOUGH = 1.1  # the search ends at this ratio of lowest missed to best passed rate
 MOST_RUNS = 12
 
 
 @dataclass(slots=True)
 class Sweep:
-    """`needed`: the share of requests that must be within the SLO."""
-
     first_rate: float
     needed: float
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO
 
     def next_rate(self) -> float | None:
-        """Return the next rate to try; None at the end."""
         if len(self.shares) >= MOST_RUNS:
             return None
         passed, missed = self.best, self.least_missed
@@ -45,7 +42,6 @@ class Sweep:
 
     @property
     def best(self) -> float | None:
-        """The highest passed rate below the lowest missed rate. A pass above a missed rate was luck, and does not
-        count."""
+        """The highest passed rate below the lowest missed rate. A pass above a missed rate was luck."""
         limit = self.least_missed or math.inf
         return max((rate for rate, share in self.shares.items() if share >= self.needed and rate < limit), default=None)

@@ -16,12 +16,10 @@ from shared.core.errors import ConfigError
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 3.0
 MAX_SHOWN = 300
-OURS = "baton"  # the owner of our router's models
+OURS = "baton"  # owner of our router's models
 
 
 class Server:
-    """Send plain requests, each on a new connection."""
-
     def __init__(self, url: Url, api_key: str = "") -> None:
         self.url, self.api_key = url, api_key
         self._http = RouterHttp(url, api_key)
@@ -33,7 +31,7 @@ class Server:
         return self._call("POST", path, body, timeout_s)
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Return (status, body). Raises ConfigError if there is no answer."""
+        """Return (status, body). Raise ConfigError without an answer."""
         try:
             return self._http.send(method, path, body, timeout_s)
         except UNREACHABLE as error:
@@ -50,7 +48,8 @@ class Target:
 
 
 def look_at(server: Server, model: str) -> Target:
-    """Find out the server's kind. If `model` is empty, take the server's first model. Raises ConfigError."""
+    """Find out the server's kind. Without `model`, take the server's first model. Raise ConfigError if the server names
+    none."""
     status, body = server.get("/v1/models")
     try:
         cards = list(json.loads(body)["data"]) if status == 200 else []
@@ -65,8 +64,7 @@ def look_at(server: Server, model: str) -> Target:
 
 
 def resolve(url: Url) -> Address:
-    """Return the host's first address that answers, or else the first of its addresses. Raises ConfigError for unknown
-    hosts."""
+    """Return the host's first address that answers, or else the first. Raise ConfigError for unknown hosts."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

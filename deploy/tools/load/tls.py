@@ -1,4 +1,4 @@
-"""Apply TLS to bytes without I/O, so that https uses the same socket code as http."""
+"""Apply TLS to bytes without I/O, so that https and http share their socket code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tls:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
 
     def shake_hands(self, received: bytes) -> tuple[bool, bytes]:
-        """Return (whether the handshake is done, bytes to send). Raises ssl.SSLError on failure."""
+        """Return (whether the handshake is done, bytes to send). Raise ssl.SSLError on failure."""
         self._incoming.write(received)
         try:
             self._object.do_handshake()
@@ -26,7 +26,7 @@ class Tls:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return the bytes that can be decrypted so far. Raises ssl.SSLError for bytes that are not TLS."""
+        """Return the bytes decrypted so far. Raise ssl.SSLError for bytes that are not TLS."""
         self._incoming.write(data)
         parts: list[bytes] = []
         try:

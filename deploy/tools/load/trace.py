@@ -35,9 +35,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`speed`: a speed of 2 halves all times. `longest`: the limit of a prompt's tokens; 0 if there is none."""
+    """`speed`: 2 halves all times. `longest`: the most tokens of a prompt; 0 for no limit."""
 
-    rows: tuple[TraceRow, ...]  # rows in order of time; the first row's time is 0
+    rows: tuple[TraceRow, ...]  # in order of time; the first time is 0
     speed: float = 1.0
     longest: int = 0
 
@@ -86,8 +86,7 @@ def row_of(path: Path, number: int, line: str) -> TraceRow:
 
 
 def prompt_of(row: TraceRow, own: str, longest: int) -> str:
-    """Return the blocks of the row's ids. If the prompt is longer than these blocks, its other words are drawn for this
-    row alone."""
+    """Return the blocks of the row's ids. Further words of a longer prompt are drawn for this row alone."""
     length = min(row.input_length, longest) if longest else row.input_length
     words: list[str] = []
     for hash_id in row.hash_ids:

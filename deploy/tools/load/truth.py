@@ -1,5 +1,4 @@
-"""Check whether a run's answers and figures are right, whatever its speed. README.md lists the checks. The
-check `tokens` is in golden.py. Pure."""
+"""Check a run's answers and figures (README.md lists the checks; golden.py has `tokens`). Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from deploy.tools.load.summary import Lag
 
 MOST_DETAILS = 5
 LAG_BOUND_S = 0.020
-TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's TTFT also includes time on the network and waits for a core
+TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's TTFT includes network time and waits for a core
 ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
 
 
@@ -36,8 +35,8 @@ def check_answers(records: Sequence[RequestRecord]) -> Check:
 def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: LoopLag) -> Check:
     """Check the waits between a stream's chunks, and from its last chunk to its end.
 
-    If the client reads late, one read returns several chunks, and all get the newest chunk's time. So if our lateness
-    may explain a wait, the wait is doubtful instead of failed.
+    A late read returns several chunks, all with the newest chunk's time. So a wait that our lateness may explain is
+    doubtful instead of failed.
     """
     waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
     stalls = [one for one in waits if one[0] >= bound_s]
@@ -54,7 +53,6 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
-    """Return the client's worst lateness during the wait before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
@@ -67,8 +65,8 @@ def stall_line(wait: float, record: RequestRecord, position: int) -> str:
 def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
     """Check /metrics after the load.
 
-    `before`: the page before the load. `after`: the last page, `waited_s` after the load, or None if no answer came. A
-    request that is still open on the last page belongs to another client, or never ends.
+    `before`: the page before the load. `after`: the last page, `waited_s` after the load; None without an answer. A
+    request that is still open there belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
@@ -89,8 +87,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests. If so, the server's count is at least the number of our
-    answered requests, and at most the number of our sent requests."""
+    """Return whether the server's count is between our answered and our sent requests. Then it saw only ours."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -104,7 +101,7 @@ def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page,
     """Compare our latencies with the server's. A difference is doubtful if the client was late."""
     ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
-    left = sum(record.hung_up for record in records)  # the server may never have read these requests
+    left = sum(record.hung_up for record in records)  # the server may never have read them
     if not len(answered) <= ended <= len(answered) + left:
         own = f"{len(answered)} and {left} that it left"
         text = f"the server counts {ended:.0f} requests, the client {own}: others use the server too, or it restarted"
@@ -136,7 +133,6 @@ def token_waits(records: Sequence[RequestRecord]) -> list[float]:
 
 
 def check_client(lag: Lag) -> Check:
-    """Check the client's lateness, which is not the server's fault."""
     if math.isnan(lag.send_p99):
         return Check("client", "ok", "no request was sent in the time that counts")
     parts = [f"sends {1e3 * lag.send_p99:.1f} ms late"]
@@ -151,7 +147,7 @@ def check_client(lag: Lag) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A node was taken away at `at_s`. `back_after_s`: the time until it served again, or NaN."""
+    """A node was taken away at `at_s`. `back_after_s`: until it served again, or NaN."""
 
     what: str  # kill, drain, restart
     node: str
@@ -160,7 +156,6 @@ class Drill:
 
 
 def check_drill(drill: Drill, records: Sequence[RequestRecord]) -> Check:
-    """Check the streams that were open when the node went away: report failures and pauses."""
     beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
     failed = [one for one in beside if one.error]
     pauses = [gap for one in beside for at, gap in zip(one.at[1:], one.gaps(), strict=True) if at > drill.at_s]

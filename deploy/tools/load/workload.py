@@ -1,4 +1,4 @@
-"""Make sessions of turns: drawn by a seed, read from a file, or with golden prompts. Pure except for the file."""
+"""Make sessions of turns: drawn by a seed, from a file, or golden ones. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`opening`: (role, text) messages before the first turn, such as a shared prefix."""
+    """`opening`: (role, text) messages before the first turn, e.g. a shared prefix."""
 
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
-    probe: int | None = None  # number of the session's golden prompt; None if there is none
+    probe: int | None = None  # number of the golden prompt; None for other sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Drawn sessions. Each begins with one of `prefix_groups` prefixes of `prefix_tokens` words."""
+    """Drawn sessions, each with one of `prefix_groups` prefixes of `prefix_tokens` words."""
 
     prompt: Lengths
     output: Lengths
@@ -82,14 +82,14 @@ def text_of(rng: random.Random, num_words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    messages: tuple[tuple[str, str], ...]  # The last message is the first turn.
-    later: tuple[str, ...] = field(default=())  # The user's later texts; each follows an answer.
-    max_tokens: int = 0  # Limit of the answer's tokens. If it is 0, the limit is drawn from the run's own distribution.
+    messages: tuple[tuple[str, str], ...]  # the last message is the first turn
+    later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
+    max_tokens: int = 0  # of the answer; 0: drawn from the run's own distribution
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """Sessions with the file's prompts in order, again and again."""
+    """The file's prompts in order, again and again."""
 
     asked: tuple[Asked, ...]
     output: Lengths
@@ -107,9 +107,9 @@ class FromFile:
 
 
 def read_prompts(path: Path) -> tuple[Asked, ...]:
-    """Read a prompt per line. A .jsonl line is an object with `prompt`, `messages` or `turns` (a user's texts).
+    """Read a prompt per line. Raise ConfigError for an invalid line.
 
-    An object may have `max_tokens`. Raises ConfigError.
+    A .jsonl line has `prompt`, `messages` or `turns` (a user's texts), and perhaps `max_tokens`.
     """
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
@@ -147,7 +147,6 @@ def messages_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def with_probes(sessions: Iterator[Session], probes: Sequence[Session], every: int) -> Iterator[Session]:
-    """Replace each `every`-th session by the next golden session."""
     asked = itertools.cycle(probes)
     for number, session in enumerate(sessions, 1):
         yield next(asked) if probes and number % every == 0 else session

@@ -1,5 +1,5 @@
-"""The command line of `baton plan`. Other modules are imported only when they are used, because they load torch. Cores
-must be assigned before torch is loaded."""
+"""The command line of `baton plan`. It imports other modules late: they load torch, and cores must be assigned
+before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-Errors are relative to the measurement, so a step that the operating system delayed adds at most 1 to the sum.
+A step that the operating system delayed adds at most 1 to the sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST = 1e-10
 
 
 def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[ProfiledCosts, float]:
-    """Return (the costs, the median relative error). Raises ValueError for too few shapes."""
+    """Return (costs, median relative error). Raise ValueError for too few shapes."""
     most = max((shape.tokens for shape in shapes), default=0)
     knots = tuple(knot for knot in KNOTS if knot < most) + (most,)
     if len(knots) < 2 or len(shapes) < len(knots) + 3:
@@ -33,14 +33,12 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Profiled
 
 
 def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
-    """Return the factors of the costs: 1, the filled share of each interval between knots, and the shape's samples,
-    pairs and keys."""
+    """Return the costs' factors: 1, the filled share of each interval between knots, then samples, pairs and keys."""
     way = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in zip(knots, knots[1:], strict=False)]
     return np.asarray([1.0, *way, shape.samples, shape.pairs, shape.keys])
 
 
 def solve(parts: Floats, times: Floats) -> Floats:
-    """Return costs >= 0 with the least sum of squared relative errors."""
     scaled = parts / times[:, None]
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0
@@ -68,8 +66,7 @@ def non_negative(parts: Floats) -> Floats:
 
 
 def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """Return the x with the least squares over the free columns. A value that would become negative is fixed at 0
-    again."""
+    """Return the least-squares x over the free columns. Fix a value at 0 again before it becomes negative."""
     while True:
         goal = np.zeros(len(x))
         goal[is_free] = np.linalg.lstsq(parts[:, is_free], wanted, rcond=None)[0]

@@ -1,4 +1,4 @@
-"""A cluster's layout: the number of nodes of each kind, their cores and settings. Values only."""
+"""A cluster's layout: numbers of nodes, their cores and settings. Values only."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """`per_host` nodes share a machine, and slow each other down as in `NodeProfile.beside`."""
+    """`per_host` nodes share a machine, and slow each other as in `NodeProfile.beside`."""
 
-    prefill: int  # number of prefill nodes; 0 if the cluster is aggregated, i.e. decode nodes also prefill
+    prefill: int  # 0: decode nodes also prefill (aggregated)
     decode: int
     cores: int
     per_host: int
     chunk_size: int
     mixed_chunk_size: int
-    local_tokens: int  # prompts up to this length are not handed over
+    local_tokens: int  # prompts up to this length stay on decode nodes
 
     @property
     def num_nodes(self) -> int:
@@ -33,7 +33,6 @@ class ClusterLayout:
         return f"{self.prefill}P {self.decode}D, chunks of {self.chunk_size}{mixed}{local}"
 
     def flags(self) -> list[str]:
-        """Return flags for `baton up`. Every launcher has these settings."""
         counts = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         sizes = ["--chunk-size", str(self.chunk_size), "--mixed-chunk-size", str(self.mixed_chunk_size)]
         return [*counts, *sizes, "--local-prefill-tokens", str(self.local_tokens)]

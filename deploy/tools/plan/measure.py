@@ -1,6 +1,6 @@
-"""`baton plan measure`: profile nodes on this machine, in processes and clusters that the command starts.
+"""`baton plan measure`: profile nodes on this machine.
 
-Steps are measured in child processes. The path of a request outside of the engine is measured in clusters.
+Child processes measure steps. Clusters measure a request's path outside of the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 
-LARGEST_CHUNK = 1024  # chunk size of the measured node; it is large, so that the steps' shapes differ
+LARGEST_CHUNK = 1024  # large, so that steps' shapes differ
 LARGEST_MIXED_CHUNK = 512
 Say = Callable[[str], None]
 
@@ -40,10 +40,7 @@ class Fitted:
 
 
 def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[int], say: Say) -> Profile:
-    """Return the profile. `shares`: the numbers of cores per node to measure.
-
-    Raises ConfigError if a child can't start.
-    """
+    """Return the profile. `shares`: numbers of cores per node. Raise ConfigError if a child can't start."""
     nodes: dict[int, NodeProfile] = {}
     steps: MeasuredSteps | None = None
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder:
@@ -134,8 +131,7 @@ def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None
 
 @contextlib.contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, because the process would then
-    print errors."""
+    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, because it would print errors."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

@@ -27,40 +27,40 @@ from shared.config.processes import NodeProcessConfig
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
-SHORT, LONG = 60, 490  # prompt lengths in words; both prompts are handed over, and their last chunks differ greatly
+SHORT, LONG = 60, 490  # prompts in words; both are handed over, and their last chunks differ greatly
 ANSWER = 24
 REQUESTS = 12
 LOAD = ("--prompt-tokens", "40-700", "--output-tokens", "30-110", "--seed", "4711")
 MEAN_PROMPT = 370
 LOAD_SECONDS = 40.0
-PREFILL_BUSY = 0.35  # share of the load's duration in which the prefill node computes
+PREFILL_BUSY = 0.35  # share of the load's time in which the prefill node computes
 ROUNDS = 14
 DAMPED = 0.3
-SETTLED = 2  # number of an answer's first gaps to leave out, since a hand-off may lengthen them
+SETTLED = 2  # first gaps to leave out: a hand-off may lengthen them
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run's figures in seconds, one for each unknown that `calibrated` adjusts."""
+    """A run's figures in seconds, one for each unknown of `calibrated`."""
 
-    ttft: float  # The median TTFT.
-    gap: float  # The mean gap between tokens, including a row's occasional waits.
-    second_late: float  # The median wait for the second token, minus a typical gap.
+    ttft: float  # the median
+    gap: float  # mean gap between tokens, with a row's occasional waits
+    second_late: float  # median wait for the second token, minus a typical gap
 
 
 def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> PathProfile:
-    """Measure on a prefill and a decode node if the machine has enough cores, else on one node.
+    """Measure on a prefill and a decode node, or on one node if the cores are too few.
 
-    `profile` has nodes, but no path yet. Raises ConfigError if requests fail.
+    `profile` has nodes, but no path yet. Raise ConfigError if requests fail.
     """
     is_pair = 2 * cores <= profile.cores
-    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # with this limit, SHORT prompts are handed over
+    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # SHORT prompts are longer, so they are handed over
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
     plan = calibrating_load(costs, config.parts.sched.chunk_size)
     flags = [*to_argv(config), *layout.flags()]
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
-        ask(url, 2, LONG)  # the first requests compile kernels and open links
+        ask(url, 2, LONG)  # this compiles kernels and opens links
         short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
         together = put_load(url, load_flags(costs, config.parts.sched.chunk_size)).records
     alone = path_alone(short, long, costs, layout, profile)
@@ -68,9 +68,9 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
 
 
 def ask(url: str, num_requests: int, words: int) -> list[RequestRecord]:
-    """Send requests one after another, without a chat template, which would lengthen short prompts."""
+    """Send requests one by one, without a chat template, which would lengthen short prompts."""
     load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
-    seed = ["--seed", str(num_requests)]  # this seed makes prompts that the prefix cache does not have
+    seed = ["--seed", str(num_requests)]  # draws prompts that are not cached
     lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER), *seed]
     records = put_load(url, [*load, *lengths], api="completions").records
     whole = [record for record in records if record.is_whole and len(record.at) == ANSWER]
@@ -138,9 +138,9 @@ def seen(records: Sequence[RequestRecord]) -> Seen:
 def calibrated(
     path: PathProfile, together: Sequence[RequestRecord], plan: LoadPlan, layout: ClusterLayout, profile: Profile
 ) -> PathProfile:
-    """Adjust each unknown ROUNDS times, by the error of the figure that it determines.
+    """Adjust each unknown ROUNDS times, by the error of its figure.
 
-    Each change is small, since queues turn a small stretch into a large wait.
+    Changes are small: queues turn a small stretch into a large wait.
     """
     real = seen(together)
     tokens = SimTokens(load_text_model(profile.model))

@@ -1,4 +1,4 @@
-"""A node's measured step times by shape, and a request's measured times outside of the engine. Values only.
+"""A node's step times by shape, and a request's times outside of the engine, as measured. Values only.
 
   step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
          + per_key x keys that decode rows read.
@@ -24,16 +24,15 @@ AT_ONCE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    tokens: int  # Number of tokens of chunks and decode rows.
-    samples: int  # Number of rows that sample a token.
-    pairs: int = 0  # Number of pairs in chunks: each token with each token that it attends to.
-    keys: int = 0  # Number of keys that decode rows read.
+    tokens: int  # tokens of chunks and decode rows
+    samples: int  # rows that sample a token
+    pairs: int = 0  # in chunks: each token with those it attends to
+    keys: int = 0  # keys that decode rows read
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Costs in seconds. `knots` ascend. Beyond the outermost knots, the first and the last segment of `rise`
-    continue."""
+    """Costs in seconds. `knots` ascend. Beyond them, the outermost segments of `rise` continue."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]
@@ -58,8 +57,7 @@ class ProfiledCosts:
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """A node on `cores` cores of the measured machine. `beside`: the node's costs beside an equal node on other
-    cores."""
+    """A node on `cores` cores. `beside`: its costs beside an equal node on other cores."""
 
     cores: int
     alone: ProfiledCosts
@@ -70,13 +68,13 @@ class NodeProfile:
 
 @dataclass(frozen=True, slots=True)
 class PathProfile:
-    """A request's times outside of the engine, in seconds, in a loaded cluster whose processes share cores."""
+    """A request's seconds outside of the engine, in a loaded cluster whose processes share cores."""
 
-    to_node: float  # Time from the client to the scheduler, plus time from the first token to the client.
-    prompt_stretch: float = 1.0  # Factor by which other work stretches steps with prompts.
-    decode_stretch: float = 1.0  # Factor by which other work stretches the other steps.
-    handoff: float = 0.0  # Time from the last chunk's end to the decode node's batch, without the time to copy pages.
-    bytes_per_s: float = AT_ONCE  # Rate at which the decode node copies and checks pages.
+    to_node: float  # time from the client to the scheduler, plus time from the first token to the client
+    prompt_stretch: float = 1.0  # factor by which other work stretches steps with prompts
+    decode_stretch: float = 1.0  # the same factor for the other steps
+    handoff: float = 0.0  # time from the last chunk's end to the decode node's batch, without copies of pages
+    bytes_per_s: float = AT_ONCE  # rate at which the decode node copies and checks pages
 
 
 class Versioned(msgspec.Struct):
@@ -87,13 +85,13 @@ class Versioned(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`nodes` and `paths`: profiles by the number of cores per node."""
+    """`nodes` and `paths`: by the number of cores per node."""
 
     model: str
     dtype: str
     machine: str
-    cores: int  # The machine's number of cores.
-    measured: str  # Time of the measurement, in UTC and ISO 8601.
+    cores: int  # of the machine
+    measured: str  # in UTC and ISO 8601
     page_size: int
     num_pages: int
     max_running: int
@@ -113,8 +111,7 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. If a node of this size fills the machine, no hand-off was measured for this size. The
-        hand-off times then come from the largest nodes with a measured hand-off."""
+        """Return the path. Nodes that fill the machine get the hand-off of the largest nodes with a measured one."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:
@@ -133,7 +130,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile. Raises ConfigError with advice for an unreadable or invalid file."""
+    """Read a profile. Raise ConfigError with advice for an invalid file."""
     again = f"make a new one: baton plan measure --out {path}"
     try:
         data = path.read_bytes()
@@ -155,7 +152,6 @@ def read(path: Path) -> Profile:
 
 
 def nonsense_of(profile: Profile) -> str:
-    """Return a fault of the profile; "" if it is valid."""
     for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
         if getattr(profile, name) < 1:
             return f"{name} is {getattr(profile, name)}"
@@ -173,7 +169,7 @@ def nonsense_of(profile: Profile) -> str:
 
 
 def are_costs(costs: ProfiledCosts) -> bool:
-    """Return whether each step takes some time, and more tokens never take less time."""
+    """Return whether each step takes time, and more tokens never take less."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
     return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

@@ -1,4 +1,4 @@
-"""Run the command: make a profile, print a verdict and a table from a profile, or act."""
+"""Run `baton plan`: make a profile, print a verdict from a profile, or act."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_measure(args: argparse.Namespace, console: Console) -> int:
-    # this import loads the load test's client, which `find` does not need
+    # loads the load test's client, which `find` does not need
     from deploy.tools.plan.measure import measure
 
     cores = usable_cores()
@@ -76,7 +76,6 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def shares_of(text: str, num_cores: int) -> list[int]:
-    """Return the nodes' numbers of cores, largest first. By default, these are all cores and half of them."""
     if not text:
         return sorted({num_cores, max(1, num_cores // 2)}, reverse=True)
     try:
@@ -127,7 +126,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
-            gc.collect()  # simulated nodes reference each other, so only the garbage collector frees them
+            gc.collect()  # simulated nodes reference each other, so only this frees them
             return found
 
         if args.fewest:
@@ -145,7 +144,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file can't be written. The check precedes minutes of work, and leaves no file behind."""
+    """Raise ConfigError for an unwritable file, before minutes of work. Leave no file behind."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag} {path}: can't write a file there")
 
@@ -153,7 +152,7 @@ def require_writable(flag: str, path: Path) -> None:
 def verdict(
     finding: SearchResult, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
 ) -> list[str]:
-    """Return the planner's answer as lines of text. `machines` is None if even --most-machines are not enough."""
+    """Return the answer's lines. `machines` is None if --most-machines are not enough."""
     best, other, share = finding.best, finding.other, args.slo_share
     num = machines or args.most_machines
     meets = "meets" if best.share >= share else "does not meet"
@@ -181,7 +180,6 @@ def several(number: int, thing: str) -> str:
 
 
 def model_flags(profile: Profile) -> list[str]:
-    """Return the measured settings that differ from a node's defaults."""
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
     rows = profile.max_running
     memory = MemoryConfig(page_size=profile.page_size, max_running=0 if rows == CPU.max_running else rows)

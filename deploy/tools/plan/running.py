@@ -1,4 +1,4 @@
-"""Compare a running cluster with the layout that was found, and list the changes. Changes nothing."""
+"""Compare a running cluster with the found layout, and list the changes. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """For each role, the sorted names of the cluster's nodes."""
+    """The nodes' sorted names by role."""
 
     url: Url
     prefill: tuple[str, ...]
@@ -32,7 +32,7 @@ class ReadyNodes(msgspec.Struct, frozen=True):
 
 
 def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
-    """Ask the router for its nodes. Raises ConfigError if no router answers."""
+    """Ask the router for its nodes. Raise ConfigError without an answer."""
     try:
         _, body = RouterHttp(url, api_key).ask("GET", "/ready")
     except UNREACHABLE as error:
@@ -47,7 +47,7 @@ def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
 
 
 def changes(cluster: RunningCluster, layout: ClusterLayout) -> Iterator[str]:
-    """Yield the changes as lines of text. Changes of roles come before starts and stops of nodes."""
+    """Yield the changes as text: first roles, then starts and stops."""
     runs = f"{cluster.url} runs {len(cluster.prefill)} prefill and {len(cluster.decode)} decode nodes"
     too_few = {"prefill": layout.prefill - len(cluster.prefill), "decode": layout.decode - len(cluster.decode)}
     if not any(too_few.values()):

@@ -1,9 +1,8 @@
 """Search for a layout: first the split of the machines, then the settings of the best layout of each kind.
 
-Each candidate costs a simulated run, so the search is narrow. Instead of many machines, the search first simulates a
-few machines under their share of the load (a small simulation). Only the layouts found in this way, and layouts near
-them, are then simulated with all machines (a full simulation). Small and full simulations agree because placement
-ignores prefixes: chance decides which requests a node gets.
+Each candidate costs a simulated run, so the search is narrow. At first it simulates a few machines under their share of
+the load (a small simulation). Only the layouts found there, and their neighbours, are simulated with all machines (a
+full simulation). Both agree because placement ignores prefixes: chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from shared.config.device_defaults import CPU
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
-FEW = 4  # A small simulation has at least this number of machines.
-LEAST_REQUESTS = 200  # With fewer requests than this, chance decides.
+FEW = 4  # fewest machines of a small simulation
+LEAST_REQUESTS = 200  # with fewer requests, chance decides
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
 DEFAULTS = {
     "chunk_size": CPU.chunk_size,
     "mixed_chunk_size": CPU.mixed_chunk_size,
-    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # a fixed limit, since simulated nodes do not report their prompts' costs
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # fixed, since simulated nodes report no prompt costs
 }
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
@@ -37,14 +36,14 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("local_tokens", LOCAL_TOKENS),
 )
 ROUNDS = 2
-NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # The tried numbers of prefill nodes, as multiples of the expected number.
-STEPS_UP = 16  # If a full simulation shows that the machines are too few, their number rises by a 16th.
-SAME = 0.03  # Two layouts count as equal if their goodput differs by less than this share.
+NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried prefill nodes, as multiples of the expected number
+STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of them
+SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best forecast of each kind; None if the machines allow no such layout. `tried`: all forecasts, best first."""
+    """The best forecast of each kind; None without such a layout. `tried`: all forecasts, best first."""
 
     aggregated: Forecast | None
     disaggregated: Forecast | None
@@ -52,8 +51,7 @@ class SearchResult:
 
     @property
     def best(self) -> Forecast:
-        """The better of the two kinds' forecasts. Disaggregation must gain more than SAME, since it is harder to
-        run."""
+        """The better kind's forecast. Disaggregation must gain more than SAME, since it is harder to run."""
         if self.disaggregated is None or self.aggregated is None:
             only = self.disaggregated or self.aggregated
             assert only is not None
@@ -79,7 +77,7 @@ def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster
 
 
 def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
-    """Return a few machines and their share of the load, or all machines if a small simulation saves little."""
+    """Return a few machines and their share of the load, or all if a small simulation saves little."""
     few = max(FEW, math.ceil(machines * LEAST_REQUESTS / max(1.0, expected_requests(plan.load))))
     if plan.load.users:
         few = max(few, math.ceil(machines * FEW / plan.load.users))
@@ -89,8 +87,7 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
 
 
 def expected_requests(load: LoadShape) -> float:
-    """Estimate the number of requests, and count only first turns. For a closed loop, return --requests, or
-    infinity."""
+    """Estimate the number of requests by first turns. For a closed loop, return --requests or infinity."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
         return min(most, sum(at < load.duration_s for at in load.source.offsets()))
@@ -101,7 +98,7 @@ def expected_requests(load: LoadShape) -> float:
 
 
 def share_of(load: LoadShape, share: float) -> LoadShape:
-    """Reduce the load to this share, over the same time. Rows of a trace are left out at even distances."""
+    """Reduce the load to this share, over the same time. Leave out a trace's rows at even distances."""
     source, arrivals = load.source, load.arrivals
     if isinstance(source, Trace):
         rows = (row for i, row in enumerate(source.rows) if int((i + 1) * share) > int(i * share))
@@ -121,7 +118,6 @@ def grow(layout: ClusterLayout, few: int, machines: int) -> ClusterLayout:
 
 
 def around(layout: ClusterLayout, few: int) -> list[ClusterLayout]:
-    """Return this layout and its neighbours, with slightly more and slightly fewer prefill nodes."""
     if not layout.is_disaggregated:
         return [layout]
     by = max(1, layout.num_nodes // (2 * few * layout.per_host))
@@ -150,8 +146,7 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
 
 
 def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
-    """Yield promising layouts that fill the machines: for each measured node size, one aggregated layout and several
-    disaggregated layouts."""
+    """Yield promising layouts that fill the machines: by node size, one aggregated and several disaggregated."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host
@@ -164,7 +159,7 @@ def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterL
 
 
 def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
-    """Estimate prefill's share of all work, assuming that decode batches fill a quarter of a node's rows."""
+    """Estimate prefill's share of all work, if decode batches fill a quarter of a node's rows."""
     costs = profile.node(cores).alone
     prompt, answer = mean_lengths(plan)
     rows = max(1, profile.max_running // 4)
@@ -174,7 +169,6 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
-    """Return the mean words per prompt and the mean tokens per answer. At most `most` sessions count."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
@@ -199,9 +193,9 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Foreca
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
 ) -> tuple[int | None, SearchResult]:
-    """Return about the smallest number of machines with which a full search reaches `share`, and the search's result.
+    """Return about the fewest machines with which a full search reaches `share`, and the search's result.
 
-    If `most` machines are not enough, return None and the result of a search with `most` machines.
+    If `most` are not enough, return None and the result for `most`.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)
@@ -214,9 +208,9 @@ def find_fewest(
 
 
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
-    """Return the smallest number of machines that is enough in small simulations with default settings.
+    """Return the fewest machines that are enough in small simulations with default settings.
 
-    Return None if `most` machines are not enough. The search assumes that more machines are never worse.
+    Return None if `most` are not enough. More machines are assumed never to be worse.
     """
 
     def is_enough(machines: int) -> bool:

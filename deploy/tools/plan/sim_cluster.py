@@ -1,7 +1,7 @@
 """Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
 
-Records and `summarize` come from the load test, so that forecasts can be compared with measurements. Prompts are the
-model's tokens, so prefix caches hit as in a real cluster. Nodes never fail.
+Forecasts and measurements share records and `summarize`. Prompts are the model's tokens, so prefix caches hit as in a
+real cluster. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
@@ -34,7 +34,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
-EQUAL = Fingerprint(  # all simulated nodes have this fingerprint, so any two can pair
+EQUAL = Fingerprint(  # equal for all nodes, so any two can pair
     0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
@@ -42,24 +42,24 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """A hand-off from the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`, `target`:
-    its copy on `taker`."""
+    """From the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`: its copy on
+    `taker`."""
 
     source: Request
     target: Request
     giver: SimNode
     taker: SimNode
     is_granted: bool = False
-    num_final: int = 0  # number of prompt tokens whose pages are ready
+    num_final: int = 0  # prompt tokens whose pages are ready
     num_pulled: int = 0
     done: PrefillDone | None = None
 
 
 @dataclass(slots=True, eq=False)
 class SimNode:
-    node: RegisteredNode  # the node as the router sees it
+    node: RegisteredNode
     timed: TimedNode
-    # hand-offs to this decode node that wait for a grant, in order of arrival
+    # hand-offs to this decode node without a grant, in order of arrival
     offers: list[Handoff] = field(default_factory=list)
     wakes_at: float = float("inf")
 
@@ -68,7 +68,7 @@ class SimNode:
 class Open:
     asked: LoadRequest
     record: RequestRecord
-    nodes: tuple[SimNode, ...]  # the node that prefills and the node that decodes
+    nodes: tuple[SimNode, ...]  # the prefilling and the decoding node
     handoff: Handoff | None = None
     waits_for_prefill: bool = True
 
@@ -76,8 +76,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off is excluded. The pages that it frees may be too few for the waiting request, and then the
-    hand-off would be admitted and unpinned again and again.
+    An unpinned hand-off does not count. It may free too few pages for the waiting request, and would then be admitted
+    and unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -121,8 +121,7 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to the step's time. While a neighbour computes, these are the
-        times measured beside a neighbour."""
+        """Return a function from a step's shape and begin to its time. A computing neighbour changes this time."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -143,9 +142,9 @@ class SimCluster:
     def play(
         self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None
     ) -> list[RequestRecord]:
-        """Return the records of the driver's requests. Requests that are still open at `until` fail.
+        """Return the records of the driver's requests. Requests that are open at `until` fail.
 
-        After each event, `passes` is called with the time.
+        `passes` is called with the time after each event.
         """
         self._driver = driver
         self._take_due()
@@ -171,7 +170,6 @@ class SimCluster:
             self._at(next_at, lambda: None)
 
     def _wake(self, node: SimNode) -> None:
-        """Wake the node when its oldest step ends."""
         at = node.timed.next_at()
         if at is not None and at < node.wakes_at:
             node.wakes_at = at
@@ -224,8 +222,7 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """Add the request to its nodes' counts, as `OpenRequest.occupy` does. Policies judge a node's load by these
-        counts."""
+        """Add the request to its nodes' counts, as `OpenRequest.occupy` does, for the policies."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
         prefiller.node.open_prompt_work += num_tokens
@@ -242,7 +239,6 @@ class SimCluster:
     # ---- a node's turn
 
     def _turn(self, node: SimNode) -> None:
-        """Run until neither the scheduler nor the offers have more to do now."""
         timed = node.timed
         timed.turn()
         events = timed.scheduler.take_events()
@@ -256,7 +252,7 @@ class SimCluster:
         self._wake(node)
 
     def _grant(self, node: SimNode) -> bool:
-        """Grant memory as decode_node.prealloc does: in order of arrival, until a request gets none."""
+        """Grant memory like decode_node.prealloc: in order of arrival, until a request gets none."""
         scheduler = node.timed.scheduler
         scheduler.oldest_offer = None
         num_granted = 0
@@ -298,8 +294,7 @@ class SimCluster:
         return open_.handoff if open_ else None
 
     def _emitted(self, event: Emitted) -> None:
-        """Add a token to its request. Both nodes of a hand-off report the first token, and the earlier report
-        counts."""
+        """Add a token. Both nodes of a hand-off report the first one; the earlier report counts."""
         open_ = self._open.get(event.key)
         if open_ is None or event.first_pos != len(open_.record.at):
             return
@@ -311,12 +306,12 @@ class SimCluster:
         if handoff is None:
             return
         handoff.done = event
-        if handoff.is_granted:  # earlier chunks were pulled while the prompt was computed
+        if handoff.is_granted:  # earlier chunks were pulled meanwhile
             last = (event.committed - 1) % self._layout.chunk_size + 1
             self._move(handoff, last)
 
     def _pull(self, key: RequestKey, num_final: int) -> None:
-        """Charge the decode node's cores for copying and checking the ready pages."""
+        """Charge the decode node's cores for copying and checking ready pages."""
         handoff = self._handoff(key)
         if handoff is None:
             return
@@ -329,7 +324,7 @@ class SimCluster:
         return num_tokens / self._profile.page_size * self._profile.page_bytes / self._path.bytes_per_s
 
     def _move(self, handoff: Handoff, num_tokens: int) -> None:
-        """Start a pull after the newest step that the decode node has launched."""
+        """Start a pull after the decode node's newest launched step."""
         begin = max(self._clock.now, handoff.taker.timed.busy_until)
         self._at(begin + self._path.handoff + self._copy_seconds(num_tokens), lambda: self._install(handoff))
 
@@ -351,7 +346,7 @@ class SimCluster:
             self._turn(giver)
 
     def _revoked(self, node: SimNode, event: GrantRevoked) -> None:
-        """Free the pages. The decode node prefills a retracted request by itself."""
+        """Free the pages. The decode node itself prefills a retracted request."""
         node.timed.scheduler.release_held(event.row)
         if event.retracted:
             self._forget_handoff(event.request.key)

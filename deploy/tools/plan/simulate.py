@@ -1,4 +1,4 @@
-"""Forecast a layout under a load, by one run in virtual time that is judged like a measured run."""
+"""Forecast a layout under a load, by one virtual run that is judged like a measured run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Passes = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`busy`: for each role, the share of time in which its nodes compute."""
+    """`busy`: by role, the share of time in which nodes compute."""
 
     layout: ClusterLayout
     summary: Summary
@@ -47,7 +47,7 @@ def play_virtual(
 def forecast(
     layout: ClusterLayout, profile: Profile, tokens: SimTokens, plan: LoadPlan, passes: Passes = lambda now: None
 ) -> Forecast:
-    """Return the forecast. Raises ConfigError if no request can be judged."""
+    """Return the forecast. Raise ConfigError if no request can be judged."""
     records, world = play_virtual(layout, profile, tokens, plan, passes)
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
     if math.isnan(summary.slo_share.value):
@@ -66,8 +66,7 @@ def busy_shares(world: SimCluster) -> dict[str, float]:
 
 
 def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
-    """Return a key that is greater for a better forecast: first the share of requests within the SLO, then the distance
-    from the SLO's bounds."""
+    """Return a greater key for a better forecast: the share within the SLO, then the distance from its bounds."""
     latencies, slo = forecast.summary.latencies, plan.slo
     bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
     used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < math.inf]

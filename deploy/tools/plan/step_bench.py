@@ -1,7 +1,6 @@
-"""Measure the steps of one node's engine under a set of loads.
+"""Measure steps of one node's engine, and their shapes, under a set of loads.
 
-The scheduler and the overlap loop run as in production. Each step is recorded with its shape. This module loads torch,
-so cores must be assigned before its import.
+The scheduler and the overlap loop run as in production. This import loads torch: assign cores before.
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# each running row beside prompts: number of its context tokens, and number of its answer tokens
+# for each row beside prompts: context tokens, answer tokens
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
-MOST_CONTEXT_TOKENS = 6_500  # limit of the context tokens in a batch, since prompts are slow on CPUs
+MOST_CONTEXT_TOKENS = 6_500  # in a batch, since prompts are slow on CPUs
 
 
 class StepLog:
-    """Record steps. The log takes the place of the scheduler's `WidthChoice`, because that object sees each plan and
-    result.
+    """Record steps, in place of the scheduler's `WidthChoice`, which sees each plan and result.
 
     Each row decodes one token per step.
     """
@@ -51,7 +49,7 @@ class StepLog:
         self.shapes: list[StepShape] = []
         self.seconds: list[float] = []
         self._planned_at = 0.0
-        self._launched_at: deque[float] = deque()  # for each running step, the time when it was planned
+        self._launched_at: deque[float] = deque()  # when each running step was planned
         self._committed: dict[RowId, int] = {}
         self._last_end = 0.0
 
@@ -63,7 +61,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step. Its time begins at its plan, or at the previous step's end if that is later."""
+        """Record a step. It begins at its plan, or at the previous step's end if that is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))
@@ -120,7 +118,6 @@ class Bench:
     # ---- loads
 
     def prompts(self) -> None:
-        """Run prompts one by one, in the node's chunks."""
         for length in PROMPTS:
             if length < self.core.settings.max_context:
                 self.ask(length, 1)
@@ -136,7 +133,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Run prompts beside running rows. A prompt shares one step with them if it fits in a mixed chunk."""
+        """Run prompts beside running rows. Prompts that fit in a mixed chunk share a step with them."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

@@ -1,7 +1,4 @@
-"""Simulate a node in virtual time: the production scheduler and memory over an engine that has only step times.
-
-The scheduler queues, chunks, mixes, caches, grants and retracts as in production. No model computes.
-"""
+"""Simulate a node in virtual time: the production scheduler and memory over an engine that has only step times."""
 
 from __future__ import annotations
 
@@ -35,14 +32,14 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step or an admission. An admission keeps its place in the order of steps, but takes no time."""
+    """A step or an admission. Admissions keep their place in the order of steps, but take no time."""
 
     work: StepPlan | Admission
     done_at: float
 
 
 class TimedNode:
-    """Simulate one node. `seconds` is called at a step's launch, with the time when the step will begin."""
+    """`seconds` is called at a step's launch, with the time when it will begin."""
 
     def __init__(
         self,
@@ -62,7 +59,6 @@ class TimedNode:
         self.num_prompt_tokens: dict[RequestKey, int] = {}
 
     def next_at(self) -> float | None:
-        """Return the time when the oldest step ends; None if no step is open."""
         return self._launched[0].done_at if self._launched else None
 
     def turn(self) -> None:
@@ -96,7 +92,6 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
-        """If a step is running, add `seconds` of other work to the next step's time."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 
@@ -126,8 +121,7 @@ class TimedNode:
         )
 
     def _token(self, key: RequestKey, num_tokens: int) -> int:
-        """Return the token that follows `num_tokens` tokens of prompt and answer. Within the prompt, any id may be
-        returned."""
+        """Return the token after `num_tokens` tokens of prompt and answer. Within the prompt any id will do."""
         return self._token_of(key, max(0, num_tokens - self.num_prompt_tokens.get(key, num_tokens)))
 
 
@@ -142,7 +136,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
-    """Make a scheduler with a node's page and row accounting, but without memory."""
+    """Make a scheduler with a node's accounts of pages and rows, but without memory."""
     kv = KVManager(
         ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
         PageAllocator(num_pages),

@@ -1,4 +1,4 @@
-"""Tokenize requests for simulations, with made-up answers, so that prefix caches hit as in a real cluster."""
+"""Tokenize simulated requests with made-up answers, so that prefix caches hit as in a real cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.core.request import TokenIds
 
 
 class SimTokens:
-    """The tokens of one model's requests. An answer of n tokens is the first n tokens of a fixed text."""
+    """One model's tokens. An answer of n tokens is the beginning of a fixed text."""
 
     def __init__(self, text: TextModel) -> None:
         self._text = text

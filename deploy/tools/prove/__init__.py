@@ -1,1 +1,1 @@
-"""`baton prove`: run the same requests in every way that nodes support, and compare the tokens."""
+"""`baton prove`: run the same requests in every way that nodes support, and compare tokens."""

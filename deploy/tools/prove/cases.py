@@ -1,4 +1,4 @@
-"""The requests whose answers are compared. Their texts are plain ASCII, which every tokenizer takes."""
+"""The compared requests, in plain ASCII, which every tokenizer takes."""
 
 from __future__ import annotations
 

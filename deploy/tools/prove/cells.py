@@ -1,4 +1,4 @@
-"""The ways to run a request. All ways must yield the same tokens. The first and plainest way is the reference."""
+"""The ways to run a request: all must yield the same tokens. The first and plainest is the reference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CELLS = (
 
 
 def chosen_cells(names: str) -> Sequence[Cell]:
-    """Return the reference and the named cells, in the order of CELLS. "all" names all cells. Raises ConfigError."""
+    """Return the reference and the named cells, in order. Raise ConfigError for an unknown name."""
     if names == "all":
         return CELLS
     wanted = {name.strip() for name in names.split(",")}

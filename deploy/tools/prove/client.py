@@ -1,4 +1,4 @@
-"""Ask a running cluster for answers with token ids, over its public API."""
+"""Ask a running cluster for answers with token ids, over its API."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
 
 TIMEOUT_S = 600.0
-HEARTBEAT_S = 0.6  # time to wait for the nodes' next report
+HEARTBEAT_S = 0.6  # until the nodes' next report
 MAX_SHOWN = 500
 
 
 class ProveClient:
-    """Ask a cluster. If the cluster needs no key, `api_key` is ""."""
+    """`api_key`: "" if the cluster needs none."""
 
     def __init__(self, url: Url, max_tokens: int, api_key: str = "") -> None:
         self._http = RouterHttp(url, api_key, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
-        self.cached_tokens = 0  # number of cached tokens of all prompts so far
+        self.cached_tokens = 0  # of all prompts so far
         try:
             self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
@@ -48,7 +48,7 @@ class ProveClient:
         return tuple(choice_of(choice) for choice in in_order)
 
     def handed_over(self) -> int:
-        """Return the number of hand-offs that nodes installed, as reported by their last heartbeats."""
+        """Return the number of installed hand-offs, by the nodes' last heartbeats."""
         time.sleep(HEARTBEAT_S)
         lines = self._call("GET", "/metrics").decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("baton_handoffs_total{"))
@@ -69,7 +69,7 @@ def choice_of(choice: dict[str, Any]) -> AnswerChoice:
 
 
 def margin(top: dict[str, float]) -> float:
-    """Return the best logprob minus the second best. Return infinity for a single entry: two tokens of equal text share
-    it."""
+    """Return the best logprob minus the second best; infinity for a single entry, which two tokens of equal text
+    share."""
     best = sorted(top.values(), reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else float("inf")

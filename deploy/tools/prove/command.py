@@ -1,8 +1,8 @@
-"""Run the command: each cell in three passes, then a table and the first difference.
+"""Run `baton prove`: each cell in three passes, then a table and the first difference.
 
-`fresh`     One request after another, with no prefix cached yet.
-`again`     The same requests once more, with prompts from the prefix cache if the cell has one.
-`together`  All requests at once, with shared batches, and with chunks beside running rows.
+`fresh`     One request after another, with nothing cached.
+`again`     The same once more, with prompts from the prefix cache if the cell has one.
+`together`  All at once, with shared batches, and with chunks beside running rows.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def layer_of(
     found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
 ) -> str:
     core_plan.apply(CorePlan())
-    from deploy.tools.prove.layers import name_layer, way_of  # this import loads torch
+    from deploy.tools.prove.layers import name_layer, way_of  # loads torch
 
     name, _, first = found
     flags = next(cell.flags for cell in cells if cell.name == name)

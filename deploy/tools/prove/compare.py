@@ -11,15 +11,15 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One choice of an answer to `prompt_ids`. `margins[i]`: the best token's logprob minus the second best's."""
+    """`margins[i]`: the best token's logprob minus the second best's."""
 
     ids: tuple[int, ...]
     margins: tuple[float, ...] = ()
     prompt_ids: tuple[int, ...] = ()
 
 
-Answer = tuple[AnswerChoice, ...]  # An answer's choices by index.
-Answers = Sequence[Answer]  # The answers in order of cases.
+Answer = tuple[AnswerChoice, ...]  # choices by index
+Answers = Sequence[Answer]  # in order of cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Difference:
 
 
 def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Difference]:
-    """Return the first difference of each answer that differs, in order of cases."""
+    """Return the first difference of each answer that differs, in order."""
     found = []
     for name, reference, answer in zip(names, wanted, got, strict=True):
         for index, (right, other) in enumerate(zip(reference, answer, strict=True)):
@@ -62,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A cell's result: how many answers were equal in each pass, and counters that show how the cell ran."""
+    """A cell's result: equal answers by pass, and counters that show how it ran."""
 
     cell: str
     about: str

@@ -3,7 +3,7 @@
   `plainly`    Compute the prompt in one step, then the answer token by token, in one pool of pages.
   `as it ran`  Compute in the cell's chunks and pages. For a hand-off, the prompt's pages go to another pool as bytes.
 
-Each layer's input (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed.
+Each layer's input (the residual) is compared bit by bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 
-MOVED_BY = 3  # page numbers in the other pool are larger by this number
+MOVED_BY = 3  # page numbers in the other pool are larger by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
-    """Return the verdict. `answer`: the answer's tokens before the differing token."""
+    """Return the verdict. `answer`: the tokens before the differing one."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")
@@ -57,7 +57,7 @@ def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Seque
 
 
 def verdict(wanted: torch.Tensor, got: torch.Tensor) -> str:
-    """Compare two tensors (L + 1, H): the inputs of all layers and of the head."""
+    """Compare (L + 1, H) tensors: the inputs of all layers and of the head."""
     num_layers = len(wanted) - 1
     apart = (wanted - got).abs().amax(dim=1)
     differing = torch.nonzero(apart > 0).flatten().tolist()
@@ -101,7 +101,7 @@ class LayerRow:
         return KVPool(self._model.kv_planes(self._page_size), 1 + MOVED_BY + self._num_pages, self._page_size)
 
     def step(self, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
-        """Append tokens, and return the last token's layer inputs, (len(layers) + 1, H)."""
+        """Append tokens. Return the last token's layer inputs, (len(layers) + 1, H)."""
         self._model.capture_aux(layers)
         start, self._length = self._length, self._length + len(ids)
         pages = torch.arange(self._first, self._first + self._num_pages, dtype=torch.int32)
@@ -121,7 +121,7 @@ class LayerRow:
         return torch.stack(last)
 
     def move(self) -> None:
-        """Move the pages as a decode node's pull does: as bytes, to other page numbers."""
+        """Move the pages like a decode node's pull: as bytes, to other page numbers."""
         source, self.pool = self.pool, self._new_pool()
         for page in range(self._num_pages):
             self.pool.page_view(self._first + MOVED_BY + page)[:] = source.page_view(self._first + page)

@@ -1,1 +1,1 @@
-"""`baton plan act`: change a running cluster's roles, and on Ray its number of nodes, as the load changes."""
+"""`baton plan act`: change a running cluster's roles, and on Ray its number of nodes."""

@@ -1,4 +1,4 @@
-"""Run a `Balancer`: ask the router for the cluster's state, order moves, and report."""
+"""Run a `Balancer`: look at the cluster, order moves, and report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 class Actor:
-    """Act on one cluster. With `is_dry`, only report moves. With `sizing`, also decide the number of nodes."""
+    """With `is_dry`, only report. With `sizing`, also decide the number of nodes."""
 
     def __init__(
         self, client: AdminClient, balancer: Balancer, say: Say, *, is_dry: bool = False, sizing: Sizing | None = None
@@ -49,7 +49,7 @@ class Actor:
         self._said_at = -math.inf
 
     def turn(self, now: float) -> None:
-        """Look at the cluster, and order moves. If the router does not answer, the next turn asks again."""
+        """Look, and order moves. If the router does not answer, the next turn asks again."""
         try:
             look = self._look(now)
         except ConfigError as error:
@@ -63,7 +63,7 @@ class Actor:
             self._order(move)
         if self._sizing is not None:
             first = self._sizing.turn(look, None if moves else self._balancer.demand)
-            if first is not None:  # this move must be made before another node can leave
+            if first is not None:  # this move must come before a node can leave
                 self._balancer.begin([first], look.at)
                 self._order(first)
         if now - self._said_at >= SUMMARY_S:
@@ -97,12 +97,11 @@ def summary(look: ClusterLook, balancer: Balancer) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until SIGINT or SIGTERM. The nodes keep their roles afterwards."""
     slo = parse_slo(args.slo)
     settings = BalanceSettings(min(slo.tpot, slo.itl), window_s=args.window, least=args.least)
     client = AdminClient(url_of(args) or parse_url(DEFAULT_URL), read_admin_key(args.admin_key_file), args.ca)
-    client.status()  # If the address or the key is wrong, the command ends here.
-    say = functools.partial(print_line, sys.stdout)  # Ray's client redirects stdout.
+    client.status()  # ends the command for a wrong address or key
+    say = functools.partial(print_line, sys.stdout)  # Ray's client redirects stdout
     with ray_sizing(args, settings, say) as sizing:
         act_until_signal(Actor(client, Balancer(settings), say, is_dry=args.dry_run, sizing=sizing), args.period)
     return 0
@@ -110,7 +109,6 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) -> Iterator[Sizing | None]:
-    """Lead the fleet of the --ray file, and release it at the end."""
     if args.ray is None:
         yield None
         return
@@ -119,7 +117,7 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
     from deploy.ray.lead_client import fleet_of
 
     with fleet_of(config) as fleet:
-        scaling = fleet.look().scaling  # if no cluster runs, the command ends here
+        scaling = fleet.look().scaling  # ends the command if no cluster runs
         sizing = Sizing(fleet, Sizer(scaling, settings.window_s, settings.least), say, is_dry=args.dry_run)
         try:
             yield sizing
@@ -128,9 +126,9 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
 
 
 def fleet_config(path: Path, period_s: float) -> RayClusterConfig:
-    """Return the settings of the file. Call this before Ray is imported, because it sets variables that Ray reads.
+    """Return the file's settings. Call this before Ray is imported: it sets variables that Ray reads.
 
-    Raises ConfigError if this command can't lead such a fleet.
+    Raise ConfigError if this command can't lead such a fleet.
     """
     config = load(RayClusterConfig, {}, path)
     if not config.ray.prefill or not config.ray.decode:

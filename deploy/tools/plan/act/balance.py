@@ -6,10 +6,9 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
   `decode`   (arriving requests per second + requests that do not decode yet / CLEAR_S) x tokens per answer x TPOT
             / (FULL_SHARE x rows), by Little's law; or TPOT / TPOT objective, if this value is larger.
 
-The pressures use arriving requests instead of served requests, since full prefill nodes may be the reason why decode
-nodes are idle. When a role is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes
-move only if, over a whole window, this split lowers the fuller role's pressure by at least the share GAIN. So a
-constant load causes only one move.
+Arriving requests count, not served ones: full prefill nodes may be why decode nodes are idle. When a role is full, the
+balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole window, this
+split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from shared.core.states import NodeState
 
 PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
-FULL_SHARE = 0.8  # Share of the time, or of the rows, above which queues grow long.
-CLEAR_S = 60.0  # Waiting work should be done within this time.
-# Late tokens raise the demand for nodes at most by this factor, because lateness hardly shows how many nodes are
-# missing.
+FULL_SHARE = 0.8  # share of time or rows above which queues grow long
+CLEAR_S = 60.0  # time in which waiting work should be done
+# Late tokens raise the demand at most by this factor: they hardly show how many nodes are missing.
 MOST_TIMES = 1.5
 GAIN = 0.15
-LONGEST_WINDOW = 4.0  # The longest window, as a multiple of the first window.
-WHOLE = 0.9  # This share of a window counts as a whole window, since looks are not exactly periodic.
+LONGEST_WINDOW = 4.0  # as a multiple of the first window
+WHOLE = 0.9  # this share counts as a whole window: looks are not exactly periodic
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceSettings:
-    """`tpot_s`: the objective for the TPOT, or infinity. `window_s`: the time of observation before a move.
+    """`tpot_s`: the TPOT objective, or infinity. `window_s`: the time of observation before a move.
 
-    `away_s`: the longest wait for a node that changes its role. `calm_s`: if nodes move in the other direction within
-    this time after a move, the load swings, and the window becomes longer. `least`: the smallest allowed number of
-    nodes in each role.
+    `away_s`: the longest wait for a moving node. `calm_s`: if nodes move back within this time, the load swings, and
+    the window becomes longer. `least`: the fewest nodes of each role.
     """
 
     tpot_s: float = float("inf")
@@ -50,7 +47,7 @@ class BalanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """One node, as its router sees it. `streams`: the number of open requests on the node."""
+    """One node, as its router sees it. `streams`: its open requests."""
 
     name: str
     role: str
@@ -61,27 +58,27 @@ class NodeLook:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals since an arbitrary time. Only the differences between two looks have a meaning."""
+    """Only differences between two looks have a meaning."""
 
-    arrived: float = 0.0  # requests
+    arrived: float = 0.0
     ended: float = 0.0
-    prompt_tokens: float = 0.0  # number of tokens of arrived prompts, whether computed or waiting
+    prompt_tokens: float = 0.0  # of arrived prompts, computed or waiting
     output_tokens: float = 0.0
-    gaps: float = 0.0  # number of waits between two tokens of an answer
+    gaps: float = 0.0  # waits between two tokens
     gaps_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterLook:
-    """A cluster's state. `token_s`: seconds per prompt token on one prefill node; 0.0 while unknown."""
+    """`token_s`: seconds per prompt token on one prefill node; 0.0 while unknown."""
 
     at: float
     nodes: tuple[NodeLook, ...]
     totals: Totals
     token_s: float
-    waiting_tokens: float  # Number of prompt tokens that are not computed yet.
-    not_decoding: float  # Number of open requests without a running row.
-    rows: float  # Number of rows of one decode node.
+    waiting_tokens: float  # prompt tokens not yet computed
+    not_decoding: float  # open requests without a running row
+    rows: float  # of one decode node
 
     def of(self, role: str) -> list[NodeLook]:
         return [node for node in self.nodes if node.role == role and node.state is NodeState.READY]
@@ -89,7 +86,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The number of nodes of each role that the work would fill."""
+    """The nodes of each role that the work would fill."""
 
     prefill: float
     decode: float
@@ -101,7 +98,6 @@ class Demand:
         return max(self.prefill / num_prefill, self.decode / num_decode)
 
     def best(self, num_nodes: int, least: int) -> int:
-        """Return the best number of prefill nodes."""
         return min(range(least, num_nodes - least + 1), key=lambda num: self.pressure(num, num_nodes - num))
 
     def exceeds(self, num_nodes: int, least: int) -> bool:
@@ -115,16 +111,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Order `node` to change its role to `role`."""
-
     node: str
     role: str
-    epoch: str  # the node's epoch before the move
+    epoch: str  # before the move
     why: str
 
 
 def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Demand:
-    """Return the demand between two looks. `tpot_s`: the objective for the TPOT."""
+    """Return the demand between two looks. `tpot_s`: the TPOT objective."""
     seconds, old, new = last.at - first.at, first.totals, last.totals
     prompt_rate = (new.prompt_tokens - old.prompt_tokens) / seconds + last.waiting_tokens / CLEAR_S
     prefill = prompt_rate * last.token_s / FULL_SHARE
@@ -138,11 +132,11 @@ def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Dema
 
 @dataclass(slots=True)
 class Balancer:
-    """Decide moves from recent looks. A new balancer observes one whole window before it moves a node."""
+    """Decide moves from recent looks. A new balancer first observes one whole window."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
-    demand: Demand | None = None  # The demand over the last whole window; None after a change.
-    # By node: the moves that were ordered but are not complete.
+    demand: Demand | None = None  # over the last whole window; None after a change
+    # by node: ordered moves that are not complete
     _leaving: dict[str, Move] = field(default_factory=dict)
     _left_at: float = -float("inf")
     _last_role: str = ""
@@ -154,7 +148,7 @@ class Balancer:
         return self.settings.window_s * self._window_times
 
     def see(self, look: ClusterLook) -> list[Move]:
-        """Take in a look, and return the moves that the caller must order."""
+        """Take in a look. Return the moves that the caller must order."""
         self.demand = None
         if self._is_unsettled(look):
             self._looks.clear()
@@ -178,7 +172,7 @@ class Balancer:
         return self.demand is not None and self.demand.exceeds(num_nodes, self.settings.least)
 
     def _is_unsettled(self, look: ClusterLook) -> bool:
-        """Return whether a node was leaving or away before this look, or is leaving now."""
+        """Return whether a node was leaving or away before this look, or leaves now."""
         was_leaving = bool(self._leaving)
         if look.at - self._left_at >= self.settings.away_s:
             self._leaving.clear()
@@ -204,7 +198,7 @@ class Balancer:
         return [Move(node.name, role, node.epoch, str(demand)) for node in idlest[:num]]
 
     def begin(self, moves: Sequence[Move], now: float) -> None:
-        """Record that these moves are being ordered. A new window begins when the nodes are back."""
+        """Record moves that are being ordered. A new window begins when the nodes are back."""
         is_soon, role = now - self._left_at <= self.settings.calm_s, moves[0].role
         if not is_soon:
             self._window_times = 1.0

@@ -1,8 +1,8 @@
 """Read a cluster's state from its router's /admin/status and /metrics of the same time. Pure.
 
-Of several routers only one is asked. A router's figures about nodes cover all requests, but its figures about requests
-cover only its own requests. So the tokens per answer are too high, and the arrivals are too low by the same factor. The
-balancer uses only the product of these two figures.
+Of several routers only one is asked. Its figures about nodes cover all requests, but its figures about requests cover
+only its own. So the tokens per answer are too high, and the arrivals too low by the same factor. The balancer uses only
+the product of the two.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def look_at_node(row: Mapping[str, Any]) -> NodeLook:
 
 
 def token_seconds(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds per prompt token on a prefill node, or else on any node. Return 0.0 if there is no
-    measurement."""
+    """Return the seconds per prompt token on a prefill node, or else on any node; 0.0 if unmeasured."""
     rates = [(row["role"], row["prompt_tokens_per_s"]) for row in rows if row["prompt_tokens_per_s"]]
     measured = [rate for role, rate in rates if role == PREFILL] or [rate for _, rate in rates]
     return 1.0 / median(measured) if measured else 0.0

@@ -1,7 +1,7 @@
-"""Simulate a cluster whose nodes change roles, to try `baton plan act` under a load.
+"""Simulate a cluster whose nodes change roles, to try `baton plan act`.
 
-A node that changes its role takes no new requests, finishes the others, is away for `restart_s`, and returns with an
-empty cache. Real nodes hand over unfinished requests after a while.
+Such a node takes no new requests, finishes the others, is away for `restart_s`, and returns with an empty cache. Real
+nodes hand over unfinished requests after a while.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Counts:
 
 
 class ActingCluster(SimCluster):
-    """`moves`: (time, move) for each node that began to change its role."""
+    """`moves`: (time, move) for each begun change of role."""
 
     def __init__(
         self, layout: ClusterLayout, profile: Profile, tokens: SimTokens, balancer: Balancer, restart_s: float

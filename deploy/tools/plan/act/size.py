@@ -1,9 +1,7 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
-The planner's README.md has the rules. The sizer never gives back a node that the cluster had at its start. The waits
-up_after_s and down_after_s begin after a whole window with the same nodes, so that the demand is measured on these
-nodes. Under a constant load, the cluster can't grow and shrink in turn: after growth, it would be full again with one
-node less.
+The planner's README.md has the rules. Nodes that were there at the start are never given back. The waits up_after_s and
+down_after_s begin after a whole window with the same nodes, so that the demand is measured on them.
 """
 
 from __future__ import annotations
@@ -19,8 +17,10 @@ from shared.config.ray_settings import ScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One of three wishes. `grow`: add a node in this role. `give`: give back this node. `move`: order this change of
-    role first, so that a node can leave later."""
+    """One of three. `grow`: add a node in this role. `give`: give back this node.
+
+    `move`: order this change of role first, so that a node can leave later.
+    """
 
     why: str
     grow: str = ""
@@ -30,7 +30,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Sizer:
-    """`window_s`: the length of the balancer's window. `least`: the smallest allowed number of nodes in each role."""
+    """`window_s`: the balancer's window. `least`: the fewest nodes of each role."""
 
     scaling: ScalingConfig
     window_s: float
@@ -44,12 +44,10 @@ class Sizer:
         self.least = max(1, self.least)
 
     def restart(self) -> None:
-        """Begin both waits again."""
         self._patience.restart()
 
     def see(self, look: ClusterLook, demand: Demand | None, view: FleetView) -> Wish | None:
-        """Return a wish for the fleet, or None if the fleet should stay as it is. `demand` is None if it is unknown, or
-        while nodes change their roles."""
+        """Return a wish or None. `demand` is None if unknown, or while nodes change roles."""
         prefills, decodes = look.of(PREFILL), look.of(DECODE)
         is_known = self._is_settled(look.at, {node.name for node in (*prefills, *decodes)}, view)
         if demand is None or not is_known or not prefills or not decodes:
@@ -68,14 +66,13 @@ class Sizer:
         return less if step < 0 else None
 
     def _is_settled(self, now: float, ready: set[str], view: FleetView) -> bool:
-        """Return whether all nodes of the fleet have served for a whole window."""
+        """Return whether all nodes have served for a whole window."""
         if ready != self._names:
             self._names, self._same_since = frozenset(ready), now
         return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
 
     def _less(self, look: ClusterLook, demand: Demand, view: FleetView) -> Wish | None:
-        """Return the wish that reduces the fleet by one node. Return None if the other nodes have no room for that
-        node's work."""
+        """Return the wish for one node less; None if the others have no room for its work."""
         roomy = [role for role in (PREFILL, DECODE) if self._has_room_without(look, demand, role)]
         for role in roomy:
             later = [node for node in look.of(role) if node.name in view.extra]
@@ -88,7 +85,6 @@ class Sizer:
         return None
 
     def _has_room_without(self, look: ClusterLook, demand: Demand, role: str) -> bool:
-        """Return whether the cluster has capacity to spare without one node of this role."""
         rest = {one: len(look.of(one)) - (one == role) for one in (PREFILL, DECODE)}
         return rest[role] >= self.least and demand.pressure(rest[PREFILL], rest[DECODE]) < SPARE
 
@@ -98,10 +94,9 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
-    """Return the role in which a node should start. It is the role that lacks nodes, or the other role if that role is
-    at its maximum.
+    """Return the role that lacks nodes, or the other role if that one is at its maximum.
 
-    The balancer then changes the role of another node.
+    The balancer then moves another node.
     """
     more_prefill = demand.pressure(num_prefill + 1, num_decode)
     role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE

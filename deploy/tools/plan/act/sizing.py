@@ -11,7 +11,7 @@ from shared.core.errors import ConfigError
 
 
 class Sizing:
-    """`is_dry`: only report wishes, and do not lead."""
+    """`is_dry`: only report, and do not lead."""
 
     def __init__(self, fleet: FleetLead, sizer: Sizer, say: Callable[[str], None], *, is_dry: bool = False) -> None:
         self._fleet = fleet
@@ -23,7 +23,7 @@ class Sizing:
     def turn(self, look: ClusterLook, demand: Demand | None) -> Move | None:
         """Renew the lease, and decide once. Return a move that the caller must order, or None.
 
-        If the fleet does not answer, or another caller leads, the next turn asks again.
+        Without an answer, or while another caller leads, the next turn asks again.
         """
         move, trouble = None, ""
         try:
@@ -50,7 +50,6 @@ class Sizing:
         return None
 
     def end(self) -> None:
-        """Release the lease, so that the fleet's own rules decide again."""
         if self._is_dry:
             return
         try:
