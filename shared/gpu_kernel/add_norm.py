@@ -1,4 +1,4 @@
-"""Compute the residual sum and RMS norm of a layer, in one pass over each row."""
+"""Compute residual sum and RMS norm in one pass over each row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_norm_kernel(
     H: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least H
 ):
-    """One program computes one row. The row's squares are summed in float32, in an order that depends only on H."""
+    """One program computes one row. The sum of squares has an order that depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H
     place = tl.arange(0, BLOCK)
     inside = place < H

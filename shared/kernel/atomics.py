@@ -1,8 +1,7 @@
-"""Atomic operations, waits and calls by address, for the compiled code of core_words.py and team_code.py.
+"""Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
-Addresses and words are int64. Operations are sequentially consistent: a thread that reads a written word also sees all
-earlier writes. Waits use Linux futexes on a word's lower half. `calls` is the address of an int64 array that holds the
-result of team.system_calls.
+Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. Waits use Linux
+futexes on a word's lower half. `calls` is the address of an int64 array: the result of team.system_calls.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numba.core import cgutils
 
 from shared.kernel.jit import emit_call, emitted, inlined, longs_at
 
-FUTEX_WAIT, FUTEX_WAKE = 0, 1  # the flag FUTEX_PRIVATE is not set, because processes share words
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE, because processes share words
 EVERYBODY = 0x7FFFFFFF
 MONOTONIC = 1  # CLOCK_MONOTONIC, which all processes share
 _LONG = ir.IntType(64)
@@ -60,7 +59,7 @@ def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear the bits that are not in `bits`. Return the word's old value."""
+    """Clear all other bits. Return the word's old value."""
     return _changing("and")
 
 
@@ -72,7 +71,7 @@ def exchange(typing_context: Any, address: Any, value: Any) -> Any:
 
 @emitted
 def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
-    """If the word is `old`, write `new`. Return whether the word was `old`."""
+    """If the word is `old`, write `new`. Return whether it was `old`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where = _pointer(builder, args[0])
@@ -123,7 +122,7 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 
 @emitted
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
-    """Store `nanoseconds` (less than a second) as a timespec on the caller's stack, and return its address.
+    """Return the address of a timespec of `nanoseconds` (less than a second) on the caller's stack.
 
     The timespec is valid until the caller calls this function again or returns."""
 
@@ -138,7 +137,7 @@ def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
 
 @emitted
 def rest_a_moment(typing_context: Any) -> Any:
-    """Pause for a moment in a spin loop, so that the core's other hardware thread runs faster."""
+    """Pause in a spin loop, so that the core's other hardware thread runs faster."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -150,8 +149,8 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the word's lower half equals `seen`. The sleep may end early. `most_ns` limits it, in
-    nanoseconds below one second. 0 sets no limit."""
+    """Sleep while the word's lower half equals `seen`, for at most `most_ns` (below one second; 0: no limit). The sleep
+    may end early."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

@@ -1,8 +1,6 @@
-"""Reports when numba compiles code, or reads it from disk. While a node starts, a report shows progress. Later,
-it shows that requests wait for the compiler.
+"""Reports each kernel that numba compiles or reads from disk, to show what a node or a request waits for.
 
-numba holds its compiler lock while it compiles a kernel or reads one from disk. Each event of a compiler pass
-contains the name of the function that is being compiled.
+numba holds its compiler lock meanwhile. The events of its compiler passes name the function.
 """
 
 from __future__ import annotations
@@ -27,11 +25,10 @@ class CompileNews(Protocol):
     """These methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Report that a kernel is being compiled. This is called many times per kernel."""
+        """Report that a kernel is being compiled, many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Report that a kernel's code was compiled, or read from disk. If the code was read, `kernel` is the line of
-        our code that needed it.
+        """Report that a kernel is compiled, or read from disk: then `kernel` is the line of our code that needed it.
 
         `seconds` include waits for other compilations."""
 
@@ -56,7 +53,7 @@ class CompileWatch(event.Listener):
         here = self._here
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
-            if here.depth == 1:  # this is the outermost compilation; callees are compiled inside it
+            if here.depth == 1:  # callees are compiled inside the outermost compilation
                 here.kernel, here.begun = "", self._clock()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])

@@ -1,4 +1,4 @@
-"""Detects the optional kernel compilers, and where they run. Without them everything works, but slower."""
+"""Detects the optional kernel compilers. Without them everything works, but slower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def has_numba() -> bool:
-    """Return whether numba, for kernels on a CPU, can be imported. If not, log one line."""
+    """Return whether numba can be imported. If not, log one line."""
     return _can_import("numba", "plain torch kernels, slower")
 
 

@@ -1,7 +1,6 @@
 """Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-A step has about a hundred tasks. If Python called each task, each call would wait for the GIL while host threads are
-busy.
+A step has about a hundred tasks. If Python called each one, each call would wait for the GIL.
 
     task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
 """
@@ -20,7 +19,7 @@ from shared.kernel.team_code import COUNTER_WORDS
 
 
 class Program:
-    """A list of tasks. The caller owns `words` (tasks, n) int64, with row i for task i, and writes them between runs.
+    """A list of tasks. The caller owns `words` (tasks, n) int64, a row per task, and writes them between runs.
 
     Word NUM_SHARES is the number of threads unless the caller changes it."""
 

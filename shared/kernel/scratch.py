@@ -8,7 +8,7 @@ LINE_BYTES = 64
 
 
 class Scratch:
-    """Each thread's memory, which is as large as the largest step needed. No program may run while the memory grows."""
+    """Each thread's memory, as large as the largest step needed. No program may run while it grows."""
 
     def __init__(self, num_workers: int) -> None:
         self.part_bytes = 0
@@ -24,5 +24,5 @@ class Scratch:
 
     @property
     def words(self) -> tuple[int, int]:
-        """The address of thread 0's part, and the bytes per part."""
+        """Thread 0's address, and the bytes per thread."""
         return self._memory.data_ptr(), self.part_bytes

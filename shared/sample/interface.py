@@ -1,4 +1,4 @@
-"""The sampler's inputs and outputs, for plain steps, a prefill's first token and verify windows."""
+"""The sampler's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Parameters of B rows, as immutable values in a StepPlan."""
+    """The sampling parameters of B rows, as immutable values in a StepPlan."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -30,7 +30,7 @@ class SamplingBatch:
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
     logit_bias: tuple[tuple[tuple[int, float], ...], ...]
-    allowed_ids: tuple[tuple[int, ...], ...]  # a row's () allows all ids
+    allowed_ids: tuple[tuple[int, ...], ...]  # () allows all ids
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
 
     @classmethod
@@ -62,18 +62,16 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class History:
-    """The tokens before each output, on the device. Penalties and bad words read them. They include the prompt, emitted
-    tokens and tokens in flight.
+    """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    In a verify window, penalties and bad words also read an output's draft ancestors. These are not in `tokens`,
-    because siblings share a position. common and drafted are both set or both None. If both are None, penalties and
-    bad words read tokens 0..p of the row for an output at input position p.
-    """
+    In a verify window, an output also reads its draft ancestors. These are in `drafted`, because siblings share a
+    position. `common` and `drafted` are both set or both None. If both are None, an output at input position p reads
+    tokens 0..p of its row."""
 
     tokens: torch.Tensor  # (rows, max_context) int32
-    rows: torch.Tensor  # (B,) int64, each batch row's row of `tokens`
-    common: torch.Tensor | None = None  # (E,) int64, for each output the number of tokens read in its row
-    # (E, N) int32, draft ancestors, all after the prompt, oldest first; -1: no token
+    rows: torch.Tensor  # (B,) int64: each batch row's row of `tokens`
+    common: torch.Tensor | None = None  # (E,) int64: how many tokens an output reads in its row
+    # (E, N) int32: draft ancestors after the prompt, oldest first; -1: no token
     drafted: torch.Tensor | None = None
 
 
@@ -87,7 +85,7 @@ class TokenMasks:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMasks:
-    """The same as TokenMasks, but on a device and with at least one mask."""
+    """TokenMasks on a device, with at least one mask."""
 
     rows: torch.Tensor  # (E,) int64
     bits: torch.Tensor  # (M, words) int32

@@ -79,7 +79,7 @@ def _edited(
     history: History | None,
     masks: DeviceMasks | None,
 ) -> torch.Tensor:
-    """Return an edited copy, or the same logits if no edit is needed."""
+    """Return an edited copy, or `logits` if no edit is needed."""
     if masks is None and not _is_edited(rows):
         return logits
     bits = None if masks is None else (masks.rows, masks.bits)
@@ -90,7 +90,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    # ANY: while a graph is captured, only the device knows how each row draws
+    # while a graph is captured, only the device knows how each row draws
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
