@@ -24,7 +24,7 @@ def add_norm_kernel(
     H: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least H
 ):
-    """One program computes one row. The sum of squares has an order that depends only on H."""
+    """The order of a row's sum of squares depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H
     place = tl.arange(0, BLOCK)
     inside = place < H

@@ -85,7 +85,7 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
     """Return the step's rows in two parts: first prompt chunks, then short windows.
 
     All rows are windows if all are short, or if there are trees and the host does not say which rows decode. With
-    `is_fixed`, short prompt chunks are no windows, because the two kernels sum in different orders."""
+    `is_fixed`, short chunks never count as windows, because the two kernels sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):

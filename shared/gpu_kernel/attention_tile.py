@@ -19,8 +19,7 @@ LOG2_E = 1.4426950408889634  # softmax weights are powers of two
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
     """Return a mask, (M, N) bool: whether line m reads key n. See places.py for slot, base and num_read.
 
-    With `window`, a line reads only the last `window` keys. The n-th key that a line reads has position n, even if
-    slots of tree siblings lie between."""
+    `window` counts the keys that a line reads, as outside_window in shared/kernel/attention.py."""
     read = keys[None, :] <= slot[:, None]
     if SLIDING and not TREES:
         read = read & (keys[None, :] > slot[:, None] - window)

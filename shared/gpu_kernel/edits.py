@@ -69,7 +69,6 @@ class Past:
 
 @triton.jit
 def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
-    """Count tokens of the answer, and mark tokens of the prompt."""
     is_wanted = is_wanted & (tokens >= 0) & (tokens < vocab_size)
     tl.atomic_add(words + tokens, 1, mask=is_wanted & is_output)
     tl.atomic_or(words + tokens, IN_PROMPT, mask=is_wanted & (is_output == 0))

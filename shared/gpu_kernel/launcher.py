@@ -55,7 +55,7 @@ def register_option(max_registers: int | None) -> dict[str, int]:
 
 
 def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
-    """Launch the kernel, and first compile it if need be. Tests replace this function by a virtual GPU."""
+    """Tests replace this function by a virtual GPU."""
     try:
         kernel[grid](*args, **OPTIONS, **options)
     except OutOfResources as error:
@@ -85,8 +85,7 @@ def check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
 
 
 def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
-    """Return the tensors' device. Raise KernelRefused for two devices, or for a tensor that begins inside an element.
-    """
+    """Return the tensors' device. Raise KernelRefused for two devices, or if a tensor begins inside an element."""
     device = None
     for name, value in zip(kernel.arg_names, args, strict=False):
         if not isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
 """shared/kernel/noise.py for Triton's kernels, bit for bit.
 
-Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. Both
-would change a number's last bit, which can decide the drawn id.
+Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. A
+number's last bit can decide which id is drawn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def noise_bits(first, second, token_ids):
 
 @triton.jit
 def log(value):
-    """Return the logarithm of positive normal float32 numbers."""
+    """value: positive normal float32."""
     shifted = value.to(tl.int32, bitcast=True) - HALF_ROOT
     exponent = shifted >> 23
     part = ((shifted & 0x7FFFFF) + HALF_ROOT).to(tl.float32, bitcast=True) - 1.0
@@ -69,7 +69,7 @@ def log(value):
 
 @triton.jit
 def exp(value):
-    """Return the exponential of float32 numbers <= 0."""
+    """value: float32 <= 0."""
     value = tl.maximum(value, EXP_FLOOR)
     power = tl.floor(value * LOG2E + 0.5)
     rest = (value - power * LN2_HIGH) - power * LN2_LOW
@@ -90,7 +90,6 @@ def weight(value):
 
 @triton.jit
 def log_mass(mass):
-    """Return the float32 logarithm of a sum of weights."""
     return log(mass.to(tl.float32) * WEIGHT_UNIT)
 
 

@@ -164,8 +164,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
 
 
 def tile_lines(group: int) -> int:
-    """Return a tile's number of lines. It depends only on the model, because another size would sum in another order.
-    """
+    """Return a tile's lines. They depend only on the model, because another size would sum in another order."""
     return min(64, max(16, int(triton.next_power_of_2(8 * group))))
 
 

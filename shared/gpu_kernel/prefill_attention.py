@@ -63,9 +63,7 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Read q and fill `out`, both (T, heads, D), for the step's first rows, which have no trees.
-
-    q is already rotated, and the tokens' keys and values are already in their pages."""
+    """Do the same as attend_windows for the step's first rows, which have no trees."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

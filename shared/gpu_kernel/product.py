@@ -1,9 +1,9 @@
-"""Multiply rows by a weight in tiles of one size, so a row's result has the same bits in a batch of any size.
+"""Multiply rows by a weight in tiles of one size.
 
-The library chooses its tiles, and so its order of sums, by the number of rows. For weights in the model's dtype it is
-faster, so these tiles serve only `--deterministic`. A weight in bytes the library would first have to convert. With few
-rows, reading the weight takes most of the time, so these tiles are faster. The kernel can also gate the product of
-`gate` and `up`, and then writes half as many numbers.
+So a row's result has the same bits in a batch of any size. The library chooses its tiles, and so its order of sums, by
+the number of rows. For weights in the model's dtype the library is faster, and these tiles serve only
+`--deterministic`. For weights in bytes and few rows these tiles are faster, because they don't convert the weight. The
+kernel can also gate the product of `gate` and `up`, and then writes half as many numbers.
 """
 
 from __future__ import annotations

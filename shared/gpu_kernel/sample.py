@@ -11,8 +11,8 @@
 Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. Ranks
 have no ties and weights are integers, so any number of splits gives the same id.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key are kept, and the first few of the ids with an equal
-key.
+A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, the first few
+are kept.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 def _narrow(prefix, left, sums):
     """Find the digit where the sums, added from the greatest digit down, reach `left`.
 
-    Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
+    Return the longer prefix, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
     total = tl.sum(sums, 0)
     above = tl.sum(total, 0) - tl.cumsum(total, 0)
@@ -100,7 +100,7 @@ def _found(state, sums, output, num, SPLITS: tl.constexpr):
 
 @triton.jit
 def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """Return top-k's threshold, and how many ids with this key to keep. (ALL, 0) if top-k removes no id."""
+    """Return top-k's threshold, and how many ids with this key to keep, or (ALL, 0) if top-k removes no id."""
     key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
     if is_cut:
         key, left, _ = _found(k_state, k_sums, output, num, SPLITS)
@@ -300,7 +300,6 @@ def draw_ids(
 
 
 def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, ...]:
-    """Return both searches' states and sums."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     sizes = (logits.stride(0), vocab_size, num)

@@ -64,7 +64,7 @@ class Signature:
         return getattr(importlib.import_module(module), name)
 
     def describe(self) -> str:
-        """Return one line: the kernel, the types that vary and the constants."""
+        """Return one line."""
         types = (f"{name}:{kind}" for name, kind in self.types if kind != "constexpr")
         constants = (f"{name}={value}" for name, value in self.constants)
         registers = "" if self.max_registers is None else f", at most {self.max_registers} registers"
@@ -83,7 +83,6 @@ def signature_of(
     num_stages: int,
     max_registers: int | None = None,
 ) -> Signature:
-    """Return the signature that Triton would compile."""
     unspecialised = unspecialised_of(kernel)
     types, compiled_in, aligned = [], dict(constants), []
     for place, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
@@ -101,7 +100,7 @@ def signature_of(
 
 
 def unspecialised_of(kernel: Any) -> set[int | str]:
-    """Return the names and positions in @triton.jit's `do_not_specialize`."""
+    """Return names and positions in @triton.jit's `do_not_specialize`."""
     listed = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize")
     return set(listed or ())
 

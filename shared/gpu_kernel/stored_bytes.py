@@ -11,7 +11,7 @@ import triton.language as tl
 
 AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: FP8}
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: so large a float32 has no fraction
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23, where float32 has no fractions
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 IS_INT8, IS_FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 
@@ -27,7 +27,6 @@ def as_bytes(pool: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def scale_of(largest, KIND: tl.constexpr):
-    """Return the float32 scale of rows by their largest magnitude."""
     if KIND == IS_INT8:
         return tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
     return tl.math.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32))

@@ -1,7 +1,8 @@
 """Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
-Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. Waits use Linux
-futexes on a word's lower half. `calls` is the address of an int64 array: the result of team.system_calls.
+Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. A change
+returns the word's old value. Waits use Linux futexes on a word's lower half. `calls` is the address of an int64 array
+with team.system_calls' result.
 """
 
 from __future__ import annotations
@@ -47,31 +48,28 @@ def _changing(operation: str) -> Any:
 
 @emitted
 def add_to(typing_context: Any, address: Any, value: Any) -> Any:
-    """Return the word's old value."""
     return _changing("add")
 
 
 @emitted
 def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Return the word's old value."""
     return _changing("or")
 
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear all other bits. Return the word's old value."""
+    """Clear all other bits."""
     return _changing("and")
 
 
 @emitted
 def exchange(typing_context: Any, address: Any, value: Any) -> Any:
-    """Return the word's old value."""
     return _changing("xchg")
 
 
 @emitted
 def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
-    """If the word is `old`, write `new`. Return whether it was `old`."""
+    """If the word is `old`, write `new`. Return whether the word was `old`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where = _pointer(builder, args[0])
@@ -82,8 +80,6 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
-    """Call a task that jit.compile_task compiled."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
         function = builder.inttoptr(args[0], kind.as_pointer())
@@ -95,7 +91,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: An
 
 @emitted
 def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Call the C library's `syscall`, whose address is `function`."""
+    """`function`: the address of the C library's `syscall`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_LONG, [_LONG] * 7)
@@ -107,7 +103,7 @@ def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any,
 
 @emitted
 def read_clock(typing_context: Any, function: Any) -> Any:
-    """Return CLOCK_MONOTONIC in ns. `function`: the address of `clock_gettime`."""
+    """Return nanoseconds. `function`: the address of `clock_gettime`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -124,7 +120,7 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
     """Return the address of a timespec of `nanoseconds` (less than a second) on the caller's stack.
 
-    The timespec is valid until the caller calls this function again or returns."""
+    It is valid until the caller returns or calls this function again."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -149,8 +145,9 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the word's lower half equals `seen`, for at most `most_ns` (below one second; 0: no limit). The sleep
-    may end early."""
+    """Sleep while the word's lower half equals `seen`, or end early.
+
+    `most_ns` limits the sleep, below one second; 0 sets no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

@@ -1,4 +1,4 @@
-"""Computes softmax(scale q k) v over paged KV, after attention_numba.py's first task wrote q, k and v.
+"""Computes softmax(scale q k) v over paged KV: attention_numba.py's second task.
 
 Neighbouring tokens of a row form a run. A block that all tokens of a run read is loaded once:
 
@@ -6,8 +6,8 @@ Neighbouring tokens of a row form a run. A block that all tokens of a run read i
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-There are "early" keys only with a sliding window. A shared block is widened to float32, and its keys are transposed
-(simd.py). A token of a draft tree or a decode row is a run by itself, with only "its own" keys.
+Only a sliding window makes "early" keys. A shared block is widened to float32, and its keys are transposed (simd.py). A
+token of a draft tree or a decode row is a run with only "its own" keys.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Return how many float32 numbers a query's scores and a spare block take.
+    """Return the float32 numbers of a query's scores and a spare block.
 
     The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)
@@ -90,7 +90,7 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
 class Run(NamedTuple):
     """Tokens [first, first + length) of one row. Token i of the run reads num_keys + i keys.
 
-    All tokens read keys [shared, end), which are whole blocks."""
+    All of them read keys [shared, end), in whole blocks."""
 
     first: int
     length: int
@@ -99,12 +99,12 @@ class Run(NamedTuple):
     window: int  # 0: no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads the slots before this slot, then the slots of `seen`'s bits
+    tree_start: int  # a draft tree's token reads the slots before this one, then those of `seen`'s bits
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of one kv head's keys or values, in slot 0 of page 0 or in the slot that `_at` found.
+    """Addresses of a kv head's keys or values, in slot 0 of page 0 or in `_at`'s slot.
 
     `scales` is used only if pages hold bytes."""
 
@@ -129,8 +129,9 @@ class Room(NamedTuple):
 def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
-    """Compile the task. Each share takes some (run, kv head) pairs. The task never reads pages before the window,
-    because they may have been reused."""
+    """Compile the task. A share takes some (run, kv head) pairs.
+
+    Pages before the window are never read, because they may have been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -311,8 +312,8 @@ def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int)
 def _locate(
     room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
 ) -> None:
-    """Store the addresses of keys [start, start + lanes). From `stop` on, where weights are 0, repeat the last address.
-    """
+    """Store the addresses of keys [start, start + lanes). From `stop` on, where weights are 0, repeat the last
+    address."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)
@@ -340,8 +341,7 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """Correct a block's addresses from a tree's first slot on: store the slots that the token sees, then repeat the
-    last one."""
+    """From a tree's first slot on, store the addresses of slots that the token sees, then repeat the last one."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
@@ -360,7 +360,7 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
 
 @inlined
 def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
-    """Prefetch keys or values, because the hardware prefetcher misses scattered pages."""
+    """Prefetch, because the hardware prefetcher misses scattered pages."""
     if start >= stop:
         return
     page_size = step[PAGE_SIZE]

@@ -2,9 +2,9 @@
 
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
-Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row.
-Tokens of a draft tree may share a position, in different slots. A tree's token reads all slots before the tree, its
-ancestors' slots and its own slot. With a sliding window of n positions, a token reads only the last n of these slots.
+Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. A
+draft tree's tokens may share a position, in different slots. They read all slots before the tree, their ancestors'
+slots and their own. With a sliding window of n positions, a token reads only the last n of these slots.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
-PADDED_MAX_Q = 16  # a row with more tokens runs alone; the other rows are padded into one batch
-MOST_PADDING = 4  # rows run alone if a padded batch would read more than this multiple of their keys
-MOST_NUMBERS = 1 << 27  # limit of the scores, and of the widened keys, in memory
+PADDED_MAX_Q = 16  # a row with more tokens runs alone; others are padded into one batch
+MOST_PADDING = 4  # limit of the keys that a padded batch reads per real key
+MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys, in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float  # of the norms of q's and k's heads, if the model has such norms
-    # how many positions a token reads in each layer, its own included; 0: all; (): all in every layer
+    eps: float  # of q's and k's norms, if the model has them
+    # positions that a token reads in each layer, its own included; 0: all; (): all in every layer
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0: head_dim ** -0.5
 
@@ -55,11 +55,11 @@ class HostLengths:
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """Inputs of one step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
+    """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    For draft trees, slots and visible are both set. Otherwise both are None, and slots equal positions. visible[t] is
-    -1 (hides nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all
-    slots before bit 0."""
+    Draft trees set slots and visible. Otherwise both are None, and slots equal positions. visible[t] is -1 (hides
+    nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all slots
+    before bit 0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
@@ -84,10 +84,9 @@ class AttentionBackend(Protocol):
     gathers: bool
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """Start a step.
+        """kv (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0.
 
-        kv (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: only for pages of
-        bytes, the same shape without head_dim."""
+        scales: only for pages of bytes, the same shape without head_dim."""
         ...
 
     def attend(
@@ -106,7 +105,7 @@ class TorchAttention:
     gathers = True
 
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
-        """`local_tables`: the tables of layers with a window; None means `tables`."""
+        """`local_tables`: for layers with a window; None means `tables`."""
         self._shape = shape
         self._tables, self._local_tables = tables, local_tables
 
@@ -149,7 +148,7 @@ class TorchAttention:
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
-        """Norm and rotate x (T, heads, D) in float32."""
+        """Norm and rotate in float32."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -158,7 +157,7 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend for the rows that do not run alone, padded to (B, max_q, heads, D). Padding reads slot 0 only."""
+        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding reads slot 0."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
         table = self._inputs.page_table[first_row:, : self._num_pages].long()
@@ -214,7 +213,7 @@ class TorchAttention:
     def _masked(
         self, layer: int, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)"""
+        """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         keys = torch.arange(k.shape[2], device=q.device)
@@ -227,9 +226,9 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate a batch.
+    """Return how many of the first rows run alone: the prefill chunks, or all if padding would dominate.
 
-    On a CPU, one chunk makes all rows run alone, because launches cost nothing there, but padding does."""
+    On a CPU, one chunk makes all rows run alone, because launches cost nothing there."""
     host, num_rows = inputs.host, len(inputs.page_table)
     has_chunk = inputs.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):

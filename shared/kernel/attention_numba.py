@@ -1,8 +1,7 @@
 """Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
 
-The first task rotates queries and keys, and writes keys and values to pages. The second task attends (attend_numba.py).
-A token's sums have a fixed order. So other rows, chunk borders, page size, threads, and siblings in a draft tree do not
-change its result.
+The first task rotates queries and keys, and writes keys and values to pages. The second attends (attend_numba.py). A
+token's sums have a fixed order, so other rows, chunk borders, page size, threads and tree siblings change no result.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
 
 _f32 = np.float32
-# the words that a step fills, in order
 FILLED = np.array(
     (
         ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
@@ -86,12 +84,11 @@ def supports(shape: AttentionShape) -> bool:
 
 
 class AttentionStep:
-    """Holds the addresses that a step's layers share. Owns buffers, as large as the largest step needed."""
+    """Holds the addresses that a step's layers share, and buffers as large as the largest step needed."""
 
     def __init__(
         self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
     ) -> None:
-        """See NumbaAttention."""
         self._shape, self._num_threads = shape, num_threads
         self.num_shares = num_threads  # of the attend task
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
@@ -152,8 +149,7 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends. They fix the scales' addresses, too, because a page
-        holds its scales behind its numbers."""
+        """The pool's address and strides, on which `fill` depends. A page holds its scales behind its numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
@@ -200,7 +196,7 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`local_tables`: the tables of layers with a window; None means `tables`. `page_dtype`: None means `dtype`."""
+        """`local_tables`: for layers with a window, by default `tables`. `page_dtype`: by default `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)
@@ -227,7 +223,7 @@ class NumbaAttention:
 
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Return one layer's write task and attend task, whose words have the same layout."""
+    """Return a layer's write task and attend task, with one layout of words."""
     items = ITEMS[page_dtype or dtype]
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
@@ -241,7 +237,7 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
     """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
 
-    Each share takes some tokens. items.py says how pages of bytes may differ from TorchAttention's."""
+    A share takes some tokens. items.py says how pages of bytes may differ from TorchAttention's."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes
@@ -270,7 +266,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 
 
 def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Compile the same task for pages of bytes. Keys are rotated in the thread's scratch."""
+    """Keys are rotated in the thread's scratch."""
     head_bytes = head_dim * (2 if is_half else 4)
     source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
 

@@ -100,7 +100,6 @@ class BlockTileLinear:
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """Return a share's bytes of scratch."""
         return min(num_rows, self.work.most_rows) * self.work.row_bytes
 
     def empty(self, num_rows: int) -> torch.Tensor:
@@ -146,7 +145,7 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 
 
 class Kind(NamedTuple):
-    """The constants of a tile's code, without the number of rows."""
+    """The constants of a tile's code, except the number of rows."""
 
     bits: int
     block: int
@@ -270,8 +269,6 @@ def multiply_blocks(
 
 
 class _RowBlock(NamedTuple):
-    """Addresses of a block of one row."""
-
     data: Any
     start: Any
     unit: Any
@@ -290,7 +287,6 @@ class _Block:
         self._builder, self.kind = builder, kind
 
     def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:
-        """See byte_rows.py."""
         build, block = self._builder, LONG(self.kind.block)
         start = build.add(build.add(row_at, build.mul(depth, block)), build.mul(index, LONG(4)))
         unit = build.add(start, build.mul(depth, LONG(4)))
@@ -301,7 +297,7 @@ class _Block:
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
         """Return the integer sums of each row and column block.
 
-        A row's quad is spread once for all columns, because spreading costs more than the products."""
+        A quad of x is spread once for all columns, because spreading costs more than the products."""
         build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
@@ -313,7 +309,6 @@ class _Block:
         return dots
 
     def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
-        """Add a block's sums for 16 columns to `total`."""
         build = self._builder
         total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
         if low is not None:
@@ -321,7 +316,7 @@ class _Block:
         return total
 
     def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
-        """Yield a block's quads, in any order, because integer sums are exact."""
+        """Yield quads in any order: integer sums are exact."""
         per_block, build = self.kind.number_bytes // BLOCKS, self._builder
         nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
         count = per_block // 64
@@ -337,7 +332,7 @@ class _Block:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
-        """Return the lows of 16 columns, or None if the format has no lows."""
+        """Return the lows of 16 columns, if the format has them."""
         if not self.kind.has_low:
             return None
         return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)

@@ -2,8 +2,8 @@
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks in a row. `start` begins a block's integer sum: minus the weights' `zero` times the sum
-of the block's bytes.
+`depth` is the number of blocks. A block's integer sum begins with `start`: minus the weights' `zero` times the sum of
+the block's bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def round_block(
 ) -> Any:
     """Emit code that rounds one block of a row.
 
-    Constants: block, zero, is_half. The other arguments are addresses: the code reads x (bfloat16 or float32), and
-    writes to the others."""
+    Constants: block, zero, is_half. The others are addresses: x (bfloat16 or float32) is read, the rest are written."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -64,7 +63,7 @@ def _words(value: int) -> Any:
 
 
 class _Rounding:
-    """Emits code for one block. Numbers of x are vectors of 16 float32 bit patterns."""
+    """Numbers of x are vectors of 16 float32 bit patterns."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
@@ -77,7 +76,7 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and 127 divided by it in all lanes, or zeros up to SMALLEST.
+        """Return the largest magnitude (float32), and 127 divided by it in all lanes; zeros up to SMALLEST.
 
         Magnitudes sort like their bits."""
         build = self._builder

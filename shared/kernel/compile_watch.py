@@ -1,6 +1,6 @@
-"""Reports each kernel that numba compiles or reads from disk, to show what a node or a request waits for.
+"""Reports each kernel that numba compiles or reads from disk, because nodes and requests wait for it.
 
-numba holds its compiler lock meanwhile. The events of its compiler passes name the function.
+numba holds its compiler lock meanwhile. Events of its compiler passes name the function.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # the suffix that jit.py adds to a k
 
 
 class CompileNews(Protocol):
-    """These methods are called on the thread that asked for the code."""
+    """Called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Report that a kernel is being compiled, many times per kernel."""
+        """Many times per kernel, while it is being compiled."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Report that a kernel is compiled, or read from disk: then `kernel` is the line of our code that needed it.
+        """Once a kernel is compiled, or read from disk: then `kernel` is the line of our code that needed it.
 
         `seconds` include waits for other compilations."""
 
 
 class CompileWatch(event.Listener):
-    """Listens to numba from `start` until `stop`."""
-
     def __init__(self, news: CompileNews, clock: Callable[[], float] = time.monotonic) -> None:
         self._news = news
         self._clock = clock
@@ -61,7 +59,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        # ignore events of passes, and of locks taken before `start`
+        # neither passes nor locks taken before `start`
         if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1

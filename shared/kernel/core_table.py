@@ -25,7 +25,7 @@ import numpy as np
 from shared.kernel.team import Place, Team, system_calls
 
 SHARED_MEMORY = Path("/dev/shm")
-# {}: user id. A new layout of words needs a new last number, because different versions must not share a table.
+# {}: user id. A new layout of words needs a new last number: versions must not share a table.
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
@@ -39,7 +39,7 @@ class NoTable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A slot file's content. `borrows`: cores that the node may borrow."""
+    """A slot file's content."""
 
     node: str
     own: tuple[int, ...]
@@ -48,15 +48,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """The nodes that hold one core, and its guest, by name."""
-
     core: int
     holders: tuple[str, ...]
     guest: str | None
 
 
 class CoreTable:
-    """This process's slot in the table. Only one thread calls the methods. The team's threads use only the words."""
+    """This process's slot in the table. Only one thread calls it; the team's threads use only the words."""
 
     def __init__(self, owner: Owner, folder: Path | None = None) -> None:
         """Raise NoTable if nodes can't share cores here. `folder`: for tests."""
@@ -80,31 +78,28 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on the node's own cores and on those that it may borrow.
+        """Return a team on the node's own cores, first the leader's, and on cores that it may borrow.
 
-        The leader runs on the first own core. Close the team before the table."""
+        Close the team before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
         own = [Place(self._line(core), True, core) for core in self.owner.own]
         places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
         return Team(places=places, slot=self.slot, memory=self._words)
 
     def hold_own(self) -> None:
-        """Stop lending this node's own cores."""
         for core in self.owner.own:
             self._hold(self._line(core), self.slot)
 
     def borrowed(self) -> list[int]:
-        """Return cores on which this node is a guest now."""
         guests = self._words[:, 0] & self._code.GUEST
         return [int(core) for core in np.flatnonzero(guests == self.slot + 1)]
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, without waiting, at most once a second: it takes a few file operations."""
+        """Clean up after killed nodes, without waiting. The file operations allow one call a second."""
         with contextlib.suppress(OSError), through_gate(self._folder, 0.0):
             self._clear_dead()
 
     def uses(self) -> list[CoreUse]:
-        """Return the use of each core that a node owns or may borrow."""
         owners = {slot: read_owner(self._path(slot)) for slot in [*self._others(), self.slot]}
         names = {slot: f"slot {slot}" if owner is None else owner.node for slot, owner in owners.items()}
         cores = {core for owner in owners.values() if owner is not None for core in owner.own + owner.borrows}
@@ -171,7 +166,7 @@ class CoreTable:
 def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
     """Admit one process at a time, even while the folder is removed.
 
-    Raise OSError if the folder can't be used, or if another process, perhaps stopped, holds the gate too long."""
+    Raise OSError if the folder can't be used, or if another process holds the gate too long."""
     until = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(FileExistsError):
@@ -208,7 +203,7 @@ def is_at(handle: int, path: Path) -> bool:
 def map_file(path: Path, size: int) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # allocate all pages now: if memory is full, touching a new page later would kill this process
+        # all pages now: touching a new page when memory is full would kill this process
         os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, size)
     finally:
@@ -216,7 +211,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def lock_if_free(path: Path) -> int | None:
-    """Return a handle that holds the file's lock, or None if a living process holds it."""
+    """Return a handle that holds the file's lock, or None if a living process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle
@@ -232,7 +227,7 @@ def take_lock(handle: int) -> bool:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return the file's owner, or None if the file is gone or not written yet."""
+    """Return None if the file is gone or not written yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(path.read_text(encoding="utf-8"))
         return Owner(told["node"], tuple(told["own"]), tuple(told["borrows"]))

@@ -5,11 +5,11 @@
     word 8+:  a bell for each slot: a count that is increased before its waiters are woken
 
 A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread inside a
-step. Once the core has a holder, the guest finishes its share of a task and leaves, within milliseconds. A killed or
-stopped guest loses the core. The operating system schedules several holders.
+step. Once the core has a holder, the guest finishes its share and leaves, within milliseconds. A killed or stopped
+guest loses the core. If several nodes hold a core, the system schedules them.
 
-Every change is one atomic operation, so a dying node leaves no change half done. At worst a bell is not rung. Then the
-waiting node asks for the core again with its next program.
+Every change is one atomic operation, so a dying node leaves none half done. At worst a bell is not rung. The waiting
+node then asks again with its next program.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def enter(line: int, slot: int) -> bool:
 
 @inlined
 def must_leave(line: int, slot: int) -> bool:
-    """Return whether a guest must leave: its core has a holder or was taken back."""
+    """Return whether a guest's core has a holder or was taken back."""
     word: int = look_at(line)
     return word != slot + 1
 
 
 @inlined
 def leave(calls: int, line: int, slot: int) -> None:
-    """Leave as a guest. Do nothing if the core was taken back."""
+    """Do nothing if the core was taken back."""
     word = look_at(line)
     while word & GUEST == slot + 1:
         if change_if(line, word, word - (slot + 1)):

@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
-For equal numbers, the bytes equal quantized.py's. So nodes with and without compiled kernels fill pages alike. Only a
-few normed keys differ by one step, because the norm adds in another order.
+Equal numbers get quantized.py's bytes, so nodes with and without compiled kernels fill pages alike. Only a few normed
+keys differ by one step, because the norm adds in another order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shared.kernel.quantized import LARGEST
 EXPONENT = 2.0**120  # turns fp8's exponents into float32's
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer into the low bits
 MAGNITUDE = 0x7FFFFFFF
-TOO_LARGE = 1087 << 20  # bits of 480, which is beyond fp8's numbers
+TOO_LARGE = 1087 << 20  # bits of 480, beyond fp8's numbers
 SMALLEST_NORMAL = 121 << 23  # bits of 2^-6
-DENORMAL = 141 << 23  # bits of 2^14, whose last place is fp8's smallest step
+DENORMAL = 141 << 23  # bits of 2^14: its last place is fp8's smallest step
 
 
 class Items(IntEnum):
-    """A number format of pages, a constant in compiled code."""
+    """A number format of pages, constant in compiled code."""
 
     FLOATS = 0
     HALVES = 1  # bfloat16

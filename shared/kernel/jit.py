@@ -1,8 +1,8 @@
 """Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
-Kernels take addresses instead of arrays. numba has no bfloat16, and checking the arrays of some hundred calls would
-take longer than a small step's work. `floats_at` and its like turn an int64 address into a typed pointer. The caller
-holds the tensors until the call returns, and nothing checks bounds.
+Kernels take addresses instead of arrays: numba has no bfloat16, and checking arrays would take longer than a small
+step's work. `floats_at` and its like turn an int64 address into a typed pointer. The caller holds the tensors until the
+call returns, and nothing checks bounds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
-# The compiler may split a sum into the processor's lanes. sums.py prevents this where all processors must give the same
-# bits. NaN and infinity are kept.
+# The compiler may split a sum into the processor's lanes, but not in sums.py. NaN and infinity are kept.
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
@@ -38,7 +37,7 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM), without the GIL. Like compile_c, keep the code on disk."""
+    """Compile a kernel over arrays (sampler, HashLM), without the GIL. Its code stays on disk, as in compile_c."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -55,7 +54,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """Return this processor's features, or those that numba's settings name."""
+    """Return this processor's features, unless numba's settings name others."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -66,8 +65,8 @@ def processor_features() -> dict[str, bool]:
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    Arguments: the task's int64 words (first NUM_ROWS and NUM_SHARES), the share's number, and the number of the thread,
-    which picks the scratch. Shares run at the same time, in any order, on any thread."""
+    Arguments: the task's int64 words (first NUM_ROWS and NUM_SHARES), the share, and the thread, which picks the
+    scratch. Shares run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 
@@ -91,7 +90,7 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
-    """Add checksums of the sources in the function's folder and in jit.py's folder to its name in the disk cache.
+    """Add checksums of the sources in the function's folder and in this folder to its name in the disk cache.
 
     numba checks only the function's own file, and would reuse stale inlined code."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
@@ -107,26 +106,25 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """Merge a kernel's part into its caller. Where the caller passes constants, loops are unrolled."""
+    """Merge a part into its caller, whose constants let loops be unrolled."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
 
 def copied(function: F) -> F:
-    """Copy a kernel's part into its caller before types are inferred, so that constants stay constants for emitted
-    code."""
+    """Copy a part into its caller before types are inferred, so that constants stay constants for emitted code."""
     settings: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", "inline": "always"}
     made: F = njit(**settings)(function)
     return made
 
 
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Make a kernel's part from LLVM code. numba passes the first argument, the typing context."""
+    """Make a part from LLVM code. numba passes the first argument, the typing context."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
 
 
 def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Do the same with separate code for each set of constant arguments."""
+    """Do the same with separate code for each set of constants."""
     made = intrinsic(prefer_literal=True)(function)
     return made  # type: ignore[return-value]  # as above
 
@@ -161,8 +159,6 @@ def longs_at(typing_context: Any, address: Any) -> Any:
 
 @emitted
 def bits_of(typing_context: Any, value: Any) -> Any:
-    """float32 -> its bits, uint32."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -171,8 +167,6 @@ def bits_of(typing_context: Any, value: Any) -> Any:
 
 @emitted
 def float_of(typing_context: Any, value: Any) -> Any:
-    """uint32 bits -> float32."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -197,7 +191,7 @@ def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> 
 
 
 def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
-    """Call an intrinsic whose name ends in its operands' type: float32, or a vector of float32."""
+    """Call an intrinsic whose name ends in its operands' type."""
     kind = operands[0].type
     suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
     return emit_call(builder, f"{name}.{suffix}", kind, list(operands))
@@ -217,7 +211,6 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 
 @inlined
 def from_half(bits: np.uint16) -> np.float32:
-    """bfloat16 bits -> float32."""
     number: np.float32 = float_of(_u32(_u32(bits) << _u32(16)))
     return number
 
@@ -246,7 +239,7 @@ def exp32(value: np.float32) -> np.float32:
 
 @inlined
 def load(address: int, index: int, is_half: bool) -> np.float32:
-    """Read the index-th bfloat16 or float32. `is_half` must be a constant."""
+    """`is_half` must be a constant."""
     return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
 
 

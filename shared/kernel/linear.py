@@ -31,8 +31,6 @@ HeadFactory = Callable[[Weight], Head]
 
 
 class PlainLinear:
-    """torch's product, on any device."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._weight, self._bias = weight, bias
@@ -45,8 +43,8 @@ class PackedLinear:
     """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
     In bfloat16 this saves a reorder per call: half of the time at M = 1. In float32 it avoids MKL's slow path on AMD
-    processors. A row's sum may have another order at M = 1. With `double_one`, a single row is passed as two equal
-    rows. This costs little, and makes a token's result independent of other tokens."""
+    processors. A row's sum may have another order at M = 1. With `double_one`, a single row is passed twice, so that a
+    token's result does not depend on other tokens."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
         self.out_features, self.in_features = weight.shape
@@ -116,7 +114,7 @@ class WideHead:
 
 
 class PackedFactory:
-    """Makes PackedLinears of one dtype. For each shape it tests once whether a single row must be doubled."""
+    """Makes PackedLinears. For each shape it tests once whether a single row must be doubled."""
 
     def __init__(self) -> None:
         self._doubles: dict[tuple[int, ...], bool] = {}
@@ -131,7 +129,7 @@ class PackedFactory:
 def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
     """Return whether rows multiplied one by one get other bits than rows multiplied together.
 
-    In bfloat16 rounding hides most differences, so the test takes more rows."""
+    In bfloat16 rounding hides most differences, so more rows are tried."""
     num_rows = 128 if dtype == torch.bfloat16 else 8
     steps = torch.arange(num_rows * linear.in_features, dtype=torch.float32).view(num_rows, -1)
     rows = torch.sin(steps * 1.7).to(dtype)

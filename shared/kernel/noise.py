@@ -1,8 +1,8 @@
 """Noise without a generator: hash(seed, position, token id) -> Gumbel.
 
-Additions, multiplications, divisions and bit operations are rounded as IEEE float32, in a fixed order. So Python,
-torch, noise_numba.py, all devices and all vector widths agree bit for bit. Logarithm and exponential are our own,
-because libraries differ in the last bit, which decides ties.
+All operations are rounded as IEEE float32, in a fixed order. So Python, torch, noise_numba.py, all devices and all
+vector widths agree bit for bit. Logarithm and exponential are our own, because libraries differ in the last bit, which
+decides ties.
 
     (seed low, seed high, position) --> two 32-bit row keys --(token id)--> 23 bits --> u in (0, 1) --> -log(-log(u))
 
@@ -44,14 +44,12 @@ def mix32(value: int) -> int:
 
 
 def row_keys(seed: int, position: int) -> tuple[int, int]:
-    """Return two 32-bit keys for the token at `position`."""
     key = mix32((position * GOLDEN + 1) & MASK32)
     first = mix32((mix32(key ^ (seed & MASK32)) + (seed >> 32 & MASK32)) & MASK32)
     return first, mix32(first ^ key ^ GOLDEN)
 
 
 def noise_bits(first: int, second: int, token_id: int) -> int:
-    """Return a token id's 23 noise bits."""
     value = (token_id * GOLDEN & MASK32) ^ first
     value = (value ^ (value >> 16)) * MULTIPLIER_A & MASK32
     value = ((value ^ (value >> 15)) + second & MASK32) * MULTIPLIER_B & MASK32

@@ -1,8 +1,7 @@
 """Our matrix product on the CPU: weights are packed once, and each result is summed in the order of k.
 
 So a token's result never depends on the step's other rows, which no library promises. bfloat16 pair products are as
-fast as oneDNN at 512 rows, and twice as fast at one row. A product of bfloat16 weights may return float32, because
-logits rounded to bfloat16 would tie.
+fast as oneDNN at 512 rows, and twice as fast at one row.
 
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step form one 64-byte vector
     tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
@@ -40,7 +39,7 @@ from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
-FETCH_AHEAD = 16 * STEP_BYTES  # memory has answered by then, and the weights are still cached
+FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory, near enough for the cache
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 BOOL = ir.IntType(1)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
@@ -53,9 +52,8 @@ DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether these kernels can run. The processor must fuse a product and a sum (FMA, or AVX-512).
-
-    For bfloat16, `num_inputs` must be even."""
+    """Return whether the processor fuses a product and a sum (FMA, or AVX-512), and bfloat16 has an even
+    `num_inputs`."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -69,8 +67,9 @@ def has_pair_products() -> bool:
 
 
 class TileLinear:
-    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32. `packed`: from
-    `pack`."""
+    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32.
+
+    `packed`: from `pack`."""
 
     def __init__(self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None) -> None:
         self.out_features, self.in_features = packed.shape
@@ -165,7 +164,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """Return a share's first tile, the tile after its last one, its first row and its number of rows."""
+    """Return a share's first tile, its end, its first row and its number of rows."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
@@ -203,8 +202,8 @@ def multiply_tile(
 ) -> Any:
     """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The other
-    arguments are addresses, or strides in bytes."""
+    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The others are
+    addresses, or strides in bytes."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, out_half)):
         raise TypeError("rows, is_half and out_half must be constants")
 
@@ -221,14 +220,13 @@ def multiply_tile(
 def blocks_together(rows: int, is_wide: bool) -> int:
     """Return how many column blocks' sums fit the registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 of 8 lanes, which hold at most 6 vectors of 16 sums beside the
-    weights."""
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 of 8 lanes: at most 6 vectors of 16 sums beside the weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over some of the blocks always prefetches: it skips cache lines, so the hardware prefetcher can't follow.
+    # A loop over some blocks always prefetches: the hardware prefetcher can't follow the skipped lines.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -261,7 +259,6 @@ def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, word: Any) -> Any:
-    """Copy a word to all 16 lanes."""
     first = builder.insert_element(ir.Constant(STEPS, ir.Undefined), word, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
 
@@ -280,7 +277,7 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
 
 
 def _upper_halves(builder: Any, pairs: Any) -> Any:
-    """Widen each pair's second bfloat16, which already lies in the upper half of its word."""
+    """Widen each pair's second bfloat16."""
     return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
 
 

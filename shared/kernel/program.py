@@ -21,7 +21,7 @@ from shared.kernel.team_code import COUNTER_WORDS
 class Program:
     """A list of tasks. The caller owns `words` (tasks, n) int64, a row per task, and writes them between runs.
 
-    Word NUM_SHARES is the number of threads unless the caller changes it."""
+    Word NUM_SHARES begins as the number of threads."""
 
     def __init__(self, team: Team, tasks: Sequence[Any], words: npt.NDArray[np.int64]) -> None:
         self._team, self._compiled, self.words = team, tuple(tasks), words

@@ -26,7 +26,7 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """Divide the frequencies of waves longer than context / low by `factor`, as Llama 3 does.
+    """Divide frequencies of waves longer than context / low by `factor`, as Llama 3 does.
 
     Waves shorter than context / high keep theirs. Between, the change is linear in context / wavelength."""
     turns = context * inverse / (2 * math.pi)
@@ -39,8 +39,8 @@ def yarn_frequencies(
 ) -> torch.Tensor:
     """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
 
-    A dimension with more than `fast` turns in the context keeps its frequency. With fewer than `slow` turns, it is
-    divided by `factor`. Between, the change is linear in the dimension's number."""
+    Dimensions with more than `fast` turns in the context keep their frequency. With fewer than `slow` turns, it is
+    divided by `factor`. Between, the change is linear."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:

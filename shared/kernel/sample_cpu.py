@@ -2,10 +2,8 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. A draw takes the id with the
 largest score: the scaled logit plus noise. Without top-k, the code draws from the ids that min-p keeps. While top-p
-rejects the drawn id, it draws again from the ids ranked before that id. The result is correct, because a set's best id
-is also the best in each subset with this id. On average, a draw at least halves the number of remaining ids.
-
-Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
+rejects the drawn id, it draws again from the ids ranked before that id. This is correct, because a set's best id is
+also the best in each subset with this id. On average, a draw at least halves the number of ids.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def _id_of(key: np.int64) -> np.int64:
 
 @exact
 def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
-    """Return the id of the largest logit; of equal logits, the lowest id."""
+    """Of equal logits, take the lowest id."""
     best = _i64(_NOTHING)
     for i in range(logits.shape[0]):
         best = max(best, _ranked(logits[i], i))
@@ -61,7 +59,6 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
 
 @exact
 def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int | np.int64) -> bool:
-    """Return whether an id ranks before another, without branches."""
     is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))
     return is_before
 
@@ -145,7 +142,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
 def _sample(
     logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
 ) -> np.int64:
-    """Draw from final logits by temperature, filters and noise. If the largest logit is not finite, its id wins."""
+    """Draw from final logits. If the largest logit is not finite, its id wins."""
     first = argmax(logits)
     if knobs[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
         return first
@@ -222,8 +219,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise, without filters. log_probs: the scores' log-softmax, in which the drawn id
-    gets the largest score."""
+    A score is logit + temperature * noise. log_probs: the scores' log-softmax, in which the drawn id has the largest
+    score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -253,7 +250,7 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. Below 0, skip the output."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids; below 0, of none."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

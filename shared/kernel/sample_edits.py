@@ -3,7 +3,7 @@
     repetition, presence, frequency -> bias -> no early stop ids -> allowed ids, grammar -> bad words
 
 Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left. Edits depend
-only on parameters and earlier tokens, so a hand-off, a resume or a retraction changes nothing.
+only on parameters and earlier tokens, so a hand-off or a retraction changes nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RowParams(NamedTuple):
     bias_values: npt.NDArray[np.float32]
     bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
     allowed_ids: npt.NDArray[np.int64]
-    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all ids
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); no ids allow all
     bad_ids: npt.NDArray[np.int64]
-    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [bad_ends[w], bad_ends[w + 1])
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); of a word's ids
     bad_offsets: npt.NDArray[np.int64]  # (B + 1,); of words
 
 
 class Outputs(NamedTuple):
-    """E outputs. Penalties count the first `common` tokens of the history row, then up to N drafts, oldest first."""
+    """E outputs. Penalties count `common` tokens of the history row, then up to N drafts, oldest first."""
 
     rows: npt.NDArray[np.int64]  # (E,)
     positions: npt.NDArray[np.int64]  # (E,) of the input tokens
@@ -70,7 +70,7 @@ def _penalise(
 ) -> None:
     """Penalise each id of `tokens` once, and mark it in `counts` as done.
 
-    Repetition applies to all of them, presence and frequency to ids with a count above 0."""
+    Presence and frequency apply only to a count above 0."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]
@@ -102,7 +102,6 @@ def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.N
 
 @exact
 def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None:
-    """Bar all ids whose bit is not set, in place."""
     for i in range(logits.shape[0]):
         if not (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1):
             logits[i] = SMALLEST
@@ -112,7 +111,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, without the word's last token."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, except its last token."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:

@@ -49,7 +49,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# keeps the parameters alive as long as it holds their addresses
+# keeps the arrays alive, too
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

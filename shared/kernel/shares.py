@@ -15,7 +15,7 @@ TILE_COLUMNS = 64
 MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
 MOST_ROWS = 256
 MOST_BYTES = 1 << 18  # bytes of a share's rows, which must fit a core's own cache
-FETCH_ROWS = 4  # fetching a tile takes as long as multiplying so few rows by it
+FETCH_ROWS = 4  # fetching a tile costs as much as multiplying these rows by it
 
 
 class Work(NamedTuple):

@@ -6,10 +6,11 @@ keys or values, each with its own address, so page size does not matter.
     lanes: 16 where head_dim (D) is a multiple of 16, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
 
-A block that many queries share is transposed first. Each lane is then one key, and each lane of dot(q, k) a vector.
+A block that many queries share is transposed, so that each lane is one key.
 
 group, head_dim and items are constants, everything else is an address or a stride. `keys`, `values` and `scales` point
-to (lanes,) int64 addresses; `scales` is used only if items have scales.
+to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores or weights, `lanes` float32, is
+at `out` or `weights` + g * stride bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-# of the 32 vector registers: the most for queries in score_block, and the most for sums in weigh_block
+# of 32 vector registers: the most for queries in score_block, and for sums in weigh_block
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
 SMALLEST_SCALE = 2.0**-126  # smallest divisor of a row: the smallest normal float32
 TREE_QUERIES = 4  # scored at a time, each with up to 5 vectors of partial sums
 
 
 def block_lanes(head_dim: int) -> int:
-    """Return the width of a head's vectors in float32 lanes, or 0 if no width divides head_dim."""
+    """Return the width of a head's vectors, or 0 if no width divides head_dim."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -49,8 +50,7 @@ def score_block(
 ) -> Any:
     """Emit the products of queries (group, D) float32 with one block of keys.
 
-    Row g of scores, `lanes` float32, goes to out + g * stride bytes. Each number of `tops` (group, lanes) float32 is
-    raised to its score if that is larger."""
+    Each number of `tops` (group, lanes) float32 is raised to its score if that is larger."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -85,9 +85,7 @@ def weigh_block(
     scales: Any,
     sums: Any,
 ) -> Any:
-    """Emit code that adds one block of weighted values to `sums` (group, D) float32, in their order.
-
-    Row g of weights, `lanes` float32, is at weights + g * stride bytes."""
+    """Emit code that adds a block of weighted values to `sums` (group, D) float32, in order."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -112,7 +110,7 @@ def weigh_block(
 
 @emitted_for_constants
 def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens and transposes a block's keys into out (D, lanes) float32."""
+    """Emit code that widens and transposes keys into out (D, lanes) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -127,7 +125,7 @@ def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales
 
 @emitted_for_constants
 def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens a block's values into out (lanes, D) float32."""
+    """Emit code that widens values into out (lanes, D) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -171,7 +169,7 @@ def score_turned(
 def narrow_row(
     typing_context: Any, head_dim: Any, source_items: Any, items: Any, row: Any, out: Any, scale: Any
 ) -> Any:
-    """Emit code that rounds one head at `row` to bytes with a scale. source_items: the head's floats or halves.
+    """Emit code that rounds one head (source_items: floats or halves) to bytes with a scale.
 
     The bits equal quantized.py's, NaN and infinity included."""
 
@@ -198,7 +196,7 @@ def _block_signature(constants: tuple[Any, ...], *addresses: Any) -> Any:
 
 
 class _Vectors:
-    """Emits code for one block. Indices count float32 numbers or the pool's items; addresses are int64."""
+    """Indices count float32 numbers or the pool's items. Addresses are int64."""
 
     def __init__(self, builder: Any, head_dim: int, items: Items) -> None:
         self._builder, self._items = builder, items
@@ -230,9 +228,7 @@ class _Vectors:
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """Read one head of the pool as float32.
-
-        A bfloat16 becomes the upper half of a float32. Bytes are widened, then multiplied by the scale at `scale`."""
+        """Read one head as float32. Bytes are widened, then multiplied by the scale at `scale`."""
         if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
         size, build = self._items.num_bytes, self._builder
@@ -247,7 +243,7 @@ class _Vectors:
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
     def peak(self, vectors: list[Any]) -> Any:
-        """Return the largest magnitude, a scalar; NaN if any number is NaN."""
+        """Return the largest magnitude; NaN if any number is NaN."""
         build = self._builder
         top, *others = [magnitude_bits(build, vector) for vector in vectors]
         for other in others:
@@ -270,7 +266,6 @@ class _Vectors:
         return self._shuffle(first, first, [0] * self.lanes)
 
     def dot(self, left: list[Any], right: list[Any]) -> Any:
-        """Add up products per lane."""
         total = self._builder.fmul(left[0], right[0])
         for x, y in zip(left[1:], right[1:], strict=True):
             total = self.add_product(x, y, total)
@@ -286,7 +281,7 @@ class _Vectors:
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Transpose the rows: vector n of the result holds number n of each row.
+        """Return vectors of which number n holds number n of each row.
 
         The first half of the rows is interleaved with the second, log2(lanes) times. With 16 rows a to p:
 
@@ -317,8 +312,8 @@ class _Vectors:
         """Add up the lanes of `lanes` vectors at once.
 
         Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Like a
-        binary counter, the tree keeps few vectors alive. A fence keeps the compiler from fusing the first addition with
-        the last product where a vector takes two registers.
+        binary counter, the tree keeps few vectors alive. Fences keep the compiler from fusing the first addition with
+        the last product.
 
             x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3"""
         part, vector = self.lanes, emit_fence(self._builder, vector)  # the products

@@ -1,4 +1,4 @@
-"""Sums of float32 numbers in 16 lanes, with the same bits on every processor that fuses a product and a sum.
+"""Sums of float32 numbers in 16 lanes, with the same bits on every processor with fused products and sums.
 
 The compiler alone would use as many lanes as the processor's vectors have.
 """

@@ -1,8 +1,8 @@
 """Threads that run a compiled program together, each on its own core.
 
 The calling thread leads, and each other core has a helper thread. With a core table, a team also uses idle cores of
-other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin, on a number of
-cores that is fixed at start.
+other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin, on a fixed number
+of cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-LINE_WORDS = 64  # words of a core's line; core_words needs fewer
+LINE_WORDS = 64  # core_words needs fewer
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the call
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
@@ -29,7 +29,7 @@ _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's core. `line`: address of its words (core_words.py). `core`: its number; None if not bound."""
+    """A worker's core. `line`: address of its words (core_words.py). `core`: None if the worker is not bound."""
 
     line: int
     is_own: bool
@@ -42,7 +42,7 @@ class Team:
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
         """Use `size` threads or, with a core table, a thread on each of `places`, own cores first.
 
-        The leader has the first place. `slot` is this process's slot in the table. `memory` holds the places' lines."""
+        The leader has the first place. `slot`: this process's slot in the table. `memory` holds the lines."""
         if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
@@ -69,7 +69,7 @@ class Team:
             self._crew.run(tasks, counters, num_tasks)
 
     def rest(self) -> None:
-        """Release the cores until the next program. Do nothing if a program runs."""
+        """Release the cores until the next program, unless a program runs."""
         if self._crew is not None and self._lock.acquire(blocking=False):
             try:
                 self._crew.rest()
@@ -77,7 +77,7 @@ class Team:
                 self._lock.release()
 
     def keep_to_own(self) -> None:
-        """Borrow no core from now on."""
+        """Borrow no more cores."""
         with self._lock:
             if self._crew is None:
                 self._places = tuple(place for place in self._places if place.is_own)
@@ -85,7 +85,7 @@ class Team:
                 self._crew.keep_to_own()
 
     def close(self) -> None:
-        """End the helpers and leave the cores. Otherwise, the helpers end when the team is collected."""
+        """End the helpers and leave the cores. Otherwise, helpers end when the team is collected."""
         with self._lock:
             if self._crew is not None:
                 self._end.detach()
@@ -96,7 +96,7 @@ class Team:
 
 
 class Crew:
-    """A team's threads, and the words through which they get programs."""
+    """A team's threads and words."""
 
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
         """Compile or load the code, and start the helpers. `memory` must stay valid until they end."""
@@ -156,7 +156,7 @@ class Crew:
 
 
 def can_sleep() -> bool:
-    """Return whether threads can wait for a word's change. If not, log that one thread computes."""
+    """Return whether threads can wait for a word's change. If not, log a warning."""
     if system_calls() is not None:
         return True
     logging.getLogger(__name__).warning("threads can't wait for each other on this system: one thread computes")

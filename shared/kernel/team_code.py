@@ -3,8 +3,8 @@
     leader:    hold the own cores | open | wake helpers | tasks | close | wait until no helper is inside
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
-Threads take a task's shares until none is left, then wait for the other threads. So a helper may come late, and a guest
-may leave after any share. Both only slow the step. A waiting thread spins for SPIN_NS, then sleeps. Every make_*
+Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
+leave after any share. Both only slow the step. A waiting thread spins for SPIN_NS, then sleeps. A make_* function
 returns a C function of the address of the team's words.
 """
 
@@ -52,8 +52,6 @@ def _is_own(workers: int, worker: int) -> bool:
 
 @functools.cache
 def make_leader() -> Any:
-    """Make the function that runs the program."""
-
     def lead(team: int) -> None:
         known = longs_at(team)
         calls, slot, workers = known[CALLS], known[SLOT], known[WORKERS]
@@ -83,7 +81,7 @@ def make_leader() -> Any:
 
 @functools.cache
 def make_helper() -> Any:
-    """Make the function that helps until the team stops. Its second argument is the worker's number."""
+    """The function's second argument is the worker's number."""
 
     def help_out(team: int, worker: int) -> None:
         known = longs_at(team)
@@ -117,7 +115,7 @@ def make_helper() -> Any:
 
 @inlined
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
-    """Help with the program. Return whether it needs no more help."""
+    """Return whether the program needs no more help."""
     over = True
     add_to(team + ACTIVE, 1)  # first, because from here on the leader waits for this helper
     if look_at(team + OPEN) == program:
@@ -182,7 +180,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """Make the function that releases the node's own cores, but not while a program runs."""
+    """The function releases the node's own cores, but not while a program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)
@@ -198,7 +196,7 @@ def make_rest() -> Any:
 
 @functools.cache
 def make_stop() -> Any:
-    """Make the function that ends the helpers. A helper inside a program ends after it."""
+    """The function ends the helpers. A helper inside a program ends after it."""
 
     def stop(team: int) -> None:
         known = longs_at(team)

@@ -1,6 +1,6 @@
 """Turn a SamplingBatch into arrays with concatenated lists, for the torch and Triton samplers.
 
-The arrays are uploaded with the step. CPU kernels read the SamplingBatch itself.
+The arrays are uploaded with the step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Knobs(Generic[A]):
 
 
 def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
-    """Convert a batch. Ids outside the vocabulary are left out."""
+    """Ids outside the vocabulary are left out."""
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)

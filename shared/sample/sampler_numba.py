@@ -18,7 +18,7 @@ from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
-PARALLEL_FROM = 1 << 18  # number of logits from which a team's threads are worth waking
+PARALLEL_FROM = 1 << 18  # with fewer logits, waking a team's threads does not pay
 NO_TOKEN = -1  # fills top_ids where a row requested fewer tokens than others
 
 
@@ -132,7 +132,6 @@ row_params = Latest(_row_params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the concatenated values, and the rows' offsets with the last row's end."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return np.array([i for row in rows for i in row], dtype=np.int64), offsets

@@ -47,13 +47,12 @@ class OutputRows:
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Return the indices of the wanted outputs, on the device. `wanted` (E,) marks outputs on the host. `column`
-        (B,) marks their batch rows on the device."""
+        """Return the wanted outputs' indices, on the device. `wanted` (E,) marks outputs on the host, `column` (B,)
+        their batch rows on the device."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property
     def is_blind(self) -> bool:
-        """Whether only the device knows each output's way of drawing."""
         return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
@@ -128,15 +127,14 @@ def _has_entries(ends: np.ndarray, rows: OutputRows) -> bool:
 
 
 class _Past(NamedTuple):
-    """The tokens before each of E outputs, as in History."""
+    """See History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)
     drafted: torch.Tensor | None  # (E, N) int32
 
     def uses(self, prompt_lens: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each id in all earlier tokens, and in the answer. Both results are (E, vocab) int32. prompt_lens (E,
-        1)."""
+        """Count each id in all earlier tokens, and in the answer: both (E, vocab) int32. prompt_lens (E, 1)."""
         steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         past = steps < self.common.unsqueeze(1)
         seen = _uses(self.tokens, past, vocab_size)
@@ -167,7 +165,6 @@ def _past(history: History, some: OutputRows, positions: torch.Tensor, where: to
 
 
 def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Count each output's wanted tokens by id: (E, vocab) int32."""
     wanted = wanted & (tokens >= 0) & (tokens < vocab_size)
     counts = torch.zeros((len(tokens), vocab_size), dtype=torch.int32, device=tokens.device)
     return counts.scatter_add_(1, tokens.clamp(0, vocab_size - 1).to(torch.int64), wanted.to(torch.int32))
@@ -285,7 +282,6 @@ def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> to
 
 
 def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    """Draw every output in every way, then choose on the device."""
     way = rows.knobs.way[rows.rows]
     ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
     if not (rows.host.way == ANY).any():

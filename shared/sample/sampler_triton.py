@@ -1,8 +1,7 @@
 """Sample with Triton kernels, without sorts, copies or waits. The ids equal sampler_torch's.
 
 The host's copy of the parameters decides which kernels run. The device's copy decides how a kernel treats each output.
-A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last. Every tensor is on
-the device of `logits`.
+A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def _edited(
     history: History | None,
     masks: DeviceMasks | None,
 ) -> torch.Tensor:
-    """Return an edited copy, or `logits` if no edit is needed."""
     if masks is None and not _is_edited(rows):
         return logits
     bits = None if masks is None else (masks.rows, masks.bits)
