@@ -16,10 +16,10 @@ MAX_WARPS = 8  # with 16 warps, ptxas spills at 8,192 columns on sm_80
 
 @triton.jit
 def add_norm_kernel(
-    x,  # (M, H), float32 if there is a delta
-    delta,  # (M, H), or None
-    weight,  # (H,)
-    out,  # (M, H)
+    x,
+    delta,
+    weight,
+    out,
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least H

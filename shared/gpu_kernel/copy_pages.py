@@ -1,7 +1,6 @@
 """Copy pages between pools and compute their digests, reading each byte once.
 
 The digest equals shared/transfer/digest.py's. It is a sum that wraps around, so programs may add to it in any order.
-Byte b of a word is multiplied by 256 ** b and the word's weight.
 """
 
 from __future__ import annotations

@@ -35,25 +35,25 @@ DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Parameters on the device, int64 unless noted. shared/sample/knobs.py explains them."""
+    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
 
-    rows: torch.Tensor  # (E,)
-    is_penalised: torch.Tensor  # (B,)
-    repetition: torch.Tensor  # (B,) float32
-    presence: torch.Tensor  # (B,) float32
-    frequency: torch.Tensor  # (B,) float32
-    prompt_lens: torch.Tensor  # (B,)
-    first_stop: torch.Tensor  # (B,)
+    rows: torch.Tensor
+    is_penalised: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    prompt_lens: torch.Tensor
+    first_stop: torch.Tensor
     stop_ids: torch.Tensor
     stop_ends: torch.Tensor
     bias_ids: torch.Tensor
-    bias_values: torch.Tensor  # float32
+    bias_values: torch.Tensor
     bias_ends: torch.Tensor
-    is_limited: torch.Tensor  # (B,)
+    is_limited: torch.Tensor
     allowed_ids: torch.Tensor
     allowed_ends: torch.Tensor
     bad_ids: torch.Tensor
-    bad_before: torch.Tensor  # (words, longest - 1)
+    bad_before: torch.Tensor
     bad_ends: torch.Tensor
 
 

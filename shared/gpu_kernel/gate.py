@@ -24,8 +24,8 @@ def gated(gate, up, IS_GELU: tl.constexpr):
 
 @triton.jit(do_not_specialize=["inner"])
 def gate_kernel(
-    gate_up,  # (M, 2 * inner)
-    out,  # (M, inner)
+    gate_up,
+    out,
     inner,
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,

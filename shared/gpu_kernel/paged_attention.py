@@ -36,9 +36,9 @@ def attend_split_kernel(
 ):  # fmt: skip
     """Program (b, i, s) handles split s of the keys of one tile of queries.
 
-    The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads. q, out (T, heads, D). With IS_SPLIT,
-    results go to `sums` and `parts`, from token `first_token` on. sums (2, splits, tokens, heads) float32: the largest
-    scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted sums of the values."""
+    The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads. With IS_SPLIT, results go to `sums` and
+    `parts`, from token `first_token` on. sums (2, splits, tokens, heads) float32: the largest scores, then the sums of
+    weights. parts (splits, tokens, heads, D) float32: the weighted sums of the values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)

@@ -38,7 +38,6 @@ class Rows:
 
 
 def padded_dim(head_dim: int) -> int:
-    """Return a tile's columns: head_dim, rounded up to a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 

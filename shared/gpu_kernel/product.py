@@ -29,11 +29,11 @@ FEW_ROWS = 256
 
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
-    x,  # (M, in)
-    weight,  # (out, in), of x's dtype or in bytes
-    scale,  # (out,) float32 for bytes, or None
-    bias,  # (out,), or None
-    out,  # (M, out), with IS_GATED (M, out / 2)
+    x,
+    weight,
+    scale,
+    bias,
+    out,
     num_rows,
     num_columns,  # columns of `out`
     num_inputs,
@@ -85,9 +85,9 @@ def product(
 ) -> torch.Tensor:
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
-    All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,).
-    Sums are float32. With `is_gelu` not None, the result is gated, (M, out / 2), with the same bits as `gate` of the
-    product."""
+    All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
+    float32. Sums are float32. If `is_gelu` is not None, the result is gated, (M, out / 2), with the same bits as `gate`
+    of the product."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs

@@ -51,20 +51,19 @@ ALL = tl.constexpr(-1)  # a threshold below every key
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Parameters on the device. shared/sample/knobs.py explains them."""
+    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
 
-    rows: torch.Tensor  # (E,) int64
-    way: torch.Tensor  # (B,) int64
-    scale: torch.Tensor  # (B,) float32
-    top_k: torch.Tensor  # (B,) int64
-    top_p: torch.Tensor  # (B,) float32
-    log_min_p: torch.Tensor  # (B,) float32
-    seeds: torch.Tensor  # (B,) int64
+    rows: torch.Tensor
+    way: torch.Tensor
+    scale: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    log_min_p: torch.Tensor
+    seeds: torch.Tensor
 
 
 @triton.jit
 def _head(heads, output, SPLITS: tl.constexpr):
-    """Return the best rank of all the output's splits."""
     return tl.max(tl.load(heads + output * SPLITS + tl.arange(0, SPLITS)), 0)
 
 

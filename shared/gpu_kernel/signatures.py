@@ -20,7 +20,7 @@ INT32 = range(-(2**31), 2**31)
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """The sizes of a model that people run. A draft head or one rank's part has the same sizes or smaller ones."""
+    """The sizes of a model that people run. A draft head or one rank's part has no larger sizes."""
 
     name: str
     hidden_size: int
@@ -100,7 +100,6 @@ def signature_of(
 
 
 def unspecialised_of(kernel: Any) -> set[int | str]:
-    """Return names and positions in @triton.jit's `do_not_specialize`."""
     listed = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize")
     return set(listed or ())
 

@@ -1,8 +1,8 @@
 """Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
-Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. A change
-returns the word's old value. Waits use Linux futexes on a word's lower half. `calls` is the address of an int64 array
-with team.system_calls' result.
+Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. add_to,
+set_bits, keep_bits and exchange return the word's old value. Waits use Linux futexes on a word's lower half. `calls` is
+the address of an int64 array with team.system_calls' result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear all other bits."""
+    """Clear the bits that are not in `bits`."""
     return _changing("and")
 
 
@@ -145,9 +145,9 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the word's lower half equals `seen`, or end early.
+    """Sleep while the word's lower half equals `seen`. The sleep may end early.
 
-    `most_ns` limits the sleep, below one second; 0 sets no limit."""
+    `most_ns`, below one second, limits the sleep; 0 sets no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

@@ -6,8 +6,8 @@ Neighbouring tokens of a row form a run. A block that all tokens of a run read i
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-Only a sliding window makes "early" keys. A shared block is widened to float32, and its keys are transposed (simd.py). A
-token of a draft tree or a decode row is a run with only "its own" keys.
+Only a sliding window makes "early" keys. A shared block is widened to float32, and its keys are transposed (simd.py).
+In a draft tree or a decode row, each token is a run by itself, with only "its own" keys.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Return the float32 numbers of a query's scores and a spare block.
+    """Return how many float32 numbers hold a query's scores and a spare block.
 
     The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)
@@ -90,23 +90,22 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
 class Run(NamedTuple):
     """Tokens [first, first + length) of one row. Token i of the run reads num_keys + i keys.
 
-    All of them read keys [shared, end), in whole blocks."""
+    All tokens of the run read keys [shared, end), in whole blocks."""
 
     first: int
     length: int
-    table: int  # address of the row's pages
+    table: int  # address
     num_keys: int
     window: int  # 0: no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads the slots before this one, then those of `seen`'s bits
+    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s bits
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's keys or values, in slot 0 of page 0 or in `_at`'s slot.
-
-    `scales` is used only if pages hold bytes."""
+    """Addresses of a kv head's keys or values, in slot 0 of page 0 or in `_at`'s slot. Only pages of bytes have
+    scales."""
 
     items: int
     scales: int
@@ -115,9 +114,9 @@ class Side(NamedTuple):
 class Room(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head."""
 
-    items: int  # (lanes,) int64: addresses of a block's keys or values
-    scales: int  # (lanes,) int64: addresses of their scales
-    wide: int  # (lanes,) int64: addresses of `block`'s rows
+    items: int  # (lanes,) int64: a block's keys or values
+    scales: int  # (lanes,) int64: their scales
+    wide: int  # (lanes,) int64: `block`'s rows
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32
@@ -131,7 +130,7 @@ def make_attend(
 ) -> Any:
     """Compile the task. A share takes some (run, kv head) pairs.
 
-    Pages before the window are never read, because they may have been reused."""
+    Pages before the window are never read: they may have been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -341,7 +340,7 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """From a tree's first slot on, store the addresses of slots that the token sees, then repeat the last one."""
+    """From a tree's first slot on, store the addresses of slots that the token sees, then repeat the last address."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
@@ -360,7 +359,7 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
 
 @inlined
 def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
-    """Prefetch, because the hardware prefetcher misses scattered pages."""
+    """Prefetch scattered pages, which the hardware prefetcher misses."""
     if start >= stop:
         return
     page_size = step[PAGE_SIZE]

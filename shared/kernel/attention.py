@@ -3,8 +3,8 @@
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
 Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. A
-draft tree's tokens may share a position, in different slots. They read all slots before the tree, their ancestors'
-slots and their own. With a sliding window of n positions, a token reads only the last n of these slots.
+draft tree's tokens may share a position, in different slots. Each reads all slots before the tree, its ancestors' slots
+and its own slot. With a sliding window of n positions, a token reads only the last n of these slots.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; others are padded into one batch
-MOST_PADDING = 4  # limit of the keys that a padded batch reads per real key
+MOST_PADDING = 4  # most keys that a padded batch may read per real key
 MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys, in memory
 
 
@@ -39,7 +39,7 @@ class AttentionShape:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return the layer's window; 0: no window."""
+        """Return 0 if the layer has no window."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -59,7 +59,7 @@ class AttentionInputs:
 
     Draft trees set slots and visible. Otherwise both are None, and slots equal positions. visible[t] is -1 (hides
     nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all slots
-    before bit 0."""
+    before the slot of bit 0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
@@ -68,7 +68,7 @@ class AttentionInputs:
     max_seq_len: int
     slots: torch.Tensor | None = None  # (T,) int64
     visible: torch.Tensor | None = None  # (T,) int64
-    host: HostLengths | None = None  # None: the host waits for row bounds from the device
+    host: HostLengths | None = None  # None: the host waits for the device's row bounds
 
     @property
     def key_slots(self) -> torch.Tensor:
@@ -84,9 +84,10 @@ class AttentionBackend(Protocol):
     gathers: bool
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """kv (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0.
+        """Start a step.
 
-        scales: only for pages of bytes, the same shape without head_dim."""
+        kv: (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: only for pages of
+        bytes, the same shape without head_dim."""
         ...
 
     def attend(
@@ -148,7 +149,6 @@ class TorchAttention:
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
-        """Norm and rotate in float32."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -203,7 +203,6 @@ class TorchAttention:
         return -(-after // self._kv.shape[4])
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return k and v, each (B, kv_heads, P * page_size, D), of pages (B, P)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
             pages = dequantize(pages, self._scales[table, layer])
@@ -213,7 +212,7 @@ class TorchAttention:
     def _masked(
         self, layer: int, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D)."""
+        """Attend. q is (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         keys = torch.arange(k.shape[2], device=q.device)
@@ -256,9 +255,10 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
 
 
 def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
-    """Add to `hidden` (B, Q, S) bool all but the last `window` keys that each query reads; 0 adds none.
+    """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0.
 
-    The n-th key that a query reads has position n, even if a draft tree's siblings lie between."""
+    `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a draft
+    tree's siblings lie between."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)

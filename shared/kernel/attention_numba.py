@@ -149,7 +149,8 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends. A page holds its scales behind its numbers."""
+        """The pool's address and strides, on which `fill` depends. Scales lie behind each page's numbers, so they need
+        no entry."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
@@ -266,7 +267,6 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 
 
 def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Keys are rotated in the thread's scratch."""
     head_bytes = head_dim * (2 if is_half else 4)
     source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
 
@@ -315,7 +315,7 @@ def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
-    """Norm one head, if `norm` is set. Rotate each pair (x[d], x[d + D/2]) by its angle, in float32."""
+    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is set."""
     half = head_dim // 2
     scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):

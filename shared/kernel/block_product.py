@@ -76,7 +76,7 @@ class BlockTileLinear:
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
-        """`dot`: None means the processor's best."""
+        """`dot`: None means the best that the processor has."""
         assert packed.form is not None
         self.out_features, self.in_features = packed.shape
         self.format, self._team = packed.form, team
@@ -119,7 +119,6 @@ class BlockTileLinear:
 
 
 def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """Pack a weight for x of `dtype`."""
     form = packable(weight.format)
     tiles = pack_tiles(weight, form)
     return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
@@ -145,13 +144,11 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 
 
 class Kind(NamedTuple):
-    """The constants of a tile's code, except the number of rows."""
-
     bits: int
     block: int
     has_low: bool
     half_scales: bool
-    out_half: bool  # results are bfloat16, not float32
+    out_half: bool
     dot: Dot
 
     def packed(self) -> int:
@@ -180,9 +177,7 @@ class Kind(NamedTuple):
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
-    """Compile the task. A share is a run of tiles and a group of rows.
-
-    `is_half`: x is bfloat16, not float32. `out_half`: results are bfloat16."""
+    """Compile the task. A share is a run of tiles and a group of rows."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
@@ -232,7 +227,7 @@ def multiply_blocks(
 ) -> Any:  # fmt: skip
     """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, kind. `depth`: number of blocks of k. See product.multiply_tile for the other arguments."""
+    Constants: rows, kind. `depth`: number of blocks of k. See product.multiply_tile."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 
@@ -278,7 +273,7 @@ class _RowBlock(NamedTuple):
 class _Quad(NamedTuple):
     """Four numbers of each of 16 columns."""
 
-    place: int  # number in the block; the quad's first k is 4 * place
+    place: int  # the quad's number in the block; its first k is 4 * place
     numbers: Any  # 16 words, one per column
 
 
@@ -316,7 +311,7 @@ class _Block:
         return total
 
     def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
-        """Yield quads in any order: integer sums are exact."""
+        """Yield a block's quads. Their order does not matter, because integer sums are exact."""
         per_block, build = self.kind.number_bytes // BLOCKS, self._builder
         nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
         count = per_block // 64

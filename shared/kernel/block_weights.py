@@ -10,7 +10,8 @@ GGUF files store tensors this way. A product rounds each row of x to bytes, with
                  + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
                  + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
 
-Integer sums are exact and float operations ordered, so a row's bits depend on neither the processor nor other rows.
+Integer sums are exact, and float operations have a fixed order. So a row's bits depend on neither the processor nor
+other rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 LARGEST = 127.0
-SMALLEST = 2.0**-100  # smaller blocks become 0, because 127 / a tiny number overflows float32
+SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
 
 
@@ -41,7 +42,7 @@ class BlockFormat:
         return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
-INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # of float weights quantized at load
+INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # float weights get this format at load
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class BlockKernels(Protocol):
     """Kernels on the forward stream. A result is valid until the method's next call."""
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """Add delta (M, H) to residual (M, H) float32 in place. Return the RMS norm times weight, in the model's
+        """Add delta (M, H) to residual (M, H) float32 in place. Return the sum's RMS norm times weight, in the model's
         dtype."""
         ...
 
@@ -26,7 +26,7 @@ class BlockKernels(Protocol):
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu (or gelu) of each row's first half, times its second half: (M, 2 * I) -> (M, I)."""
+        """Return silu (or gelu) of each row's first half, times its second half: (M, 2 * I) -> (M, I)."""
         ...
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -94,8 +94,7 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 @functools.cache
 def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
-    """OUT = RMS norm of SOURCE times WEIGHT, perhaps in place. SOURCE and OUT are bfloat16 if `is_half`, else
-    float32."""
+    """OUT = RMS norm of SOURCE times WEIGHT. OUT and SOURCE have the model's dtype, and may be the same rows."""
     row_bytes = hidden_size * (2 if is_half else 4)
 
     def rows_norm(words: Any, share: int, worker: int) -> None:

@@ -76,9 +76,9 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and 127 divided by it in all lanes; zeros up to SMALLEST.
+        """Return the largest magnitude (float32), and 127 divided by it in all lanes.
 
-        Magnitudes sort like their bits."""
+        Both are 0 if no magnitude is above SMALLEST. Magnitudes sort like their bits."""
         build = self._builder
         magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
         top = magnitudes[0]

@@ -22,15 +22,16 @@ STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # the suffix that jit.py adds to a k
 
 
 class CompileNews(Protocol):
-    """Called on the thread that asked for the code."""
+    """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Many times per kernel, while it is being compiled."""
+        """Report that a kernel is being compiled. This is called many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Once a kernel is compiled, or read from disk: then `kernel` is the line of our code that needed it.
+        """Report that a kernel was compiled, or read from disk.
 
-        `seconds` include waits for other compilations."""
+        If it was read, `kernel` is the line of our code that needed it. `seconds` include waits for other compilations.
+        """
 
 
 class CompileWatch(event.Listener):
@@ -59,7 +60,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        # neither passes nor locks taken before `start`
+        # ignore passes, and locks taken before `start`
         if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1
@@ -72,7 +73,7 @@ def name_of(qualname: str) -> str:
 
 
 def asked_from() -> str:
-    """Return file:line of the innermost frame in our code."""
+    """Return file:line of our innermost frame."""
     frame = sys._getframe()
     while frame.f_back is not None and not is_ours(frame.f_code.co_filename):
         frame = frame.f_back

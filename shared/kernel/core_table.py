@@ -25,7 +25,7 @@ import numpy as np
 from shared.kernel.team import Place, Team, system_calls
 
 SHARED_MEMORY = Path("/dev/shm")
-# {}: user id. A new layout of words needs a new last number: versions must not share a table.
+# {}: user id. Increase the last number when the layout of words changes: versions must not share a table.
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
@@ -54,7 +54,7 @@ class CoreUse:
 
 
 class CoreTable:
-    """This process's slot in the table. Only one thread calls it; the team's threads use only the words."""
+    """This process's slot in the table. Only one thread calls its methods; the team's threads use only the words."""
 
     def __init__(self, owner: Owner, folder: Path | None = None) -> None:
         """Raise NoTable if nodes can't share cores here. `folder`: for tests."""
@@ -78,7 +78,7 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on the node's own cores, first the leader's, and on cores that it may borrow.
+        """Return a team on the node's own cores and on cores that it may borrow. The leader gets the first own core.
 
         Close the team before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
@@ -95,7 +95,8 @@ class CoreTable:
         return [int(core) for core in np.flatnonzero(guests == self.slot + 1)]
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, without waiting. The file operations allow one call a second."""
+        """Clean up after killed nodes, without waiting. Call this at most once a second: it takes some file
+        operations."""
         with contextlib.suppress(OSError), through_gate(self._folder, 0.0):
             self._clear_dead()
 
@@ -122,7 +123,7 @@ class CoreTable:
             if lock is None:
                 continue
             try:
-                self._forget_all(slot)  # a dead node may have left claims under this slot
+                self._forget_all(slot)  # a dead node's claims
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, json.dumps(asdict(self.owner)).encode(), 0)
             except OSError:
@@ -203,7 +204,7 @@ def is_at(handle: int, path: Path) -> bool:
 def map_file(path: Path, size: int) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # all pages now: touching a new page when memory is full would kill this process
+        # allocate all pages now: touching a new page while memory is full would kill this process
         os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, size)
     finally:
@@ -211,7 +212,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def lock_if_free(path: Path) -> int | None:
-    """Return a handle that holds the file's lock, or None if a living process has it."""
+    """Return a handle that holds the lock, or None if a living process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle

@@ -8,8 +8,8 @@ A node holds its own cores while it has work. A core without a holder may have o
 step. Once the core has a holder, the guest finishes its share and leaves, within milliseconds. A killed or stopped
 guest loses the core. If several nodes hold a core, the system schedules them.
 
-Every change is one atomic operation, so a dying node leaves none half done. At worst a bell is not rung. The waiting
-node then asks again with its next program.
+Every change is one atomic operation, so a node that dies leaves no change half done. At worst a bell is not rung, and
+the waiting node asks for the core again with its next program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def must_leave(line: int, slot: int) -> bool:
 
 @inlined
 def leave(calls: int, line: int, slot: int) -> None:
-    """Do nothing if the core was taken back."""
+    """Leave as a guest, unless the core was taken back."""
     word = look_at(line)
     while word & GUEST == slot + 1:
         if change_if(line, word, word - (slot + 1)):
@@ -152,7 +152,7 @@ def make_hold() -> Any:
 
 @functools.cache
 def make_forget() -> Any:
-    """Return a C function of (calls, line, slot). It removes a dead node's claims on a core, at any time."""
+    """Return a C function of (calls, line, slot). At any time, it can remove a dead node's claims on a core."""
 
     def forget(calls: int, line: int, slot: int) -> None:
         keep_bits(line + WANT, ~(1 << slot))

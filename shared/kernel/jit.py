@@ -1,8 +1,8 @@
 """Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
 Kernels take addresses instead of arrays: numba has no bfloat16, and checking arrays would take longer than a small
-step's work. `floats_at` and its like turn an int64 address into a typed pointer. The caller holds the tensors until the
-call returns, and nothing checks bounds.
+step's work. `floats_at` and others turn an int64 address into a typed pointer. The caller holds the tensors until the
+call returns, and nothing checks bounds. `is_half` means bfloat16 instead of float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM), without the GIL. Its code stays on disk, as in compile_c."""
+    """Compile a kernel over arrays (sampler, HashLM), without the GIL, and keep it as compile_c does."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -78,8 +78,7 @@ def compile_exact_task(function: Callable[[Any, int, int], None]) -> Any:
 def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
     """Compile a C function. Keep its code on disk, beside the source or else in the user's cache directory.
 
-    If neither place is writable, each process compiles anew. Closures may hold only numbers, which are part of the
-    cache key."""
+    Closures may hold only numbers, which are part of the cache key."""
     stamp_name(function)
     fast: Any = False if exact else FAST_MATH
     try:
@@ -106,7 +105,7 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """Merge a part into its caller, whose constants let loops be unrolled."""
+    """Merge a kernel's part into its caller. If arguments are constants, the part's loops are unrolled."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
@@ -124,7 +123,7 @@ def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
 
 
 def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Do the same with separate code for each set of constants."""
+    """Do the same as `emitted`, with separate code for each set of constants."""
     made = intrinsic(prefer_literal=True)(function)
     return made  # type: ignore[return-value]  # as above
 
@@ -239,7 +238,7 @@ def exp32(value: np.float32) -> np.float32:
 
 @inlined
 def load(address: int, index: int, is_half: bool) -> np.float32:
-    """`is_half` must be a constant."""
+    """Read the index-th number. `is_half` must be a constant."""
     return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
 
 

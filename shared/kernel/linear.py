@@ -114,7 +114,7 @@ class WideHead:
 
 
 class PackedFactory:
-    """Makes PackedLinears. For each shape it tests once whether a single row must be doubled."""
+    """Tests once for each shape whether a single row must be doubled."""
 
     def __init__(self) -> None:
         self._doubles: dict[tuple[int, ...], bool] = {}

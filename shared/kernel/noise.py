@@ -1,12 +1,12 @@
 """Noise without a generator: hash(seed, position, token id) -> Gumbel.
 
-All operations are rounded as IEEE float32, in a fixed order. So Python, torch, noise_numba.py, all devices and all
-vector widths agree bit for bit. Logarithm and exponential are our own, because libraries differ in the last bit, which
-decides ties.
+Only additions, multiplications, divisions and bit operations are used, each rounded as IEEE float32, in a fixed order.
+So Python, torch, numba, all devices and all vector widths agree bit for bit. Logarithm and exponential are our own,
+because libraries differ in the last bit, which decides ties.
 
     (seed low, seed high, position) --> two 32-bit row keys --(token id)--> 23 bits --> u in (0, 1) --> -log(-log(u))
 
-With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, whose noise is infinite.
+With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, and give infinite noise.
 """
 
 from __future__ import annotations

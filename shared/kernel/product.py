@@ -39,7 +39,7 @@ from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
-FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory, near enough for the cache
+FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to stay cached
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 BOOL = ir.IntType(1)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
@@ -52,8 +52,9 @@ DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether the processor fuses a product and a sum (FMA, or AVX-512), and bfloat16 has an even
-    `num_inputs`."""
+    """Return whether the processor fuses a product and a sum (FMA, or AVX-512).
+
+    For bfloat16, `num_inputs` must be even, too."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -67,9 +68,7 @@ def has_pair_products() -> bool:
 
 
 class TileLinear:
-    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32.
-
-    `packed`: from `pack`."""
+    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32."""
 
     def __init__(self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None) -> None:
         self.out_features, self.in_features = packed.shape
@@ -164,7 +163,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """Return a share's first tile, its end, its first row and its number of rows."""
+    """Return a share's first tile, end tile, first row and number of rows."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
@@ -220,13 +219,14 @@ def multiply_tile(
 def blocks_together(rows: int, is_wide: bool) -> int:
     """Return how many column blocks' sums fit the registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 of 8 lanes: at most 6 vectors of 16 sums beside the weights."""
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes: room for 6 vectors of 16 sums beside the
+    weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over some blocks always prefetches: the hardware prefetcher can't follow the skipped lines.
+    # A loop over some of the blocks skips cache lines, which the hardware prefetcher can't follow.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -277,7 +277,6 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
 
 
 def _upper_halves(builder: Any, pairs: Any) -> Any:
-    """Widen each pair's second bfloat16."""
     return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
 
 

@@ -89,7 +89,7 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_byte_task(is_half: bool) -> Any:
-    """Compile the task. A share is a run of tiles. `is_half`: x and results are bfloat16, not float32."""
+    """Compile the task. A share is a run of tiles."""
     item = 2 if is_half else 4
 
     def quantized_product(words: Any, share: int, worker: int) -> None:
@@ -131,9 +131,7 @@ def multiply_bytes(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """Emit bias + scale * product over all k.
-
-    Constants: rows, is_half. See product.multiply_tile for the other arguments."""
+    """Emit bias + scale * product over all k. Constants: rows, is_half. See product.multiply_tile."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half)):
         raise TypeError("rows and is_half must be constants")
 

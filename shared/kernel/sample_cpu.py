@@ -2,7 +2,7 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. A draw takes the id with the
 largest score: the scaled logit plus noise. Without top-k, the code draws from the ids that min-p keeps. While top-p
-rejects the drawn id, it draws again from the ids ranked before that id. This is correct, because a set's best id is
+rejects the drawn id, the code draws again from the ids ranked before it. This is correct, because a set's best id is
 also the best in each subset with this id. On average, a draw at least halves the number of ids.
 """
 
@@ -129,7 +129,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
         key = _ranked(logits[i], i)
         if key > heap[0]:
             _sift(heap, num, key)
-    for size in range(num - 1, 0, -1):  # the lowest id goes to the end
+    for size in range(num - 1, 0, -1):  # the id that ranks last goes to the end
         smallest = heap[0]
         _sift(heap, size, heap[size])
         heap[size] = smallest
@@ -219,8 +219,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise. log_probs: the scores' log-softmax, in which the drawn id has the largest
-    score."""
+    A score is logit + temperature * noise, without filters. log_probs: the scores' log-softmax, in which the drawn id
+    has the largest score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -250,7 +250,7 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids; below 0, of none."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. Below 0, skip output e."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

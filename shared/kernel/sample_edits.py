@@ -35,7 +35,7 @@ class RowParams(NamedTuple):
     bias_values: npt.NDArray[np.float32]
     bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
     allowed_ids: npt.NDArray[np.int64]
-    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); no ids allow all
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
     bad_ids: npt.NDArray[np.int64]
     bad_ends: npt.NDArray[np.int64]  # (W + 1,); of a word's ids
     bad_offsets: npt.NDArray[np.int64]  # (B + 1,); of words
@@ -111,7 +111,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, except its last token."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, without the word's last token."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:
@@ -139,7 +139,7 @@ def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e
 
 @exact
 def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
-    """Return an edited copy of the logits, or the logits themselves if no edit is needed."""
+    """Return an edited copy, or the logits themselves if no edit is needed."""
     row, position = outputs.rows[e], outputs.positions[e]
     knobs, counts = params.knobs[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]

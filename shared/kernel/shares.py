@@ -14,8 +14,8 @@ from typing import NamedTuple
 TILE_COLUMNS = 64
 MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
 MOST_ROWS = 256
-MOST_BYTES = 1 << 18  # bytes of a share's rows, which must fit a core's own cache
-FETCH_ROWS = 4  # fetching a tile costs as much as multiplying these rows by it
+MOST_BYTES = 1 << 18  # of a share's rows, which must fit a core's own cache
+FETCH_ROWS = 4  # rows that take as long to multiply as their tile to fetch
 
 
 class Work(NamedTuple):

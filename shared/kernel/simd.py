@@ -10,7 +10,7 @@ A block that many queries share is transposed, so that each lane is one key.
 
 group, head_dim and items are constants, everything else is an address or a stride. `keys`, `values` and `scales` point
 to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores or weights, `lanes` float32, is
-at `out` or `weights` + g * stride bytes.
+at out (or weights) + g * stride bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-# of 32 vector registers: the most for queries in score_block, and for sums in weigh_block
+# limits of the 32 vector registers: for queries, and for sums
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
 SMALLEST_SCALE = 2.0**-126  # smallest divisor of a row: the smallest normal float32
 TREE_QUERIES = 4  # scored at a time, each with up to 5 vectors of partial sums
@@ -50,7 +50,8 @@ def score_block(
 ) -> Any:
     """Emit the products of queries (group, D) float32 with one block of keys.
 
-    Each number of `tops` (group, lanes) float32 is raised to its score if that is larger."""
+    Each number of `tops` (group, lanes) float32 is raised to the score of its query and lane, if that score is larger.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -281,7 +282,7 @@ class _Vectors:
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Return vectors of which number n holds number n of each row.
+        """Transpose the rows: vector n of the result holds number n of each row.
 
         The first half of the rows is interleaved with the second, log2(lanes) times. With 16 rows a to p:
 

@@ -1,6 +1,6 @@
-"""Sums of float32 numbers in 16 lanes, with the same bits on every processor with fused products and sums.
+"""Sums of float32 numbers with the same bits on every processor that fuses a product and a sum.
 
-The compiler alone would use as many lanes as the processor's vectors have.
+A sum always has 16 lanes. The compiler alone would use as many as the processor's vectors have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def sum_of(typing_context: Any, address: Any, count: Any, is_half: Any, is_squar
     """Emit the sum of `count` numbers at `address`, or of their squares.
 
     Lane l sums numbers l, l + 16, ...; then halves are added until one lane is left; then the last count % 16 numbers
-    are added one by one. Constants: is_half (bfloat16, else float32), is_square."""
+    are added one by one. Constants: is_half, is_square."""
     if not all(isinstance(constant, types.Literal) for constant in (is_half, is_square)):
         raise TypeError("is_half and is_square must be constants")
 
@@ -62,7 +62,6 @@ class _Sum:
         return self._builder.shuffle_vector(vector, vector, mask)
 
     def _read(self, index: Any, width: int) -> Any:
-        """Read `width` numbers as float32. A bfloat16 is a float32's upper half."""
         build, size = self._builder, 2 if self._is_half else 4
         place = build.add(self._address, build.mul(index, LONG(size)))
         if not self._is_half:

@@ -1,8 +1,8 @@
 """Threads that run a compiled program together, each on its own core.
 
 The calling thread leads, and each other core has a helper thread. With a core table, a team also uses idle cores of
-other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin, on a fixed number
-of cores.
+other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin instead, on a fixed
+number of cores.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class Team:
                 self._lock.release()
 
     def keep_to_own(self) -> None:
-        """Borrow no more cores."""
         with self._lock:
             if self._crew is None:
                 self._places = tuple(place for place in self._places if place.is_own)
@@ -96,8 +95,6 @@ class Team:
 
 
 class Crew:
-    """A team's threads and words."""
-
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
         """Compile or load the code, and start the helpers. `memory` must stay valid until they end."""
         from shared.kernel import team_code as code  # needs numba

@@ -25,10 +25,10 @@ NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
 ACTIVE, SLEEPERS, ALARM = (8 * word for word in (24, 32, 40))
 NUM_WORDS = 48
-LINE, IS_OWN = 0, 1  # words of a worker: its core's line, and whether the team owns the core
+LINE, IS_OWN = 0, 1  # words of a worker
 WORKER_WORDS = 2
 
-TASK_WORDS = 2  # words of a task: the addresses of its compiled function and of its words
+TASK_WORDS = 2  # words of a task: addresses of its function and of its words
 COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares taken | shares done
 DONE = 64  # byte offset of the second cache line
 
