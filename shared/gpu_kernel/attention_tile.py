@@ -19,7 +19,7 @@ LOG2_E = 1.4426950408889634  # softmax weights are powers of two
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
     """Return a mask, (M, N) bool: whether line m reads key n. See places.py for slot, base and num_read.
 
-    `window` counts the keys that a line reads, as outside_window in shared/kernel/attention.py."""
+    `window` works as in outside_window of shared/kernel/attention.py."""
     read = keys[None, :] <= slot[:, None]
     if SLIDING and not TREES:
         read = read & (keys[None, :] > slot[:, None] - window)

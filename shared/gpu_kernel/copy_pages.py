@@ -1,4 +1,4 @@
-"""Copy pages between pools and compute their digests, reading each byte once.
+"""Copy pages between pools and compute their digests in the same pass, so that each byte is read once.
 
 The digest equals shared/transfer/digest.py's. It is a sum that wraps around, so programs may add to it in any order.
 """

@@ -173,7 +173,7 @@ def edit_logits(
     past: Past | None,
     masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return edited logits (E, vocab) float32, equal to `sampler_torch`'s bit for bit.
+    """Return edited logits (E, vocab) float32, equal to `sampler_torch`'s, bit for bit.
 
     logits: (E, vocab) float32, rows of any stride. positions: (E,) int64. `past` may be None if no row is penalised or
     has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. Each row is an index into the

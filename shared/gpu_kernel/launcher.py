@@ -30,7 +30,7 @@ def launch(
     max_registers: int | None = None,
     **constants: object,
 ) -> None:
-    """Enqueue `kernel` on the current stream of the tensors' device. Raise KernelRefused.
+    """Enqueue `kernel` on the current stream of the tensors' device. It may raise KernelRefused.
 
     `grid`: up to three numbers of programs; with a 0, nothing is launched. `max_registers`: per thread; None lets the
     compiler decide. `constants`: tl.constexpr parameters. With tensors on the "meta" device the call is only recorded.

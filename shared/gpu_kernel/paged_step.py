@@ -51,6 +51,8 @@ def num_stages(head_dim: int) -> int:
 
 
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
-    """Return a tile's keys, which must fit the registers and shared memory of small chips. `dtype`: of the queries."""
+    """Return how many keys a tile has. They must fit the registers and shared memory of small chips.
+
+    `dtype`: of the queries."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256
     return 32 if is_wide or layer.scales is not None or layer.window else 64

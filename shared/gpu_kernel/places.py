@@ -58,7 +58,7 @@ def places_kernel(
     num_tokens, room, num_rows, table_stride, num_halvings,
     PAGE_SIZE: tl.constexpr, TREES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """places (4, room) int32. Tokens after the last row get the sink page."""
+    """Write places (4, room) int32. Tokens after the last row get the sink page."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = token < num_tokens
     row = tl.zeros([BLOCK], tl.int32)  # first row that ends after the token
@@ -90,7 +90,7 @@ def find_places(
     """Return the places for slots and visible (T,) int64, cu_q_lens (B + 1,) int32, page_table (B, P) int32.
 
     All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile more
-    variants of the kernels that read it."""
+    variants of the kernels that read the result."""
     num_tokens, num_rows = len(slots), len(page_table)
     room = -(-num_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
     found = torch.empty((4, room), dtype=torch.int32, device=slots.device)

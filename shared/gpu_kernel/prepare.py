@@ -26,7 +26,7 @@ class Relay:
     """The relay's buffers (shared/engine/future_map.py), (rows,) int64."""
 
     tokens: torch.Tensor  # next input tokens
-    lengths: torch.Tensor  # committed tokens
+    lengths: torch.Tensor  # numbers of committed tokens
     written_by: torch.Tensor  # steps that wrote `tokens`
 
 

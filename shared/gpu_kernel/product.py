@@ -44,7 +44,7 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (m, n) computes one tile, over all inputs in order. Neighbours with the same n share weights.
+    """Program (m, n) computes one tile, over all inputs in order. Neighbouring programs read the same weights.
 
     With IS_GATED, each gate value is followed by its up value, so that one thread gets both."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -67,7 +67,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # rounded before gating, as two launches would
+    if IS_GATED:  # rounded before gating, because two launches would round, too
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)

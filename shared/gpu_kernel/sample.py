@@ -8,8 +8,9 @@
     draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
-Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. Ranks
-have no ties and weights are integers, so any number of splits gives the same id.
+Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. A
+pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of splits gives
+the same id.
 
 A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, the first few
 are kept.

@@ -2,9 +2,8 @@
 
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
-Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. A
-draft tree's tokens may share a position, in different slots. Each reads all slots before the tree, its ancestors' slots
-and its own slot. With a sliding window of n positions, a token reads only the last n of these slots.
+Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. With
+a sliding window of n positions, a token reads only the last n.
 """
 
 from __future__ import annotations
@@ -57,16 +56,17 @@ class HostLengths:
 class AttentionInputs:
     """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    Draft trees set slots and visible. Otherwise both are None, and slots equal positions. visible[t] is -1 (hides
-    nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all slots
-    before the slot of bit 0."""
+    Tokens of a draft tree may share a position, in different slots. Trees set slots and visible. Otherwise both are
+    None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits, one per slot that
+    the token reads in its tree. The highest bit is the token's own slot. The token also reads all slots before the slot
+    of bit 0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
     page_table: torch.Tensor  # (B, P) int32
     max_q_len: int
     max_seq_len: int
-    slots: torch.Tensor | None = None  # (T,) int64
+    slots: torch.Tensor | None = None  # (T,) int64, of each token's key and value
     visible: torch.Tensor | None = None  # (T,) int64
     host: HostLengths | None = None  # None: the host waits for the device's row bounds
 

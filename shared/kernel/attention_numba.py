@@ -1,7 +1,7 @@
 """Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
 
-The first task rotates queries and keys, and writes keys and values to pages. The second attends (attend_numba.py). A
-token's sums have a fixed order, so other rows, chunk borders, page size, threads and tree siblings change no result.
+The first task rotates queries and keys, and writes keys and values to pages. The second task attends (attend_numba.py).
+A token's sums have a fixed order, so other rows, chunk borders, page size, threads and tree siblings change no result.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
     """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
 
-    A share takes some tokens. items.py says how pages of bytes may differ from TorchAttention's."""
+    A share takes some tokens."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes

@@ -327,7 +327,7 @@ class _Block:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
-        """Return the lows of 16 columns, if the format has them."""
+        """Return the lows of 16 columns, or None if the format has no lows."""
         if not self.kind.has_low:
             return None
         return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)

@@ -152,7 +152,9 @@ def make_hold() -> Any:
 
 @functools.cache
 def make_forget() -> Any:
-    """Return a C function of (calls, line, slot). At any time, it can remove a dead node's claims on a core."""
+    """Return a C function of (calls, line, slot), which removes a dead node's claims on a core.
+
+    It may be called at any time."""
 
     def forget(calls: int, line: int, slot: int) -> None:
         keep_bits(line + WANT, ~(1 << slot))

@@ -1,8 +1,8 @@
 """Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
 Kernels take addresses instead of arrays: numba has no bfloat16, and checking arrays would take longer than a small
-step's work. `floats_at` and others turn an int64 address into a typed pointer. The caller holds the tensors until the
-call returns, and nothing checks bounds. `is_half` means bfloat16 instead of float32.
+step's work. Functions such as `floats_at` turn an int64 address into a typed pointer. The caller holds the tensors
+until the call returns, and nothing checks bounds. `is_half` means bfloat16 instead of float32.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
     Arguments: the task's int64 words (first NUM_ROWS and NUM_SHARES), the share, and the thread, which picks the
-    scratch. Shares run at the same time, in any order, on any thread."""
+    scratch. Shares may run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 

@@ -92,7 +92,7 @@ class QuantizedLinear:
 
 
 class FloatHead:
-    """x (M, in) of any float dtype -> (M, out), by a float32 product."""
+    """x (M, in) of any float dtype -> (M, out) float32, by a float32 product."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear

@@ -22,7 +22,7 @@ from shared.kernel.noise import (
     WEIGHT_BITS,
 )
 
-exact = kernel(fastmath=False)  # floats are neither reordered nor fused
+exact = kernel(fastmath=False)  # float operations are neither reordered nor fused
 
 _f32 = np.float32
 _u32 = np.uint32

@@ -59,7 +59,7 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
 
 @exact
 def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int | np.int64) -> bool:
-    is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))
+    is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))  # without branches
     return is_before
 
 

@@ -37,14 +37,14 @@ class RowParams(NamedTuple):
     allowed_ids: npt.NDArray[np.int64]
     allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
     bad_ids: npt.NDArray[np.int64]
-    bad_ends: npt.NDArray[np.int64]  # (W + 1,); of a word's ids
-    bad_offsets: npt.NDArray[np.int64]  # (B + 1,); of words
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [ends[w], ends[w + 1])
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,), of words
 
 
 class Outputs(NamedTuple):
     """E outputs. Penalties count `common` tokens of the history row, then up to N drafts, oldest first."""
 
-    rows: npt.NDArray[np.int64]  # (E,)
+    rows: npt.NDArray[np.int64]  # (E,) of the parameters
     positions: npt.NDArray[np.int64]  # (E,) of the input tokens
     history_rows: npt.NDArray[np.int64]  # (B,) each batch row's row of `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)

@@ -29,7 +29,7 @@ OUTPUTS_DTYPES: tuple[np.dtype[Any], ...] = (_I64, _I64, _I64, _I32, _I64, _I32,
 def sample_outputs(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64], team: Team
 ) -> None:
-    """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,).
+    """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
 
     Raise TypeError for another dtype or a non-contiguous array."""
     words = [0] * ARRAYS + _words_of((logits, ids), (_F32, _I64))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 TILE_COLUMNS = 64
 MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
-MOST_ROWS = 256
+MOST_ROWS = 256  # of a share that computes row by row
 MOST_BYTES = 1 << 18  # of a share's rows, which must fit a core's own cache
 FETCH_ROWS = 4  # rows that take as long to multiply as their tile to fetch
 
@@ -23,7 +23,7 @@ class Work(NamedTuple):
     num_inputs: int
     row_bytes: int
     pass_rows: int
-    is_rounded: bool  # each share first rounds its rows, for about as long as a tile's product
+    is_rounded: bool  # each share first rounds its rows (block_product.py)
 
     @property
     def most_rows(self) -> int:

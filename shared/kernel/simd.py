@@ -8,7 +8,7 @@ keys or values, each with its own address, so page size does not matter.
 
 A block that many queries share is transposed, so that each lane is one key.
 
-group, head_dim and items are constants, everything else is an address or a stride. `keys`, `values` and `scales` point
+group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values` and `scales` point
 to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores or weights, `lanes` float32, is
 at out (or weights) + g * stride bytes.
 """

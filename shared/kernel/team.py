@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 LINE_WORDS = 64  # core_words needs fewer
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the call
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the futex call
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
@@ -162,7 +162,7 @@ def can_sleep() -> bool:
 
 @functools.cache
 def system_calls() -> tuple[int, int, int] | None:
-    """Return syscall's address, the futex call's number and clock_gettime's address; None if not on Linux."""
+    """Return syscall's address, the futex call's number and clock_gettime's address; None without a known futex."""
     number = FUTEX_CALL.get(platform.machine(), 0) if sys.platform == "linux" else 0
     if number == 0 or sys.byteorder != "little":
         return None

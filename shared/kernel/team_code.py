@@ -19,7 +19,7 @@ from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
 from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
 
-# Words of a team: constants and the program by index, then words that threads change, by byte offset.
+# Words of a team: constants and the program by index, then changing words by byte offset.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
 NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))

@@ -64,7 +64,7 @@ class SamplingBatch:
 class History:
     """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    In a verify window, an output also reads its draft ancestors: siblings share a position, so these are in `drafted`.
+    Draft ancestors, which an output of a verify window also reads, are in `drafted`, because siblings share a position.
     common and drafted are both set or both None. Without them, an output at input position p reads tokens 0..p of its
     row."""
 

@@ -35,8 +35,8 @@ def sample(
     - logits (E, vocab) float32, left unchanged
     - row_of (E,), each output's batch row: on the host for CPU kernels, else OutputRows
     - positions (E,) int64, of the input tokens, on the logits' device
-    - history, beside `row_of`: may be None if no row has penalties or bad words of several tokens
-    - masks, beside `row_of`: None without grammars"""
+    - history, on host or device like `row_of`: may be None if no row has penalties or bad words of several tokens
+    - masks, on host or device like `row_of`: None without grammars"""
     if logits.dtype != torch.float32:
         raise TypeError(f"logits are {logits.dtype}: sampling needs float32 logits")
     if history is None and needs_history(batch):
@@ -76,7 +76,8 @@ def takes_largest(batch: SamplingBatch) -> bool:
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
     """Return the log-probabilities of E given tokens, and the `num_top` likeliest tokens in each place.
 
-    logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, raw logits count."""
+    logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, log-probabilities come from the raw
+    logits."""
     if libraries.runs_triton(logits.device):
         from shared.sample.sampler_triton import score_triton
 

@@ -1,8 +1,8 @@
 """Sample on torch tensors of any device. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor is on the device of `logits`. The host knows how many
-outputs draw in each way. If it does not, each output is drawn in every way (`is_blind`). Integer sums and elementwise
-floats have the same bits on every device.
+outputs draw in each way. If only the device knows, each output is drawn in every way (`is_blind`). Integer sums and
+elementwise floats have the same bits on every device.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, histor
         answers = _last_tokens(history, rows, positions, length)
         is_next = ((wanted == answers[outputs]) | (wanted < 0)).all(dim=1)
     barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
-    # two words may have the same last id
+    # accumulated, because two words may have the same last id
     barred.index_put_((outputs, knobs.bad_ids[entries]), is_next.to(torch.int32), accumulate=True)
     logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))
 
