@@ -56,7 +56,7 @@ def tell_kernel(
     """Program e writes the logprob of chosen[e] to logprobs[e] float32.
 
     The likeliest ids go to best_ids[e, :] int64, their logprobs to best_logprobs[e, :] float32. Unused entries are -1
-    and 0."""
+    in best_ids and 0 in best_logprobs."""
     output = tl.program_id(0).to(tl.int64)
     wanted = tl.load(num_best + output)
     splits, places = tl.arange(0, SPLITS), tl.arange(0, CANDIDATES)

@@ -164,8 +164,8 @@ def search_kernel(
 ):  # fmt: skip
     """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
 
-    Only ids are taken whose key begins with the bits found so far. Results go to sums[step, e, s, :] int64. state[step,
-    e, :] int64 holds the bits found so far and the sum still to reach."""
+    Ids are skipped unless their keys begin with the bits found so far. Results go to sums[step, e, s, :] int64.
+    state[step, e, :] int64 holds the bits found so far and the sum still to reach."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size

@@ -56,10 +56,10 @@ class HostLengths:
 class AttentionInputs:
     """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    Tokens of a draft tree may share a position, in different slots. Trees set slots and visible. Otherwise both are
-    None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits, one per slot that
-    the token reads in its tree. The highest bit is the token's own slot. The token also reads all slots before the slot
-    of bit 0."""
+    Tokens of a draft tree may share a position, in different slots. A step with trees has slots and visible. Otherwise
+    both are None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits, whose
+    highest bit is the token's own slot. The token reads the slots of the set bits, and all slots before the slot of bit
+    0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32

@@ -43,7 +43,7 @@ class PackedLinear:
     """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
     In bfloat16 this saves a reorder per call: half of the time at M = 1. In float32 it avoids MKL's slow path on AMD
-    processors. A row's sum may have another order at M = 1. With `double_one`, a single row is passed twice, so that a
+    processors. At M = 1, a row's sum may have another order. With `double_one`, a single row is passed twice, so that a
     token's result does not depend on other tokens."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
