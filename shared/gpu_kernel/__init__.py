@@ -1,1 +1,1 @@
-"""Kernels in Triton, for nodes on a GPU. Import this package only where Triton is installed."""
+"""Kernels in Triton. Import this package only where Triton is installed."""

@@ -1,4 +1,4 @@
-"""Compute the residual sum and RMS norm of a layer, in one pass over each row."""
+"""Compute residual sum and RMS norm in one pass over each row."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MAX_WARPS = 8  # with 16 warps, ptxas spills at 8,192 columns on sm_80
 
 @triton.jit
 def add_norm_kernel(
-    x,  # (M, H), float32 if there is a delta
-    delta,  # (M, H), or None
-    weight,  # (H,)
-    out,  # (M, H)
+    x,
+    delta,
+    weight,
+    out,
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least H
 ):
-    """One program computes one row. The row's squares are summed in float32, in an order that depends only on H."""
+    """The order of a row's sum of squares depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H
     place = tl.arange(0, BLOCK)
     inside = place < H

@@ -3,8 +3,8 @@
     begin   one launch: each token's places
     attend  rotate q and k, write k and v -> short windows (split the keys, merge the results) and prompt chunks
 
-The host never waits for the device: it sizes the grids by upper bounds of the lengths, and the kernels read the exact
-lengths on the device.
+The host never waits for the device. It sizes the grids by upper bounds of the lengths, and the kernels read the exact
+lengths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.gpu_kernel.rope_write import rope_write
 from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
 
 MOST_DIM = 256  # largest head_dim
-MOST_WINDOW = 16  # the keys of a row with more tokens are not split, because its queries alone fill the chip
+MOST_WINDOW = 16  # with more tokens, a row's queries alone fill the chip, so its keys are not split
 
 
 class TritonAttention:
@@ -37,8 +37,9 @@ class TritonAttention:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """`local_tables`: the tables of layers with a window, if these layers have their own tables. `is_fixed`:
-        whether the choice of a row's kernel must not depend on the step's other rows."""
+        """`local_tables`: for layers with a window, by default `tables`.
+
+        `is_fixed`: the choice of a row's kernel must not depend on the step's other rows."""
         self._shape, self._is_fixed = shape, is_fixed
         self._tables, self._local_tables = tables, local_tables or tables
 
@@ -69,8 +70,7 @@ class TritonAttention:
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs with contiguous tensors. The given tensors need not be contiguous: equal positions can be an
-    expanded view of one number."""
+    """Return the inputs with contiguous tensors: equal positions can be an expanded view of one number."""
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),
@@ -82,12 +82,10 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]:
-    """Return the step's rows in two parts: the first rows, which are prompt chunks, and the rest, which are short
-    windows.
+    """Return the step's rows in two parts: first prompt chunks, then short windows.
 
-    All rows count as windows if all are short, or if there are trees and the host does not say which rows decode.
-    With `is_fixed`, prompt chunks never count as windows, even if all rows are short, because the two kernels sum in
-    different orders."""
+    All rows are windows if all are short, or if there are trees and the host does not say which rows decode. With
+    `is_fixed`, short chunks never count as windows, because the two kernels sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):
@@ -97,7 +95,7 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
         num_chunks, chunk_tokens = num_rows, num_tokens
     num_windows = num_rows - num_chunks
     longest = inputs.max_q_len
-    if num_chunks and num_windows:  # all windows have the same width
+    if num_chunks and num_windows:  # windows have equal widths
         longest = (num_tokens - chunk_tokens) // num_windows
     bounds, table, most = inputs.cu_q_lens, inputs.page_table, inputs.max_seq_len
     return (

@@ -1,8 +1,7 @@
-"""The inner loop of both attention kernels: compute attention of a tile of queries over a range of their row's keys.
+"""The inner loop of both attention kernels: a tile of queries attends to a range of their row's keys.
 
-A tile has BLOCK_M lines: (query, head) pairs of heads that share keys and values. Line i is query i // GROUP, head
-i % GROUP. The running softmax keeps three results per line: the largest score, the sum of the weights, and the weighted
-sum of the values.
+A tile has BLOCK_M lines: (query, head) pairs of heads that share keys and values. Line i is query i // GROUP, head i %
+GROUP.
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ import triton.language as tl
 from shared.gpu_kernel.places import ones_of
 from shared.gpu_kernel.stored_bytes import unit_of, widened
 
-LOG2_E = 1.4426950408889634  # softmax weights are computed as powers of two
+LOG2_E = 1.4426950408889634  # softmax weights are powers of two
 
 
 @triton.jit
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
-    """Return a mask, (M, N) bool: whether line m reads key n. places.py explains slot, base and num_read.
+    """Return a mask, (M, N) bool: whether line m reads key n. See places.py for slot, base and num_read.
 
-    With `window`, a line reads only the last `window` keys. The n-th key that a line reads has position n, even if
-    slots of tree siblings lie between the keys."""
+    `window` works as in outside_window of shared/kernel/attention.py."""
     read = keys[None, :] <= slot[:, None]
     if SLIDING and not TREES:
         read = read & (keys[None, :] > slot[:, None] - window)
     if TREES:
         place = keys[None, :] - base[:, None]
-        # the line's visible bits from this key on; this key's bit is the lowest
+        # the line's visible bits from this key's bit on
         above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)
         read = read & ((place < 0) | ((above & 1) == 1))
         if SLIDING:
@@ -45,8 +43,8 @@ def attend_keys(
 ):  # fmt: skip
     """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
-    Return three results per line, all float32: the largest score (M,), the sum of the weights (M,), and the weighted
-    sum of the values (M, D). Slots from `stop` on are never loaded, because they may hold NaN, and 0 * NaN is NaN."""
+    Return float32 per line: the largest score (M,), the sum of the weights (M,), and the weighted sum of the values (M,
+    D). Slots from `stop` on are never loaded, because they may hold NaN, and 0 * NaN is NaN."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -67,7 +65,7 @@ def attend_keys(
         read = readable(keys, slot, base, num_read, bits, window, TREES, SLIDING) & is_key[None, :]
         scores = tl.where(read, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, axis=1))
-        known = tl.where(above == float("-inf"), 0.0, above)  # a line that has not read a key yet gets 0
+        known = tl.where(above == float("-inf"), 0.0, above)  # 0 before a line's first key
         weights = tl.exp2(scores - known[:, None])
         shrunk = tl.exp2(largest - known)
         total = total * shrunk + tl.sum(weights, axis=1)

@@ -1,4 +1,4 @@
-"""BlockKernels in Triton: the small steps between matrix products."""
+"""BlockKernels in Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class TritonBlocks:
     """Replace TorchBlocks, with one launch per method."""
 
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
-        """is_gelu: whether to use gelu in its tanh form instead of silu."""
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -30,7 +29,7 @@ class TritonBlocks:
         return gate(gate_up.contiguous(), self._is_gelu, self._dtype)
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Return the gated product. Triton's product kernels can gate their results; the library's products can't."""
+        """Our product kernels can gate their results; the library's products can't."""
         if isinstance(linear, FixedLinear | ByteLinear):
             return linear.gated(x, self._is_gelu)
         return self.gate(linear(x))

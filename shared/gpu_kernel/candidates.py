@@ -1,6 +1,6 @@
 """Score ids for drafts as logit + temperature * noise.
 
-Apart from filters and rounding, the id with the largest score is the one that the sampler draws.
+Apart from filters and rounding, the sampler draws the id with the largest score.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ EXACT = True  # see noise.py
 
 @triton.jit
 def score_kernel(logits, scores, positions, rows, way, temperature, seeds, stride, vocab_size):
-    """Program (e, n) writes the scores of ids [1024 n, 1024 n + 1024) of output e to scores[e, :].
-
-    In greedy rows, the scores are the logits."""
+    """Program (e, n) scores ids [1024 n, 1024 n + 1024) of output e. Scores of greedy rows are the logits."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + output)
@@ -43,9 +41,7 @@ def score_candidates(
 ) -> torch.Tensor:
     """Return scores (E, vocab) float32 of logits (E, vocab) float32, whose rows may have any stride.
 
-    positions, rows: (E,) int64. way, seeds: (B,) int64. temperature: (B,) float32. shared/sample/knobs.py explains
-    way, temperature and seeds.
-    """
+    positions, rows: (E,) int64. way, seeds: (B,) int64. temperature: (B,) float32, see shared/sample/knobs.py."""
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
     grid = (num, triton.cdiv(vocab_size, BLOCK.value))

@@ -1,7 +1,6 @@
 """Copy pages between pools and compute their digests in the same pass, so that each byte is read once.
 
-The digest equals that of shared/transfer/digest.py, bit for bit. The digest is a sum that wraps around, so programs may
-add to it in any order. Byte b of a word is multiplied by 256 ** b and the word's weight.
+The digest equals shared/transfer/digest.py's. It is a sum that wraps around, so programs may add to it in any order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.signatures import REAL_MODELS, Signature
 
 WORD = 8
-BLOCK = 2048  # number of items that one program copies
+BLOCK = 2048  # items per program
 GOLDEN = tl.constexpr(0x1E3779B97F4A7C15)
 
 
@@ -22,17 +21,16 @@ GOLDEN = tl.constexpr(0x1E3779B97F4A7C15)
 def copy_pages_kernel(
     source,  # (num_pages, source_items); an item is a byte, or a word of 8 bytes
     pages,  # (n,) int64
-    target,  # (num_pages, target_items), or None to compute digests only
+    target,  # (num_pages, target_items), or None for digests only
     target_pages,  # (n,) int64, or None
     digests,  # (n,) int64, zeroed
-    first,  # index of the part's first item in a page; the same in both pools
+    first,  # the part's first item in a page of both pools
     source_items,
     target_items,
-    num_items,  # number of the part's items
+    num_items,  # of the part
     ITEM_BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy BLOCK items of one page, and add them to the page's digest."""
     row = tl.program_id(0).to(tl.int64)
     item = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = item < num_items
@@ -47,16 +45,15 @@ def copy_pages_kernel(
 def copy_pages(
     source: torch.Tensor, pages: torch.Tensor, target: torch.Tensor, target_pages: torch.Tensor, part: slice
 ) -> torch.Tensor:
-    """Copy a slice (`part`) of each page's bytes to the same place in its target page, on the current stream.
+    """Copy `part` of each page's bytes to the same place in its target page, on the current stream.
 
-    Return the digests of the copied bytes, (n,) int64. source, target: (num_pages, page_bytes) uint8, contiguous.
-    Their page sizes may differ. pages, target_pages: (n,) int64 on the device of both pools.
-    """
+    Return the digests of the copied bytes, (n,) int64. source, target: (num_pages, page_bytes) uint8, contiguous,
+    perhaps with different page sizes. pages, target_pages: (n,) int64 on the device of both pools."""
     return _launch(source, pages, target, target_pages, part)
 
 
 def digest_pages(pool: torch.Tensor, pages: torch.Tensor, part: slice) -> torch.Tensor:
-    """Return the same digests as copy_pages, (n,) int64, without copying."""
+    """Return copy_pages' digests, (n,) int64, without copying."""
     return _launch(pool, pages, None, None, part)
 
 

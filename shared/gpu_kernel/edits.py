@@ -3,8 +3,8 @@
     mark    history, drafts, stop ids, allowed ids, bad words --> marks: flags and a count per (output, id)
     edit    logits, marks, bias, grammar's bits               --> edited logits
 
-`mark` reads only the lists that a row has, and `edit` reads the whole vocabulary. Programs add integers and set bits,
-so their order changes no result.
+`mark` reads only the lists that a row has, and `edit` the whole vocabulary. Programs add integers and set bits, so
+their order changes no result.
 """
 
 from __future__ import annotations
@@ -21,46 +21,45 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, 
 from shared.kernel import sample_rules
 
 EXACT = True  # see noise.py
-IN_PROMPT = tl.constexpr(1 << 30)  # the first of the flags in a mark (int32): the id is in the prompt
+IN_PROMPT = tl.constexpr(1 << 30)  # the first flag of a mark (int32)
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the other bits count the id's uses in the answer
+COUNT = tl.constexpr((1 << 27) - 1)  # the other bits: uses in the answer
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
-PROGRAMS = tl.constexpr(8)  # number of programs that share the lists of one output
-ENTRIES = tl.constexpr(256)  # number of list entries that a program reads at once
-DRAFTS = tl.constexpr(64)  # largest number of drafts in a window
+PROGRAMS = tl.constexpr(8)  # programs per output
+ENTRIES = tl.constexpr(256)  # read at once
+DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The edits of the logits of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields. They
-    are int64 unless noted."""
+    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
 
-    rows: torch.Tensor  # (E,)
-    is_penalised: torch.Tensor  # (B,)
-    repetition: torch.Tensor  # (B,) float32
-    presence: torch.Tensor  # (B,) float32
-    frequency: torch.Tensor  # (B,) float32
-    prompt_lens: torch.Tensor  # (B,)
-    first_stop: torch.Tensor  # (B,)
+    rows: torch.Tensor
+    is_penalised: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    prompt_lens: torch.Tensor
+    first_stop: torch.Tensor
     stop_ids: torch.Tensor
     stop_ends: torch.Tensor
     bias_ids: torch.Tensor
-    bias_values: torch.Tensor  # float32
+    bias_values: torch.Tensor
     bias_ends: torch.Tensor
-    is_limited: torch.Tensor  # (B,)
+    is_limited: torch.Tensor
     allowed_ids: torch.Tensor
     allowed_ends: torch.Tensor
     bad_ids: torch.Tensor
-    bad_before: torch.Tensor  # (words, longest - 1)
+    bad_before: torch.Tensor
     bad_ends: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The tokens before each output, as in shared/sample/interface.py's History."""
+    """The tokens before each output. See shared/sample/interface.py's History."""
 
     tokens: torch.Tensor  # (rows, max_context) int32
     rows: torch.Tensor  # (B,) int64
@@ -70,7 +69,6 @@ class Past:
 
 @triton.jit
 def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
-    """Count tokens of the answer, and mark tokens of the prompt."""
     is_wanted = is_wanted & (tokens >= 0) & (tokens < vocab_size)
     tl.atomic_add(words + tokens, 1, mask=is_wanted & is_output)
     tl.atomic_or(words + tokens, IN_PROMPT, mask=is_wanted & (is_output == 0))
@@ -78,7 +76,7 @@ def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
 
 @triton.jit
 def _last_token(tokens, drafts, nth, common, prompt_len):
-    """Return the nth token from the end of the answer, or -1 if the answer is shorter. The answer includes drafts."""
+    """Return the nth token from the end of the answer with its drafts, or -1 if the answer is shorter."""
     is_draft = drafts >= 0
     num_drafts = tl.sum(is_draft.to(tl.int32), 0)
     from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1
@@ -94,7 +92,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, which begins as zeros."""
+    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, zeroed before."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size
@@ -139,9 +137,7 @@ def edit_kernel(
     logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
     mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e.
-
-    It reads logits[e, :] and marks[e, :], and writes edited[e, :]."""
+    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size
@@ -151,7 +147,7 @@ def edit_kernel(
 
     count, rate = marked & COUNT, tl.load(repetition + row)
     repeated = tl.where(values > 0.0, tl.math.div_rn(values, rate), values * rate)
-    # with a rate of 1, no bit of a logit changes
+    # a rate of 1 changes no bit
     values = tl.where((marked & (COUNT | IN_PROMPT)) != 0, repeated, values)
     per_use = tl.load(frequency + row) * count.to(tl.float32)
     values = tl.where(count > 0, values - (per_use + tl.load(presence + row)), values)
@@ -177,12 +173,11 @@ def edit_logits(
     past: Past | None,
     masks: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return edited logits (E, vocab) float32, equal to the logits of `sampler_torch` bit for bit.
+    """Return edited logits (E, vocab) float32, equal to `sampler_torch`'s, bit for bit.
 
     logits: (E, vocab) float32, rows of any stride. positions: (E,) int64. `past` may be None if no row is penalised or
-    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. Each of `rows` is an index into
-    `bits`; -1 means no mask.
-    """
+    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. Each row is an index into the
+    bits; -1 means no mask."""
     num, vocab_size = logits.shape
     marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)
     edited = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Compute the gated activation of an MLP: silu or gelu of the `gate` columns, times the `up` columns."""
+"""Compute the gated activation of an MLP: silu or gelu of `gate`, times `up`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ CUBE = tl.constexpr(0.044715)
 
 @triton.jit
 def gated(gate, up, IS_GELU: tl.constexpr):
-    """Return the gated numbers, float32 of any shape."""
     steep = TWICE_ROOT * (gate + CUBE * gate * gate * gate) if IS_GELU else gate
     return gate * tl.sigmoid(steep) * up
 
 
 @triton.jit(do_not_specialize=["inner"])
 def gate_kernel(
-    gate_up,  # (M, 2 * inner)
-    out,  # (M, inner)
+    gate_up,
+    out,
     inner,
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -41,10 +40,7 @@ def gate_kernel(
 
 
 def gate(gate_up: torch.Tensor, is_gelu: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Return silu or gelu of the first half of the columns, times the second half: (M, I) in `dtype`.
-
-    gate_up: (M, 2 * I), contiguous, with any I.
-    """
+    """gate_up (M, 2 * I), contiguous, with any I -> (M, I) in `dtype`."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, inner, dtype=dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(inner, BLOCK))

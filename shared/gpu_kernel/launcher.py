@@ -15,8 +15,7 @@ from shared.core.errors import KernelRefused
 from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-# These options give the rounding of a CPU: a product and a sum are rounded separately, and no function flushes
-# subnormal numbers to 0.
+# rounding as on a CPU: a product and a sum are rounded separately, and subnormal numbers are kept
 OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 _recordings: list[set[Signature]] = []
@@ -31,11 +30,11 @@ def launch(
     max_registers: int | None = None,
     **constants: object,
 ) -> None:
-    """Enqueue `kernel` on the current stream of the tensors' device. Raises KernelRefused.
+    """Enqueue `kernel` on the current stream of the tensors' device. It may raise KernelRefused.
 
-    `grid`: up to three numbers of programs; if one is 0, nothing is launched. `max_registers`: the limit per thread;
-    None lets the compiler decide. `constants`: tl.constexpr parameters. With tensors on the "meta" device the call is
-    only recorded."""
+    `grid`: up to three numbers of programs; with a 0, nothing is launched. `max_registers`: per thread; None lets the
+    compiler decide. `constants`: tl.constexpr parameters. With tensors on the "meta" device the call is only recorded.
+    """
     if 0 in grid:
         return
     check_grid(kernel, grid)
@@ -56,7 +55,7 @@ def register_option(max_registers: int | None) -> dict[str, int]:
 
 
 def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
-    """Compile the kernel if it is not compiled yet, and launch it. Tests replace this function by a virtual GPU."""
+    """Tests replace this function by a virtual GPU."""
     try:
         kernel[grid](*args, **OPTIONS, **options)
     except OutOfResources as error:
@@ -68,7 +67,7 @@ def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], option
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[Signature]]:
-    """Yield a set. Until the context ends, it collects the signatures of all threads' launches."""
+    """Yield a set that collects the signatures of all threads' launches until the context ends."""
     signatures: set[Signature] = set()
     _recordings.append(signatures)
     try:
@@ -86,8 +85,7 @@ def check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
 
 
 def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
-    """Return the tensors' device. Raises KernelRefused if the tensors are on two devices, or if a tensor begins inside
-    an element."""
+    """Return the tensors' device. Raise KernelRefused for two devices, or if a tensor begins inside an element."""
     device = None
     for name, value in zip(kernel.arg_names, args, strict=False):
         if not isinstance(value, torch.Tensor):

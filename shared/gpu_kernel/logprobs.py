@@ -1,9 +1,9 @@
-"""Compute log-probabilities of the drawn ids and of the likeliest ids, from the raw logits of E outputs.
+"""Compute log-probabilities of drawn ids and of the likeliest ids, from raw logits.
 
     measure    a split's weight, and its best few ids, one after another         E x splits programs
     tell       the sum of weights, the logprobs and the best ids of all splits   E programs
 
-An output that asks for no logprobs costs only the launch.
+An output without logprobs costs only the launch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.gpu_kernel.ranks import BLOCK, NO_RANK, id_of, ids_of_split, key_of,
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
 
 EXACT = True  # see noise.py
-MOST_BEST = 20  # the largest number that OpenAI's API lets a request ask for
+MOST_BEST = 20  # the limit of OpenAI's API
 NO_TOKEN = tl.constexpr(-1)
 
 
@@ -55,8 +55,8 @@ def tell_kernel(
 ):  # fmt: skip
     """Program e writes the logprob of chosen[e] to logprobs[e] float32.
 
-    It writes the likeliest ids to best_ids[e, :] int64, and their logprobs to best_logprobs[e, :] float32. Unused
-    entries are -1 in best_ids and 0 in best_logprobs."""
+    The likeliest ids go to best_ids[e, :] int64, their logprobs to best_logprobs[e, :] float32. Unused entries are -1
+    in best_ids and 0 in best_logprobs."""
     output = tl.program_id(0).to(tl.int64)
     wanted = tl.load(num_best + output)
     splits, places = tl.arange(0, SPLITS), tl.arange(0, CANDIDATES)
@@ -81,11 +81,10 @@ def tell_kernel(
 def tell_logprobs(
     logits: torch.Tensor, heads: torch.Tensor, num_best: torch.Tensor, width: int, ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the logprobs of `ids` (E,), the likeliest ids (E, width), and the likeliest ids' logprobs (E, width).
+    """Return the logprobs of `ids` (E,), the likeliest ids (E, width), and their logprobs (E, width).
 
     Logprobs are float32, ids int64. logits: (E, vocab) float32, rows of any stride. heads: from sample.find_heads.
-    num_best: (E,) int64, the number of ids to return, at most `width`; -1 for no logprobs. ids: (E,) int64.
-    """
+    num_best: (E,) int64, at most `width`; -1 for no logprobs."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     masses = torch.empty((num, splits), dtype=torch.int64, device=device)

@@ -1,7 +1,7 @@
-"""shared/kernel/noise.py for Triton's kernels: the same hash and float32 arithmetic, bit for bit.
+"""shared/kernel/noise.py for Triton's kernels, bit for bit.
 
-Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. An
-approximation or a fusion would change a number's last bit, and this bit can decide which id is drawn.
+Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. A
+number's last bit can decide which id is drawn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def mix32(value):
 
 @triton.jit
 def row_keys(seed, position):
-    """Return two uint32 keys. Both arguments are int64: the seed's bits, and the drawn token's position."""
+    """Return two uint32 keys for the seed's bits and the drawn token's position, both int64."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = mix32(position.to(tl.uint32) * GOLDEN + 1)
     first = mix32(mix32(key ^ low) + high)
@@ -47,7 +47,7 @@ def row_keys(seed, position):
 
 @triton.jit
 def noise_bits(first, second, token_ids):
-    """Return each id's noise, int32 below 2^23, for two keys."""
+    """Return each id's noise, int32 below 2^23."""
     value = (token_ids.to(tl.uint32) * GOLDEN) ^ first
     value = (value ^ (value >> 16)) * MULTIPLIER_A
     value = ((value ^ (value >> 15)) + second) * MULTIPLIER_B
@@ -56,7 +56,7 @@ def noise_bits(first, second, token_ids):
 
 @triton.jit
 def log(value):
-    """Return the logarithm of positive normal float32 numbers."""
+    """value: positive normal float32."""
     shifted = value.to(tl.int32, bitcast=True) - HALF_ROOT
     exponent = shifted >> 23
     part = ((shifted & 0x7FFFFF) + HALF_ROOT).to(tl.float32, bitcast=True) - 1.0
@@ -69,7 +69,7 @@ def log(value):
 
 @triton.jit
 def exp(value):
-    """Return the exponential of float32 numbers <= 0."""
+    """value: float32 <= 0."""
     value = tl.maximum(value, EXP_FLOOR)
     power = tl.floor(value * LOG2E + 0.5)
     rest = (value - power * LN2_HIGH) - power * LN2_LOW
@@ -84,13 +84,12 @@ def exp(value):
 
 @triton.jit
 def weight(value):
-    """Return exp(value), value <= 0, as int64 in units of 2^-40. The sum of such integers is the same in any order."""
+    """Return exp(value), value <= 0, as int64 in units of 2^-40, so that sums are exact."""
     return (exp(value) * WEIGHT_ONE).to(tl.int64)
 
 
 @triton.jit
 def log_mass(mass):
-    """Return the float32 logarithm of a sum of weights."""
     return log(mass.to(tl.float32) * WEIGHT_UNIT)
 
 

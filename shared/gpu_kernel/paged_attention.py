@@ -1,6 +1,7 @@
-"""Compute attention of short windows over long rows: decode, verify and trees. Several programs share a row's keys, one
-split each, and the results of the splits are merged. The splits of a row's keys depend on this row alone, so other rows
-change no bit of its result.
+"""Compute attention of short windows over long rows: decode, verify and trees.
+
+Several programs share a row's keys, one split each, and then the splits' results are merged. The splits depend on their
+row alone, so other rows change no bit of its result.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 
-SPLIT_KEYS = 256  # number of keys per program; doubled until MOST_SPLITS programs cover the row
+SPLIT_KEYS = 256  # keys per program; doubled until MOST_SPLITS programs cover the row
 MOST_SPLITS = 32
 NO_WINDOW = 2**30
-MOST_KEYS = 64  # number of keys that a program reads at a time
-MERGED_HEADS = 8  # number of heads per program that merges
+MOST_KEYS = 64  # keys read at a time
+MERGED_HEADS = 8  # heads per program
 VARYING = ["first_row", "first_token", "num_tokens", "table_stride"]
 
 
@@ -33,12 +34,11 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s) handles one split of the keys of one tile of queries.
+    """Program (b, i, s) handles split s of the keys of one tile of queries.
 
-    The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads, and the split s. q, out (T, heads, D).
-    With IS_SPLIT the results go to `sums` and `parts`, whose first token is `first_token`. sums (2, splits, tokens,
-    heads) float32: the largest scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted
-    sums of the values."""
+    The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads. With IS_SPLIT, results go to `sums` and
+    `parts`, from token `first_token` on. sums (2, splits, tokens, heads) float32: the largest scores, then the sums of
+    weights. parts (splits, tokens, heads, D) float32: the weighted sums of the values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)
@@ -92,10 +92,10 @@ def merge_kernel(
     sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
     HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i) merges the splits of one query, for one block of heads.
+    """Program (b, i) merges one query's splits, for one block of heads.
 
     The row is first_row + b, the query i // blocks, and the block i % blocks. Splits are summed in order, so empty
-    splits change no bit of the result."""
+    splits change no bit."""
     row = first_row + tl.program_id(0)
     token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
     if token >= tl.load(cu_q_lens + row + 1):
@@ -125,7 +125,7 @@ def merge_kernel(
 
 
 def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Compute attention for the rows' tokens: read q and fill `out`, both (T, heads, D).
+    """Read q and fill `out`, both (T, heads, D), for the rows' tokens.
 
     q is already rotated, and the tokens' keys and values are already in their pages."""
     num_tokens, (num_heads, head_dim) = rows.num_tokens, q.shape[1:]
@@ -151,8 +151,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
-        # Without this option, ptxas would limit variants without splits to 128 or 168 registers, to fit one more block.
-        # They would then spill. Variants with splits do not spill.
+        # without splits, ptxas would take 128 or 168 registers to fit one more block, and spill
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:
@@ -165,13 +164,12 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
 
 
 def tile_lines(group: int) -> int:
-    """Return the number of lines of a tile. It depends only on the model, because a tile of another size sums in
-    another order."""
+    """Return a tile's lines. They depend only on the model, because another size would sum in another order."""
     return min(64, max(16, int(triton.next_power_of_2(8 * group))))
 
 
 def splits_of(rows: Rows, window: int) -> int:
-    """Return the most splits that the longest row may have."""
+    """Return the most splits of the longest row."""
     keys = rows.max_seq_len
     if window:
         keys = min(keys, window + 2 * rows.max_q_len + MOST_KEYS)

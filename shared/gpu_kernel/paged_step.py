@@ -1,4 +1,4 @@
-"""The arguments that attention's kernels take: a layer of the pool, and rows of the step."""
+"""The arguments of attention's kernels: a layer of the pool, and rows of the step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), with contiguous pages.
+    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), contiguous within a page.
 
-    The stride between pages may be any. scales: the same shape without D. `window`: 0 if a token reads all tokens
-    before it."""
+    scales: the same shape without D. `window`: 0 for none."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
@@ -23,7 +22,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a step. The tensors cover all rows of the step, not only these.
+    """Consecutive rows of a step. The tensors cover all rows of the step.
 
     cu_q_lens (B + 1,) int32, page_table (B, P) int32, visible (T,) int64."""
 
@@ -34,12 +33,11 @@ class Rows:
     num_rows: int
     first_token: int
     num_tokens: int
-    max_q_len: int  # the most tokens that one of these rows has in the step
-    max_seq_len: int  # the most positions that any row of the step has
+    max_q_len: int  # of these rows
+    max_seq_len: int  # of all the step's rows
 
 
 def padded_dim(head_dim: int) -> int:
-    """Return how many columns a tile has: head_dim, rounded up to a power of two, at least 16."""
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
@@ -53,7 +51,8 @@ def num_stages(head_dim: int) -> int:
 
 
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
-    """Return how many keys a tile has. They must fit the registers and shared memory of small chips. `dtype`: the
-    queries' dtype."""
+    """Return how many keys a tile has. They must fit the registers and shared memory of small chips.
+
+    `dtype`: of the queries."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256
     return 32 if is_wide or layer.scales is not None or layer.window else 64

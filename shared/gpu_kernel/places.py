@@ -11,21 +11,21 @@ import triton.language as tl
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.signatures import ALIGNMENT, REAL_BATCH, Signature
 
-BLOCK = 128  # number of tokens per program
-ALIGNED_TOKENS = ALIGNMENT // 4  # number of int32 from one aligned address to the next
+BLOCK = 128  # tokens per program
+ALIGNED_TOKENS = ALIGNMENT // 4  # int32 between aligned addresses
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """The places of T tokens, all int32 (T,).
 
-    A token reads every slot before `base`. From `base` to its own slot, the token reads the slots that its `visible`
-    bits name. Without a tree of alternatives, `base` is the token's own slot + 1."""
+    A token reads every slot before `base`. From `base` to its own slot, it reads the slots of its `visible` bits.
+    Outside a draft tree, `base` is the token's own slot + 1."""
 
     page: torch.Tensor
-    slot: torch.Tensor  # slot in the row, not in the page
+    slot: torch.Tensor  # in the row, not in the page
     base: torch.Tensor
-    num_read: torch.Tensor  # number of keys that the token reads without a sliding window, its own key included
+    num_read: torch.Tensor  # keys read without a sliding window, the own key included
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def ones_of(bits):
 
 @triton.jit
 def width_of(bits):
-    """Return the place of the highest set bit, counted from 1, of int64 numbers > 0."""
+    """Return the place of the highest set bit, from 1, of int64 numbers > 0."""
     bits = bits | (bits >> 1)
     bits = bits | (bits >> 2)
     bits = bits | (bits >> 4)
@@ -58,12 +58,10 @@ def places_kernel(
     num_tokens, room, num_rows, table_stride, num_halvings,
     PAGE_SIZE: tl.constexpr, TREES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """slots, visible (T,) int64; cu_q_lens (B + 1,), page_table (B, P), places (4, room) int32.
-
-    Tokens after the last row get the sink page."""
+    """Write places (4, room) int32. Tokens after the last row get the sink page."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = token < num_tokens
-    row = tl.zeros([BLOCK], tl.int32)  # the first row that ends after the token
+    row = tl.zeros([BLOCK], tl.int32)  # first row that ends after the token
     above = tl.zeros([BLOCK], tl.int32) + num_rows
     for _ in range(num_halvings):
         middle = (row + above) // 2
@@ -91,8 +89,8 @@ def find_places(
 ) -> Places:
     """Return the places for slots and visible (T,) int64, cu_q_lens (B + 1,) int32, page_table (B, P) int32.
 
-    All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile another
-    variant of each kernel that reads a result."""
+    All are contiguous. Every result starts at a multiple of 16 bytes. For other addresses, Triton would compile more
+    variants of the kernels that read the result."""
     num_tokens, num_rows = len(slots), len(page_table)
     room = -(-num_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
     found = torch.empty((4, room), dtype=torch.int32, device=slots.device)

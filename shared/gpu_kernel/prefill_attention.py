@@ -1,4 +1,4 @@
-"""Compute attention of prompt chunks: in a ragged batch, each block of a row's queries reads the row's keys."""
+"""Compute attention of prompt chunks in a ragged batch: each block of queries reads its row's keys."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def attend_chunks_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, SLIDING: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, p) handles KV head h and block p of all rows' lines. q, out (T, heads, D).
+    """Program (h, p) handles KV head h and block p of all rows' lines.
 
-    Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host need not count the blocks, and a row's last
+    Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host need not count blocks, and a row's last
     block may be empty."""
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
-    row = 0 * block  # the last row whose blocks begin here or before
+    row = 0 * block  # last row that begins here or before
     above = row + num_rows
     for _ in range(num_halvings):
         middle = (row + above) // 2
@@ -63,10 +63,7 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Compute attention for the rows' tokens: read q and fill `out`, both (T, heads, D).
-
-    q is already rotated, and the tokens' keys and values are already in their pages. The rows are the step's
-    first rows. They have no trees."""
+    """Do the same as attend_windows for the step's first rows, which have no trees."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

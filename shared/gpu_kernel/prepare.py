@@ -1,11 +1,10 @@
-"""Prepare a captured decode step in one launch: lengths, tags, positions and ids, from the plan and the relay (S9).
+"""Prepare a captured decode step in one launch, from the plan and the relay (S9).
 
         tokens     | window of row 0 | window of row 1 | padding    |
         ids          r  0  0  0        r  0  0  0        0  0  0  0     r: the relay's token; drafts come later
         positions    L  L+1  L+2  L+3  L  L+1  L+2  L+3  0  1  2  3     L: the length before the step
 
-A padded row has pool row 0. A padded row's length and id are 0, whatever the relay holds, and its tag counts as
-correct.
+A padded row has pool row 0. Its length and id are 0, whatever the relay holds, and its tag counts as correct.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ BLOCK = 128  # rows per program
 class Relay:
     """The relay's buffers (shared/engine/future_map.py), (rows,) int64."""
 
-    tokens: torch.Tensor  # each row's next input token
-    lengths: torch.Tensor  # each row's committed tokens
-    written_by: torch.Tensor  # the step that wrote the token
+    tokens: torch.Tensor  # next input tokens
+    lengths: torch.Tensor  # numbers of committed tokens
+    written_by: torch.Tensor  # steps that wrote `tokens`
 
 
 @triton.jit(do_not_specialize=["num_rows", "width"])
@@ -36,7 +35,6 @@ def prepare_kernel(
     rows, lengths, expect_step, relayed_tokens, relayed_lengths, written_by,
     committed, tag_ok, positions, input_ids, num_rows, width, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program n prepares batch rows [BLOCK * n, BLOCK * n + BLOCK)."""
     batch_row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = batch_row < num_rows
     row = tl.load(rows + batch_row, inside, other=0)
@@ -58,8 +56,7 @@ def prepare_step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return committed lengths (B,) int64, tag_ok (B,) bool, positions and input ids (B * width,) int64.
 
-    rows, lengths, expect_step (B,) int64, contiguous. A negative length means that the relay has the length.
-    """
+    rows, lengths, expect_step (B,) int64, contiguous. A negative length means that the relay has the length."""
     num, device = len(rows), rows.device
     committed = torch.empty(num, dtype=torch.int64, device=device)
     tag_ok = torch.empty(num, dtype=torch.bool, device=device)

@@ -1,10 +1,9 @@
-"""Multiply rows by a weight in tiles of one size. So a row's result has the same bits in a batch of any size.
+"""Multiply rows by a weight in tiles of one size.
 
-The library chooses its tiles, and so its order of sums, by the number of rows. For weights in the model's dtype the
-library is faster, so these tiles are used for such weights only with `--deterministic`. The library can't multiply
-16-bit rows by a weight in bytes. These tiles can, and they don't convert the weight first. This saves time with few
-rows, because reading the weight then takes most of the time. The kernel that multiplies by the weight of `gate` and
-`up` can also gate the product. It then writes only the gated results, which are half as many numbers.
+So a row's result has the same bits in a batch of any size. The library chooses its tiles, and so its order of sums, by
+the number of rows. For weights in the model's dtype the library is faster, and these tiles serve only
+`--deterministic`. For weights in bytes and few rows these tiles are faster, because they don't convert the weight. The
+kernel can also gate the product of `gate` and `up`, and then writes half as many numbers.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, unit_of, widened
 from shared.kernel.quantized import quantize
 
 BLOCK_M = BLOCK_N = 64
-INPUT_BYTES = 128  # number of bytes of each row that a program reads at a time
+INPUT_BYTES = 128  # of each row, read at a time
 GATES = (None, False, True)  # values of is_gelu: no gate, silu, gelu
-# With a weight in bytes and more rows than this, it is faster to convert the weight and to use the library.
+# with more rows, converting a weight in bytes for the library is faster
 FEW_ROWS = 256
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
-    x,  # (M, in)
-    weight,  # (out, in), of x's dtype or in bytes
-    scale,  # (out,) float32 for bytes, or None
-    bias,  # (out,), or None
-    out,  # (M, out), with IS_GATED (M, out / 2)
+    x,
+    weight,
+    scale,
+    bias,
+    out,
     num_rows,
     num_columns,  # columns of `out`
     num_inputs,
@@ -45,10 +44,9 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (m, n) computes one tile, over all inputs in order. Programs with the same n read the same weights, so
-    they run next to each other.
+    """Program (m, n) computes one tile, over all inputs in order. Neighbouring programs read the same weights.
 
-    With IS_GATED, each gate value in a tile is followed by its up value, so that one thread gets both."""
+    With IS_GATED, each gate value is followed by its up value, so that one thread gets both."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_output = row < num_rows, output < num_columns
@@ -69,7 +67,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # gate and up are rounded before gating, because two launches would round them, too
+    if IS_GATED:  # rounded before gating, because two launches would round, too
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)
@@ -87,9 +85,9 @@ def product(
 ) -> torch.Tensor:
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
-    All tensors are contiguous. The weight has the dtype of x, or is bytes (shared/kernel/quantized.py) with a scale
-    (out,). Sums are float32. `is_gelu`: None if the result is not gated. Otherwise the result is gated, (M, out / 2),
-    with the same bits as `gate` of the product."""
+    All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
+    float32. Sums are float32. If `is_gelu` is not None, the result is gated, (M, out / 2), with the same bits as `gate`
+    of the product."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs
@@ -104,7 +102,7 @@ def product(
 
 
 class FixedLinear:
-    """Replace the library's Linear and, with `out_dtype`, the library's head."""
+    """Replace the library's Linear and, with `out_dtype`, its head."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -117,19 +115,16 @@ class FixedLinear:
         return product(x.to(self._weight.dtype).contiguous(), self._weight, self._bias, self._out_dtype)
 
     def gated(self, x: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-        """Return the gated product, (M, out / 2)."""
         return product(x.to(self._weight.dtype).contiguous(), self._weight, self._bias, is_gelu=is_gelu)
 
 
 class ByteLinear:
-    """Replace QuantizedLinear: the weight is in bytes, which are read as they are.
-
-    Activations are not rounded, so only the order of sums differs from the CPU's."""
+    """Replace QuantizedLinear. Activations are not rounded, so only the order of sums differs from the CPU's."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, is_fixed: bool = False
     ) -> None:
-        """`dtype`: the format of the bytes. `is_fixed`: whether products of many rows use the tiles, too."""
+        """`dtype`: of the bytes. `is_fixed`: use the tiles for many rows, too."""
         self.out_features, self.in_features = weight.shape
         self._data, self._scale = quantize(weight, dtype)
         self._bias, self._is_fixed = None if bias is None else bias.float(), is_fixed
@@ -138,7 +133,6 @@ class ByteLinear:
         return self._tiles(x, None) if self._takes_tiles(x) else self._library(x)
 
     def gated(self, x: torch.Tensor, is_gelu: bool) -> torch.Tensor:
-        """Return the gated product, (M, out / 2)."""
         return self._tiles(x, is_gelu) if self._takes_tiles(x) else gate(self._library(x), is_gelu, x.dtype)
 
     def _takes_tiles(self, x: torch.Tensor) -> bool:

@@ -1,10 +1,9 @@
-"""Rank a vocabulary's ids for Triton's kernels. A rank is one integer, made of logit and id, so ids never tie.
+"""Rank a vocabulary's ids. A rank is one integer, made of logit and id, so ids never tie.
 
         | float32, ordered as an int32 | 2^32 - 1 - id |      NaN ranks last; -0 is 0
 
-`SPLITS` programs share a row's ids. Each program takes consecutive whole blocks of ids; the last
-programs may get none. Maxima and sums of
-integers do not depend on the order, so the number of splits changes no result.
+`SPLITS` programs share a row's ids in whole blocks; the last programs may get none. Maxima and sums of integers do not
+depend on the order, so the number of splits changes no result.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)  # number of ids that a program reads at once
+BLOCK = tl.constexpr(1024)  # ids read at once
 LAST_ID = tl.constexpr(0xFFFFFFFF)
 NO_RANK = tl.constexpr(-(1 << 63))
 SIGN = tl.constexpr(-(1 << 31))
@@ -20,7 +19,7 @@ SIGN = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def ordered(values):
-    """Map float32 numbers to int64 in [0, 2^32) and keep their order; only NaN becomes 0."""
+    """Map float32 numbers to int64 in [0, 2^32) in their order; only NaN becomes 0."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(values == values, order.to(tl.int64) - SIGN, 0)
@@ -46,7 +45,7 @@ def id_of(rank):
 
 @triton.jit
 def key_of(rank):
-    """Return the key in a rank: the logit, as mapped by `ordered`."""
+    """Return a rank's logit, as mapped by `ordered`."""
     return (rank >> 32) - SIGN
 
 
@@ -58,6 +57,5 @@ def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
 
 
 def splits_of(num_rows: int) -> int:
-    """Return the number of programs that share each of `num_rows` rows: enough to fill a GPU. Only three values occur,
-    because the kernels are compiled for each value."""
+    """Return how many programs share a row, to fill a GPU. Kernels are compiled for these three values."""
     return 64 if num_rows <= 4 else 16 if num_rows <= 32 else 4

@@ -1,4 +1,4 @@
-"""Define steps of real models on the "meta" device. Attention's kernels are compiled for these steps ahead of time."""
+"""Define steps of real models on the "meta" device, for which attention's kernels are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ META = torch.device("meta")
 class RealStep:
     model: RealModel
     dtype: torch.dtype = torch.bfloat16
-    pages: torch.dtype | None = None  # int8 or fp8; None if pages store numbers in `dtype`
+    pages: torch.dtype | None = None  # int8 or fp8; None: `dtype`
     trees: bool = False
     window: int = 0
     context: int = REAL_CONTEXT
@@ -50,8 +50,8 @@ class RealStep:
 
 
 def real_steps() -> Iterator[RealStep]:
-    """Yield the steps of every model in bfloat16, and the steps of one model in all other variants. Each step comes in
-    two forms: with and without split keys."""
+    """Yield steps of every model in bfloat16, and all other variants of one model. Each comes with and without split
+    keys."""
     steps = [RealStep(model) for model in REAL_MODELS]
     usual = RealStep(next(model for model in REAL_MODELS if model.head_dim == 128))
     for dtype in REAL_DTYPES:

@@ -1,4 +1,4 @@
-"""Normalise and rotate queries and keys, and write keys and values to their pages, before attention."""
+"""Normalise and rotate queries and keys, and write keys and values to their pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
 
 BLOCK_H = 8  # heads per program
 RopeTables = tuple[torch.Tensor, torch.Tensor]
-EXACT = True  # so pages get the same bytes that a CPU would write
+EXACT = True  # pages get a CPU's bytes
 
 
 @triton.jit
@@ -26,9 +26,7 @@ def rope_write_kernel(
 ):  # fmt: skip
     """Program (t, i) handles token t and block i of its heads: q's blocks come first, then k's, then v's.
 
-    qkv: (T, q | k | v heads * D), rows of any stride. q_norm, k_norm: (D,) float32. cos, sin: (positions, D / 2)
-    float32. positions: (T,) int64. pages, slots: (T,) int32. q_out: (T, heads, D). kv, scales: one layer of the pool,
-    with any stride between pages. A page holds [k, v][kv_head][slot](head_dim)."""
+    cos, sin: (positions, D / 2) float32. pages, slots: (T,) int32. A page holds [k, v][kv_head][slot](head_dim)."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_heads, BLOCK_H)
@@ -82,9 +80,9 @@ def rope_write(
 ) -> torch.Tensor:  # fmt: skip
     """Write keys and values to their pages. Return q, rotated: (T, heads, D).
 
-    qkv: (T, (heads + 2 * kv_heads) * D): the heads of q, then of k, then of v. norms: the norm weights of q and
-    of k, each (D,) float32, or None. positions: (T,) int64. kv: one layer of the pool, (num_pages, 2, kv_heads,
-    page_size, D), contiguous within a page. scales: kv's shape without D, or None."""
+    qkv: (T, (heads + 2 * kv_heads) * D), rows of any stride. norms: of q and k, each (D,) float32, or None. positions:
+    (T,) int64. kv: one layer of the pool, (num_pages, 2, kv_heads, page_size, D), contiguous within a page. scales:
+    kv's shape without D, or None."""
     _, _, kv_heads, page_size, head_dim = kv.shape
     q = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = norms or tables

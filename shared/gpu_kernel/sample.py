@@ -1,4 +1,4 @@
-"""Draw one id for each of E outputs without sorting: the largest logit, a plain draw, or top-k, top-p and min-p.
+"""Draw one id for each of E outputs without sorting.
 
     kernel     result                                                               programs
     largest    the head of the ranking                                              E x splits
@@ -8,12 +8,12 @@
     draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
-Every launch covers every output, and values on the device decide the work for each output. So a CUDA graph can hold all
-launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
-splits gives the same id.
+Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. A
+pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of splits gives
+the same id.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids whose key equals the threshold,
-only the first few are kept.
+A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, the first few
+are kept.
 """
 
 from __future__ import annotations
@@ -46,26 +46,25 @@ FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # number of ids that a program of `search` reads at once; it holds LANES x DIGITS sums
+LANES = tl.constexpr(256)  # ids that `search` reads at once; it holds LANES x DIGITS sums
 ALL = tl.constexpr(-1)  # a threshold below every key
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sampling parameters of E outputs of B rows, on the device. shared/sample/knobs.py explains the fields."""
+    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
 
-    rows: torch.Tensor  # (E,) int64
-    way: torch.Tensor  # (B,) int64
-    scale: torch.Tensor  # (B,) float32
-    top_k: torch.Tensor  # (B,) int64
-    top_p: torch.Tensor  # (B,) float32
-    log_min_p: torch.Tensor  # (B,) float32
-    seeds: torch.Tensor  # (B,) int64
+    rows: torch.Tensor
+    way: torch.Tensor
+    scale: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    log_min_p: torch.Tensor
+    seeds: torch.Tensor
 
 
 @triton.jit
 def _head(heads, output, SPLITS: tl.constexpr):
-    """Return the rank of the id that comes first among all splits of the output."""
     return tl.max(tl.load(heads + output * SPLITS + tl.arange(0, SPLITS)), 0)
 
 
@@ -78,9 +77,9 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 
 @triton.jit
 def _narrow(prefix, left, sums):
-    """Find the next digit. It is the digit where the total of the sums, from the greatest digit down, reaches `left`.
+    """Find the digit where the sums, added from the greatest digit down, reach `left`.
 
-    Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
+    Return the longer prefix, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
     total = tl.sum(sums, 0)
     above = tl.sum(total, 0) - tl.cumsum(total, 0)
@@ -91,9 +90,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold, the sum that its ids must still reach, and its ids' sums in each split.
-
-    The threshold's ids are the ids whose key equals it."""
+    """Return the threshold, the sum that ids with this key must still reach, and their sums in each split."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -103,9 +100,7 @@ def _found(state, sums, output, num, SPLITS: tl.constexpr):
 
 @triton.jit
 def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """Return top-k's threshold. Of the ids whose key equals it, also return the number to keep.
-
-    Return (ALL, 0) if top-k removes no id."""
+    """Return top-k's threshold, and how many ids with this key to keep, or (ALL, 0) if top-k removes no id."""
     key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
     if is_cut:
         key, left, _ = _found(k_state, k_sums, output, num, SPLITS)
@@ -114,7 +109,7 @@ def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
 
 @triton.jit
 def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
-    """Program (e, s) writes the rank of the first id in split s of logits[e, :] to heads[e, s] int64."""
+    """Program (e, s) writes the best rank in split s of logits[e, :] to heads[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, end = ids_of_split(split, vocab_size, SPLITS)
     best = tl.full((BLOCK,), NO_RANK, tl.int64)
@@ -169,7 +164,7 @@ def search_kernel(
 ):  # fmt: skip
     """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
 
-    An id is skipped unless its key begins with the bits found so far. Results go to sums[step, e, s, :] int64.
+    Ids are skipped unless their keys begin with the bits found so far. Results go to sums[step, e, s, :] int64.
     state[step, e, :] int64 holds the bits found so far and the sum still to reach."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
@@ -208,9 +203,7 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, the number of tied ids to keep, and the number of tied ids in earlier splits.
-
-    An id is tied if its key equals the threshold."""
+    """Return the threshold, how many ids with this key to keep, and how many are in earlier splits."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:
@@ -275,9 +268,7 @@ def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
 
 
 def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
-    """Return the largest rank in each split, (E, splits) int64, for logits (E, vocab) float32.
-
-    The largest of an output's ranks belongs to the head of its ranking."""
+    """Return each split's best rank, (E, splits) int64, for logits (E, vocab) float32."""
     num, vocab_size = logits.shape
     splits = splits_of(num) if splits is None else splits
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)
@@ -288,11 +279,10 @@ def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
 def draw_ids(
     logits: torch.Tensor, heads: torch.Tensor, positions: torch.Tensor, draws: Draws, is_warm: bool, filters: bool
 ) -> torch.Tensor:
-    """Return (E,) int64 ids, the same ids that `sampler_torch` draws.
+    """Return (E,) int64 ids, the same as `sampler_torch`'s.
 
     logits: (E, vocab) float32, edited, rows of any stride. heads: from `find_heads`. positions: (E,) int64, of the
-    input tokens. `is_warm`: whether any row is not greedy. `filters`: whether any row has top-k or top-p.
-    """
+    input tokens. `is_warm`: some row is not greedy. `filters`: some row has top-k or top-p."""
     num, vocab_size = logits.shape
     splits = heads.shape[1]
     sizes = (logits.stride(0), vocab_size, num)
@@ -310,7 +300,6 @@ def draw_ids(
 
 
 def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, ...]:
-    """Return the states and sums of both searches, for `draw_kernel`."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     sizes = (logits.stride(0), vocab_size, num)

@@ -1,8 +1,7 @@
 """Describe everything that a kernel's machine code depends on: argument types and values that Triton compiles in.
 
-Each kernel module has a function `real_signatures`, which calls the module's typed functions with tensors on the "meta"
-device, in the sizes of `REAL_MODELS`. The launcher records the calls. The recorded signatures are compiled ahead of
-time.
+Each kernel module's `real_signatures` calls its typed functions with tensors on the "meta" device, in the sizes of
+`REAL_MODELS`. The launcher records the signatures, which are compiled ahead of time.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from typing import Any
 import torch
 from triton._utils import canonicalize_ptr_dtype
 
-ALIGNMENT = 16  # Triton compiles separate code for addresses (in bytes) and integers that are multiples of this number
+ALIGNMENT = 16  # Triton compiles separate code for multiples of this, in addresses and integers
 INT32 = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """The sizes of a model that people run. A draft head, or one rank's part of a model, has the same sizes or smaller
-    ones."""
+    """The sizes of a model that people run. A draft head or one rank's part has no larger sizes."""
 
     name: str
     hidden_size: int
@@ -54,11 +52,11 @@ class Signature:
 
     kernel: str  # "module:function"
     types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
-    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in: tl.constexpr, None or 1
-    aligned: tuple[str, ...]  # names of parameters that are multiples of 16
+    constants: tuple[tuple[str, object], ...]  # values compiled in: tl.constexpr, None or 1
+    aligned: tuple[str, ...]  # parameters that are multiples of 16
     num_warps: int
     num_stages: int
-    # limit of registers per thread, which ahead.py passes as an option
+    # per thread, an option for ahead.py
     max_registers: int | None = field(default=None, repr=False)
 
     def find_kernel(self) -> Any:
@@ -66,7 +64,7 @@ class Signature:
         return getattr(importlib.import_module(module), name)
 
     def describe(self) -> str:
-        """Return one line: the kernel, the types that vary and the constants."""
+        """Return one line."""
         types = (f"{name}:{kind}" for name, kind in self.types if kind != "constexpr")
         constants = (f"{name}={value}" for name, value in self.constants)
         registers = "" if self.max_registers is None else f", at most {self.max_registers} registers"
@@ -85,7 +83,6 @@ def signature_of(
     num_stages: int,
     max_registers: int | None = None,
 ) -> Signature:
-    """Return the signature that Triton would compile. `args`: positional arguments. `constants`: constexpr values."""
     unspecialised = unspecialised_of(kernel)
     types, compiled_in, aligned = [], dict(constants), []
     for place, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
@@ -103,7 +100,6 @@ def signature_of(
 
 
 def unspecialised_of(kernel: Any) -> set[int | str]:
-    """Return the names and positions of parameters in @triton.jit's `do_not_specialize`."""
     listed = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize")
     return set(listed or ())
 

@@ -1,8 +1,6 @@
-"""Read and write stored numbers, unchanged or as bytes with a scale. The bits equal those of
-shared/kernel/quantized.py.
+"""Read and write stored numbers, unchanged or as bytes with a scale. The bits equal shared/kernel/quantized.py's.
 
-This code makes and reads the bits of fp8 itself. So it also runs on chips without an fp8 type, and all chips give the
-same bits.
+This code makes and reads fp8's bits itself. So it also runs on chips without an fp8 type, with the same bits.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools, by how they store numbers
+AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: FP8}
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: a float32 number this large has no fraction
-TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23, where float32 has no fractions
+TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 IS_INT8, IS_FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 
 
@@ -23,13 +21,12 @@ def kind_of(pool: torch.Tensor) -> int:
 
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
-    """Return the pool as kernels take it: fp8 numbers as int8, because kernels make and read the bytes themselves."""
+    """Return the pool as kernels take it: fp8 numbers as int8."""
     return pool.view(torch.int8) if kind_of(pool) == FP8 else pool
 
 
 @triton.jit
 def scale_of(largest, KIND: tl.constexpr):
-    """Return the float32 scale of rows whose largest magnitude is `largest`."""
     if KIND == IS_INT8:
         return tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
     return tl.math.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32))
@@ -37,11 +34,11 @@ def scale_of(largest, KIND: tl.constexpr):
 
 @triton.jit
 def to_bytes(values, scale, KIND: tl.constexpr):
-    """Convert float32 (R, N) with scales (R,) to int8 (R, N), which holds integers or the bits of fp8."""
+    """Convert float32 (R, N) with scales (R,) to int8 (R, N): integers or the bits of fp8."""
     divisor = tl.broadcast_to(tl.maximum(scale, TINY)[:, None], values.shape)
     unit = tl.math.div_rn(values, divisor)
     if KIND == IS_INT8:
-        return ((unit + ROUNDER) - ROUNDER).to(tl.int8)  # rounds to the nearest integer, ties to even
+        return ((unit + ROUNDER) - ROUNDER).to(tl.int8)  # to the nearest integer, ties to even
     bits = unit.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = (magnitude - (120 << 23) + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
@@ -53,7 +50,7 @@ def to_bytes(values, scale, KIND: tl.constexpr):
 
 @triton.jit
 def widened(stored, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """Convert stored numbers to DTYPE without rounding. Return fp8 numbers as 1/256 of their value (see `unit_of`)."""
+    """Convert stored numbers to DTYPE without rounding, but fp8 numbers as 1/256 of their value (see `unit_of`)."""
     if KIND == IS_FP8:  # move sign, exponent and fraction to where float16 has them
         return ((stored.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True).to(DTYPE)
     return stored.to(DTYPE)
@@ -61,7 +58,7 @@ def widened(stored, DTYPE: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def unit_of(scale, KIND: tl.constexpr):
-    """Return the factor by which the results of `widened` must be multiplied."""
+    """Return the factor for the results of `widened`."""
     if KIND == IS_FP8:
         return scale * 256.0
     return scale

@@ -1,8 +1,8 @@
-"""Atomic operations, waits and calls by address, for the compiled code of core_words.py and team_code.py.
+"""Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
-Addresses and words are int64. Operations are sequentially consistent: a thread that reads a written word also sees all
-earlier writes. Waits use Linux futexes on a word's lower half. `calls` is the address of an int64 array that holds the
-result of team.system_calls.
+Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. add_to,
+set_bits, keep_bits and exchange return the word's old value. Waits use Linux futexes on a word's lower half. `calls` is
+the address of an int64 array with team.system_calls' result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from shared.kernel.jit import emit_call, emitted, inlined, longs_at
 
-FUTEX_WAIT, FUTEX_WAKE = 0, 1  # the flag FUTEX_PRIVATE is not set, because processes share words
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE, because processes share words
 EVERYBODY = 0x7FFFFFFF
 MONOTONIC = 1  # CLOCK_MONOTONIC, which all processes share
 _LONG = ir.IntType(64)
@@ -48,25 +48,22 @@ def _changing(operation: str) -> Any:
 
 @emitted
 def add_to(typing_context: Any, address: Any, value: Any) -> Any:
-    """Return the word's old value."""
     return _changing("add")
 
 
 @emitted
 def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Return the word's old value."""
     return _changing("or")
 
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear the bits that are not in `bits`. Return the word's old value."""
+    """Clear the bits that are not in `bits`."""
     return _changing("and")
 
 
 @emitted
 def exchange(typing_context: Any, address: Any, value: Any) -> Any:
-    """Return the word's old value."""
     return _changing("xchg")
 
 
@@ -83,8 +80,6 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
-    """Call a task that jit.compile_task compiled."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
         function = builder.inttoptr(args[0], kind.as_pointer())
@@ -96,7 +91,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: An
 
 @emitted
 def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Call the C library's `syscall`, whose address is `function`."""
+    """`function`: the address of the C library's `syscall`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_LONG, [_LONG] * 7)
@@ -108,7 +103,7 @@ def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any,
 
 @emitted
 def read_clock(typing_context: Any, function: Any) -> Any:
-    """Return CLOCK_MONOTONIC in ns. `function`: the address of `clock_gettime`."""
+    """Return nanoseconds. `function`: the address of `clock_gettime`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -123,9 +118,9 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 
 @emitted
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
-    """Store `nanoseconds` (less than a second) as a timespec on the caller's stack, and return its address.
+    """Return the address of a timespec of `nanoseconds` (less than a second) on the caller's stack.
 
-    The timespec is valid until the caller calls this function again or returns."""
+    It is valid until the caller returns or calls this function again."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -138,7 +133,7 @@ def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
 
 @emitted
 def rest_a_moment(typing_context: Any) -> Any:
-    """Pause for a moment in a spin loop, so that the core's other hardware thread runs faster."""
+    """Pause in a spin loop, so that the core's other hardware thread runs faster."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -150,8 +145,9 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleep while the word's lower half equals `seen`. The sleep may end early. `most_ns` limits it, in
-    nanoseconds below one second. 0 sets no limit."""
+    """Sleep while the word's lower half equals `seen`. The sleep may end early.
+
+    `most_ns`, below one second, limits the sleep; 0 sets no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

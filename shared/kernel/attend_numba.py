@@ -1,15 +1,13 @@
-"""Computes softmax(scale q k) v over paged KV, after attention_numba.py's first task wrote q, k and v.
+"""Computes softmax(scale q k) v over paged KV: attention_numba.py's second task.
 
-A token scores its keys block by block, takes the softmax, then adds weighted values in the same order. Neighbouring
-tokens of a row form a run. If all tokens of a run need a block, the block is loaded once:
+Neighbouring tokens of a row form a run. A block that all tokens of a run read is loaded once:
 
     token 0 of the run    | early | shared, in whole blocks | its own |
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-There are "early" keys only with a sliding window. A shared block's values are widened to float32. Its keys are widened
-and transposed, so that a vector holds one number of each key, and the lanes of a dot product need not be added up. A
-token of a draft tree or a decode row is a run by itself, with only "its own" keys.
+Only a sliding window makes "early" keys. A shared block is widened to float32, and its keys are transposed (simd.py).
+In a draft tree or a decode row, each token is a run by itself, with only "its own" keys.
 """
 
 from __future__ import annotations
@@ -64,12 +62,12 @@ SCALE_BYTES = 4
 FIRST_WITH_SCALES = int(Items.INT8)
 FETCH_AHEAD = 64  # keys
 MOST_RUN_TOKENS = 16
-MOST_SCRATCH = 1 << 19  # limit of a run's scratch in bytes, to fit a core's own cache
+MOST_SCRATCH = 1 << 19  # bytes of a run's scratch, which fit a core's own cache
 _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Return the number of float32 numbers that a query's scores and a spare block take.
+    """Return how many float32 numbers hold a query's scores and a spare block.
 
     The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)
@@ -96,30 +94,29 @@ class Run(NamedTuple):
 
     first: int
     length: int
-    table: int  # address of the row's pages
+    table: int  # address
     num_keys: int
-    window: int  # 0 if there is no window
+    window: int  # 0: no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s set bits
+    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s bits
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of one kv head's keys or values: in slot 0 of page 0, or in the slot that `_at` found.
-
-    `scales` is used only if pages hold bytes."""
+    """Addresses of a kv head's keys or values, in slot 0 of page 0 or in `_at`'s slot. Only pages of bytes have
+    scales."""
 
     items: int
     scales: int
 
 
 class Room(NamedTuple):
-    """Addresses in a thread's scratch. R: largest length of a run. G: number of queries per kv head."""
+    """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head."""
 
-    items: int  # (lanes,) int64: addresses of a block's keys or values
-    scales: int  # (lanes,) int64: addresses of their scales
-    wide: int  # (lanes,) int64: addresses of `block`'s rows
+    items: int  # (lanes,) int64: a block's keys or values
+    scales: int  # (lanes,) int64: their scales
+    wide: int  # (lanes,) int64: `block`'s rows
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32
@@ -131,8 +128,9 @@ class Room(NamedTuple):
 def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
-    """Compile the task. Each share takes some of the (run, kv head) pairs. The task never reads pages before the
-    window, because they may have been reused."""
+    """Compile the task. A share takes some (run, kv head) pairs.
+
+    Pages before the window are never read: they may have been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -242,8 +240,7 @@ def _weigh_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
-    """Add the weighted values of keys outside the shared blocks, in order. If `is_early`, take the keys before these
-    blocks, else the keys behind them."""
+    """Add the weighted values of the keys before the shared blocks (`is_early`) or behind them, in order."""
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
@@ -271,8 +268,9 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 
 @inlined
 def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
-    """Turn each score into its weight exp(scale (score - top)), and each score behind the last key into 0. Store 1 /
-    (sum of a query's weights) in place of the query's first top."""
+    """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
+
+    A query's first top becomes 1 / (sum of its weights)."""
     for i in range(run.length):
         num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
         for query in range(i * group, (i + 1) * group):
@@ -313,8 +311,8 @@ def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int)
 def _locate(
     room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
 ) -> None:
-    """Store the addresses of keys [start, start + lanes). From `stop` on, repeat the last key's address; the weights of
-    these repeated keys are 0."""
+    """Store the addresses of keys [start, start + lanes). From `stop` on, where weights are 0, repeat the last
+    address."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)
@@ -332,7 +330,7 @@ def _locate(
 
 @inlined
 def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Return a draft tree's first slot, and the number of keys that its token reads."""
+    """Return a draft tree's first slot, and how many keys its token reads."""
     width, count = 0, 0
     while seen >> width != 0:
         count += (seen >> width) & 1
@@ -342,8 +340,7 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """Correct a block's addresses from a tree's first slot on. From there, store only the addresses of slots that the
-    token sees, then repeat the last of these addresses."""
+    """From a tree's first slot on, store the addresses of slots that the token sees, then repeat the last address."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
@@ -362,7 +359,7 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
 
 @inlined
 def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
-    """Prefetch keys or values, because the hardware prefetcher misses scattered pages."""
+    """Prefetch scattered pages, which the hardware prefetcher misses."""
     if start >= stop:
         return
     page_size = step[PAGE_SIZE]

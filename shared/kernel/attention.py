@@ -2,9 +2,8 @@
 
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
-Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row.
-Tokens of a draft tree may share a position, in different slots. Such a token reads all slots before the tree, then its
-ancestors' slots and its own slot. With a sliding window of n positions, a token reads only the last n of these slots.
+Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. With
+a sliding window of n positions, a token reads only the last n.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
-PADDED_MAX_Q = 16  # a row with more tokens than this runs alone; the other rows are padded into one batch
-MOST_PADDING = 4  # all rows run alone if a padded batch would read more than this multiple of the real keys
-MOST_NUMBERS = 1 << 27  # limit of the scores, and of the widened keys' numbers, in memory at a time
+PADDED_MAX_Q = 16  # a row with more tokens runs alone; others are padded into one batch
+MOST_PADDING = 4  # most keys that a padded batch may read per real key
+MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys, in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,17 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float  # eps of the norm that each head of q and k gets, if the model has such norms
-    # for each layer, how many positions a token reads, its own included. 0 means all. () means all in every layer.
+    eps: float  # of q's and k's norms, if the model has them
+    # positions that a token reads in each layer, its own included; 0: all; (): all in every layer
     windows: tuple[int, ...] = ()
-    scale: float = 0.0  # factor of the scores; 0 stands for head_dim ** -0.5
+    scale: float = 0.0  # factor of the scores; 0: head_dim ** -0.5
 
     @property
     def score_scale(self) -> float:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return the layer's window, or 0 if the layer has none."""
+        """Return 0 if the layer has no window."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -50,26 +49,26 @@ class HostLengths:
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
     seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step, if known
     seq_lens_sum: int | None  # the sum of seq_lens
-    num_running: int  # number of decode rows, which come last and have equally many tokens in the step
+    num_running: int  # number of decode rows, which come last and have equally many tokens
 
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """Inputs of one step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
+    """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    For draft trees, slots and visible are both set. Otherwise both are None, and slots equal positions. visible[t] is
-    -1 (hides nothing) or a mask of at most 48 bits, whose highest bit is the token's own slot. The token also reads all
-    slots before the slot of bit 0.
-    """
+    Tokens of a draft tree may share a position, in different slots. A step with trees has slots and visible. Otherwise
+    both are None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits, whose
+    highest bit is the token's own slot. The token reads the slots of the set bits, and all slots before the slot of bit
+    0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
     page_table: torch.Tensor  # (B, P) int32
     max_q_len: int
     max_seq_len: int
-    slots: torch.Tensor | None = None  # (T,) int64: slot of each token's key and value
+    slots: torch.Tensor | None = None  # (T,) int64, of each token's key and value
     visible: torch.Tensor | None = None  # (T,) int64
-    host: HostLengths | None = None  # if None, the host waits while it reads row bounds from the device
+    host: HostLengths | None = None  # None: the host waits for the device's row bounds
 
     @property
     def key_slots(self) -> torch.Tensor:
@@ -80,37 +79,34 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Attention on the forward stream: `begin` once per step, then `attend` once per layer.
 
-    `gathers`: whether `attend` may read max_seq_len keys for a row that has fewer keys.
-    """
+    `gathers`: whether `attend` may read max_seq_len keys for a shorter row."""
 
     gathers: bool
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Start a step.
 
-        kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. `scales`:
-        the scales of pages of bytes, in the same shape without head_dim."""
+        kv: (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: only for pages of
+        bytes, the same shape without head_dim."""
         ...
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Write the layer's keys and values, then attend.
+        """Norm and rotate q and k, write keys and values to their pages, then attend.
 
-        qkv: q, k and v, as (T, (heads + 2 * kv_heads) * D) in the model's dtype. First q and k are normed, if the
-        weights q_norm and k_norm (D,) float32 are given. Then q and k are rotated. Returns (T, heads * D), valid until
-        the next call.
-        """
+        qkv (T, (heads + 2 * kv_heads) * D) in the model's dtype. q_norm, k_norm: weights (D,) float32, or None without
+        norms. Return (T, heads * D), valid until the next call."""
         ...
 
 
 class TorchAttention:
-    """Gathers each row's pages, and masks the scores. Scores and softmax are float32."""
+    """Gathers each row's pages. Scores and softmax are float32."""
 
     gathers = True
 
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
-        """`local_tables`: the tables of layers with a window; None means `tables`."""
+        """`local_tables`: for layers with a window; None means `tables`."""
         self._shape = shape
         self._tables, self._local_tables = tables, local_tables
 
@@ -120,8 +116,8 @@ class TorchAttention:
         num_tokens = len(inputs.positions)
         bounds = inputs.cu_q_lens.long()
         token = torch.arange(num_tokens, device=bounds.device)
-        self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)  # each token's row
-        self._nth = token - bounds[self._row]  # each token's place in its row
+        self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)
+        self._nth = token - bounds[self._row]  # place in the row
         slots = inputs.key_slots
         self._write_page = inputs.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
@@ -153,7 +149,6 @@ class TorchAttention:
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
-        """Norm and rotate x (T, heads, D) in float32."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -162,7 +157,7 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding queries read slot 0 only."""
+        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding reads slot 0."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
         table = self._inputs.page_table[first_row:, : self._num_pages].long()
@@ -208,7 +203,6 @@ class TorchAttention:
         return -(-after // self._kv.shape[4])
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return k and v, each (B, kv_heads, P * page_size, D), of pages (B, P)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
             pages = dequantize(pages, self._scales[table, layer])
@@ -218,12 +212,12 @@ class TorchAttention:
     def _masked(
         self, layer: int, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Attend. q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
+        """Attend. q is (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         keys = torch.arange(k.shape[2], device=q.device)
         hidden = outside_window(hidden_keys(keys, slots, visible), self._shape.window(layer))
-        # Zero unread slots: they may hold an earlier owner's NaN, and 0 * NaN is NaN.
+        # Unread slots may hold an earlier owner's NaN, and 0 * NaN is NaN.
         v = v.masked_fill(hidden.all(dim=1)[:, None, :, None], 0)
         scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.score_scale
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
@@ -231,9 +225,9 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate a batch.
+    """Return how many of the first rows run alone: the prefill chunks, or all if padding would dominate.
 
-    On a CPU a chunk makes all rows run alone, because a launch costs nothing there, but padding does."""
+    On a CPU, one chunk makes all rows run alone, because launches cost nothing there."""
     host, num_rows = inputs.host, len(inputs.page_table)
     has_chunk = inputs.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
@@ -252,7 +246,7 @@ def _host_bounds(inputs: AttentionInputs) -> list[int]:
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Return (B, Q, S) bool: True where the query at slot slots[b, q] does not read the key at slot keys[s]."""
+    """Return (B, Q, S) bool: True where the query at slots[b, q] does not read the key at slot keys[s]."""
     num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
     bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
@@ -261,10 +255,10 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
 
 
 def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
-    """Hide all but the last `window` keys that each query reads. `hidden` (B, Q, S) bool: the keys that are hidden so
-    far; they stay hidden. With a window of 0, hide no further keys.
+    """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0.
 
-    The n-th key that a query reads has position n, even if a draft tree's siblings lie between the keys."""
+    `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a draft
+    tree's siblings lie between."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)

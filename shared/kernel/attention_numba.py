@@ -1,8 +1,7 @@
 """Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
 
 The first task rotates queries and keys, and writes keys and values to pages. The second task attends (attend_numba.py).
-A token's sums have a fixed order, so its result does not depend on other rows, chunk borders, page size or threads.
-Siblings in a draft tree do not change a result either, because a token's blocks leave out siblings' keys.
+A token's sums have a fixed order, so other rows, chunk borders, page size, threads and tree siblings change no result.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
 
 _f32 = np.float32
-# The words that a step fills, in order.
 FILLED = np.array(
     (
         ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
@@ -86,21 +84,20 @@ def supports(shape: AttentionShape) -> bool:
 
 
 class AttentionStep:
-    """Holds addresses that a step's layers share. Owns buffers, which become as large as the largest step needs."""
+    """Holds the addresses that a step's layers share, and buffers as large as the largest step needed."""
 
     def __init__(
         self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
     ) -> None:
-        """See NumbaAttention."""
         self._shape, self._num_threads = shape, num_threads
-        self.num_shares = num_threads  # number of shares of the attend task
+        self.num_shares = num_threads  # of the attend task
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """Take a step's inputs and hold them until the next step."""
+        """Hold a step's inputs until the next step."""
         shape, num_tokens = self._shape, len(inputs.positions)
         bounds = inputs.cu_q_lens.numpy()
         self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
@@ -136,9 +133,9 @@ class AttentionStep:
         )
 
     def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
-        """Return the first token of each run, and the number of all tokens as the last entry.
+        """Return each run's first token, then the number of all tokens.
 
-        No run crosses a multiple of `run_tokens` slots, so the tokens' own keys lie in few blocks."""
+        No run crosses a multiple of `run_tokens` slots, so its tokens' own keys lie in few blocks."""
         rows = self._rows
         if run_tokens == 1:
             return np.arange(len(rows) + 1)
@@ -152,13 +149,12 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends. They also fix the scales' addresses, because each
-        page holds its scales behind its numbers."""
+        """The pool's address and strides, on which `fill` depends. Scales lie behind each page's numbers, so they need
+        no entry."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
-        """Fill the words that depend on the pool. `tasks` (n,): numbers of the tasks to fill; `layers` (n,): each
-        task's layer."""
+        """Fill the words of `tasks` (n,) that depend on the pool. `layers` (n,): each task's layer."""
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
@@ -174,7 +170,7 @@ class AttentionStep:
         words[tasks, SIN] = np.where(windows > 0, local_sin, sin)
 
     def _check(self, inputs: AttentionInputs) -> None:
-        """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
+        """Raise TypeError or IndexError: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
         shortest = min(table.shape[0] for table in self._tables)
@@ -201,7 +197,7 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`local_tables`: the tables of layers with a window; None means `tables`. `page_dtype`: None means `dtype`."""
+        """`local_tables`: for layers with a window, by default `tables`. `page_dtype`: by default `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)
@@ -228,7 +224,7 @@ class NumbaAttention:
 
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Return one layer's write task and attend task, whose words have the same layout."""
+    """Return a layer's write task and attend task, with one layout of words."""
     items = ITEMS[page_dtype or dtype]
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
@@ -242,14 +238,14 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
     """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
 
-    Each share takes some tokens. items.py says how pages of bytes may differ from TorchAttention's pages."""
+    A share takes some tokens."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes
 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
-        block = step[PAGE_SIZE] * head_bytes  # size of one head's slots in one page
+        block = step[PAGE_SIZE] * head_bytes  # bytes of one head's slots in a page
         for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             page, slot = _place(step, token)
             at = page * step[PAGE_BYTES] + slot * head_bytes
@@ -271,7 +267,6 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 
 
 def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Compile the same task for pages of bytes. Keys are rotated in the thread's scratch."""
     head_bytes = head_dim * (2 if is_half else 4)
     source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
 
@@ -320,7 +315,7 @@ def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
-    """Norm one head, if `norm` is set. Rotate each pair (x[d], x[d + D/2]) by its angle, in float32."""
+    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is set."""
     half = head_dim // 2
     scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):

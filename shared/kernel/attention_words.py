@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-# Words of a task, after NUM_ROWS (here the number of tokens) and NUM_SHARES.
+# Words of a task, after NUM_ROWS (the number of tokens) and NUM_SHARES.
 STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT, COS, SIN, WINDOW = range(2, 12)
 KEY_SCALES, VALUE_SCALES = 12, 13  # used only if pages hold bytes
 NUM_WORDS = 14
 # Words that a step's layers share, at the address in STEP.
 ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
 QUERIES, SCORE_BYTES, SLOTS, VISIBLE = range(6, 10)
-RUNS, NUM_RUNS = 10, 11  # RUNS: address of the first tokens of all runs, followed by the number of all tokens
-RUN_TOKENS = 12  # limit of a run's tokens
+RUNS, NUM_RUNS = 10, 11  # RUNS: address of _find_runs' result
+RUN_TOKENS = 12  # the most tokens of a run
 SCRATCH, SCRATCH_BYTES = 13, 14  # thread 0's address, and bytes per thread
 SCALE_PAGE_BYTES = 15  # bytes from a page's scales to the next page's scales
 NUM_STEP_WORDS = 16

@@ -1,13 +1,12 @@
-"""Computes block_weights.py's product on a CPU. Weights are packed once, and four integer products are summed at a
-time.
+"""Computes block_weights.py's product on a CPU. Weights are packed once.
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
                       with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its own rows of x. Rounding 64 rows takes about as long as multiplying them by one tile. A separate
-task for rounding would make all threads wait.
+Each share rounds its own rows of x, because a separate task would make all threads wait. Rounding 64 rows takes about
+as long as multiplying them by one tile.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
-SCRATCH, SCRATCH_BYTES = 9, 10  # thread 0's address, and bytes per thread
+SCRATCH, SCRATCH_BYTES = 9, 10  # thread 0's address, bytes per thread
 NUM_WORDS = 11
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
@@ -72,13 +71,12 @@ def packable(form: BlockFormat) -> BlockFormat:
 
 
 class BlockTileLinear:
-    """Multiplies x (M, in) into a new, contiguous (M, out), each bfloat16 or float32. `packed`: a weight made by
-    `pack`."""
+    """Multiplies x (M, in) into a new, contiguous (M, out), each bfloat16 or float32. `packed`: from `pack`."""
 
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
-        """`dot`: how bytes are multiplied; None means the best way that the processor has."""
+        """`dot`: None means the best that the processor has."""
         assert packed.form is not None
         self.out_features, self.in_features = packed.shape
         self.format, self._team = packed.form, team
@@ -102,7 +100,6 @@ class BlockTileLinear:
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """Return how many bytes of scratch a share needs."""
         return min(num_rows, self.work.most_rows) * self.work.row_bytes
 
     def empty(self, num_rows: int) -> torch.Tensor:
@@ -122,14 +119,13 @@ class BlockTileLinear:
 
 
 def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """Pack a weight for x of `dtype`."""
     form = packable(weight.format)
     tiles = pack_tiles(weight, form)
     return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
 
 
 def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
-    """Return (tiles, blocks of k, bytes) uint8, with outputs padded with 0 to whole tiles."""
+    """Return (tiles, blocks of k, bytes) uint8, padded with 0 to whole tiles."""
     num_columns, num_inputs = weight.shape
     tiles, depth, quads = -(-num_columns // TILE_COLUMNS), num_inputs // form.block, form.block // 4
     numbers = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.uint8)
@@ -148,17 +144,14 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 
 
 class Kind(NamedTuple):
-    """The constants of a tile's code, except the number of rows."""
-
     bits: int
     block: int
     has_low: bool
     half_scales: bool
-    out_half: bool  # whether results are bfloat16, not float32
+    out_half: bool
     dot: Dot
 
     def packed(self) -> int:
-        """Return these fields as one constant."""
         flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.dot << 3
         return self.bits | self.block << 8 | flags << 16
 
@@ -169,7 +162,7 @@ class Kind(NamedTuple):
 
     @property
     def number_bytes(self) -> int:
-        """The bytes that a tile's numbers take per block of k."""
+        """Bytes of a tile's numbers per block of k."""
         return TILE_COLUMNS * self.block * self.bits // 8
 
     @property
@@ -178,15 +171,13 @@ class Kind(NamedTuple):
 
     @property
     def step_bytes(self) -> int:
-        """The bytes that a tile's numbers, scales and lows take per block of k."""
+        """Bytes of a tile per block of k."""
         return self.number_bytes + TILE_COLUMNS * (1 + self.has_low) * self.scale_bytes
 
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
-    """Compile the task. A share is a run of tiles and a group of rows.
-
-    `is_half`: whether x is bfloat16, not float32. `out_half`: the same for the results."""
+    """Compile the task. A share is a run of tiles and a group of rows."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
@@ -211,7 +202,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # divide the rows evenly among the passes, to avoid a single row after a pass of four
+                # even passes avoid a single row after a pass of four
                 rows = (left + passes - 1) // passes
                 if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -234,9 +225,9 @@ def multiply_blocks(
     typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
     out_stride: Any, fetch: Any,
 ) -> Any:  # fmt: skip
-    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks of the weight.
+    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, kind. `depth` counts blocks of k. See product.multiply_tile for the other arguments."""
+    Constants: rows, kind. `depth`: number of blocks of k. See product.multiply_tile."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 
@@ -273,8 +264,6 @@ def multiply_blocks(
 
 
 class _RowBlock(NamedTuple):
-    """Addresses of one block of a row of x."""
-
     data: Any
     start: Any
     unit: Any
@@ -284,8 +273,8 @@ class _RowBlock(NamedTuple):
 class _Quad(NamedTuple):
     """Four numbers of each of 16 columns."""
 
-    place: int  # the quad's number in the block; its first k in the block is 4 * place
-    numbers: Any  # 16 words, one for each column
+    place: int  # the quad's number in the block; its first k is 4 * place
+    numbers: Any  # 16 words, one per column
 
 
 class _Block:
@@ -293,7 +282,6 @@ class _Block:
         self._builder, self.kind = builder, kind
 
     def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:
-        """See byte_rows.py."""
         build, block = self._builder, LONG(self.kind.block)
         start = build.add(build.add(row_at, build.mul(depth, block)), build.mul(index, LONG(4)))
         unit = build.add(start, build.mul(depth, LONG(4)))
@@ -304,7 +292,7 @@ class _Block:
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
         """Return the integer sums of each row and column block.
 
-        A row's quad is spread once for all columns, because spreading costs more than the products."""
+        A quad of x is spread once for all columns, because spreading costs more than the products."""
         build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
@@ -316,7 +304,6 @@ class _Block:
         return dots
 
     def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
-        """Add the block's sums for 16 columns to `total`."""
         build = self._builder
         total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
         if low is not None:
@@ -340,7 +327,7 @@ class _Block:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
-        """Return the block's lows of 16 columns, or None if the format has no lows."""
+        """Return the lows of 16 columns, or None if the format has no lows."""
         if not self.kind.has_low:
             return None
         return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)

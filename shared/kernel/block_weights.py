@@ -10,8 +10,8 @@ GGUF files store tensors this way. A product rounds each row of x to bytes, with
                  + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
                  + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
 
-Integer sums are exact in any order, and the order of float operations is fixed. So a row's bits depend on neither the
-processor nor other rows.
+Integer sums are exact, and float operations have a fixed order. So a row's bits depend on neither the processor nor
+other rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 
 LARGEST = 127.0
-SMALLEST = 2.0**-100  # blocks with magnitudes up to this count as 0, because 127 / a tiny number overflows float32
+SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: number of weights per scale. `half_scales`: whether scales and lows are float16."""
+    """`block`: weights per scale. `half_scales`: scales and lows are float16."""
 
     name: str
     bits: int  # 4 or 8
@@ -38,11 +38,11 @@ class BlockFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Return the bytes per weight, including the weight's share of scales and lows."""
+        """Bytes per weight, with the weight's share of scales and lows."""
         return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
-INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # the format that float weights get when they are loaded
+INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # float weights get this format at load
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,6 @@ class BlockWeights:
         return self.numbers.shape[0], self.numbers.shape[1]
 
     def take(self, rows: torch.Tensor | slice) -> BlockWeights:
-        """Select or reorder outputs."""
         lows = None if self.lows is None else self.lows[rows]
         return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], lows=lows)
 
@@ -75,7 +74,7 @@ class BlockWeights:
 
 
 def quantize_weight(weight: torch.Tensor) -> BlockWeights:
-    """Quantize (N, K) floats to INT8 blocks. A block's largest magnitude becomes 127."""
+    """Quantize (N, K) floats to INT8 blocks."""
     blocks = weight.float().unflatten(1, (-1, INT8.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
@@ -84,7 +83,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """Stack the outputs of all parts. If the parts' formats differ, convert all parts to one format."""
+    """Stack all outputs. Parts of different formats are converted to one format."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:
@@ -100,8 +99,7 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
-    """Return the same weights in a format of bytes whose `zero` is 0. Its scales are float32, and its lows include the
-    old format's `zero`."""
+    """Return the same weights in bytes with `zero` 0, float32 scales, and lows that include the old `zero`."""
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales
@@ -116,7 +114,7 @@ def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tens
     blocks = x.float().unflatten(1, (-1, block))
     largest = blocks.abs().amax(dim=2)
     largest = torch.where(largest <= SMALLEST, 0.0, largest)
-    # 127 is a tensor: with a plain number, torch would multiply by a reciprocal instead of dividing
+    # torch would not divide by a plain 127, but multiply by its reciprocal
     top = torch.full_like(largest, LARGEST)
     inverse = torch.where(largest == 0, 0.0, top / largest)
     return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / top
@@ -140,10 +138,8 @@ def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return a * b + c of float32 tensors, rounded once.
 
-    In float64 the product is exact but the sum is not. Rounding the sum to float64 and then to float32 may give a wrong
-    last bit. So the sum is first rounded to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
-    2008).
-    """
+    In float64 the product is exact, but rounding the sum twice may give a wrong last bit. So the sum is first rounded
+    to odd (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008)."""
     product, c = a.double() * b.double(), c.double()
     total = product + c
     part = total - product

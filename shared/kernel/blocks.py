@@ -17,8 +17,8 @@ class BlockKernels(Protocol):
     """Kernels on the forward stream. A result is valid until the method's next call."""
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        """Add delta (M, H) to residual (M, H) float32 in place. Return the residual's RMS norm times weight, in the
-        model's dtype."""
+        """Add delta (M, H) to residual (M, H) float32 in place. Return the sum's RMS norm times weight, in the model's
+        dtype."""
         ...
 
     def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -26,17 +26,17 @@ class BlockKernels(Protocol):
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Multiply silu (or gelu) of each row's first half by its second half: (M, 2 * I) -> (M, I), for any I."""
+        """Return silu (or gelu) of each row's first half, times its second half: (M, 2 * I) -> (M, I)."""
         ...
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Return `gate` of linear(x), perhaps in one launch: (M, H) -> (M, I)."""
+        """Return `gate` of linear(x), perhaps in one launch."""
         ...
 
 
 class TorchBlocks:
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
-        """`is_gelu`: use gelu in its tanh form instead of silu."""
+        """`is_gelu`: gelu in its tanh form instead of silu."""
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:

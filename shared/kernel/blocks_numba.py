@@ -36,7 +36,7 @@ class NumbaBlocks:
     def __init__(
         self, hidden_size: int, inner_sizes: tuple[int, ...], eps: float, dtype: torch.dtype, team: Team, is_gelu: bool
     ) -> None:
-        """`inner_sizes`: the values of I (see BlockKernels.gate) for which `gate` is called."""
+        """`inner_sizes`: the values of I with which `gate` is called."""
         self._dtype = dtype
         is_half = dtype == torch.bfloat16
         self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
@@ -76,9 +76,9 @@ class NumbaBlocks:
 
 @functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
-    """Add DELTA, if any, to the float32 residual SOURCE. Write the residual's RMS norm times WEIGHT to OUT.
+    """Add DELTA, if any, to the float32 residual SOURCE. OUT = RMS norm of SOURCE times WEIGHT.
 
-    A row of OUT has room for `out_width` numbers; 0 means `hidden_size`."""
+    OUT's rows have room for `out_width` numbers; 0 means `hidden_size`."""
     item = 2 if is_half else 4
     out_bytes = (out_width or hidden_size) * item
 
@@ -94,8 +94,7 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 @functools.cache
 def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
-    """OUT = RMS norm of SOURCE's rows times weight. OUT and SOURCE are bfloat16 if `is_half`, else float32. OUT and
-    SOURCE may be the same rows."""
+    """OUT = RMS norm of SOURCE times WEIGHT. OUT and SOURCE have the model's dtype, and may be the same rows."""
     row_bytes = hidden_size * (2 if is_half else 4)
 
     def rows_norm(words: Any, share: int, worker: int) -> None:
@@ -143,7 +142,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
 
 @functools.cache
 def make_take(row_bytes: int) -> Any:
-    """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT). A row consists of 2-byte items."""
+    """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT), in items of 2 bytes."""
 
     def take(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):

@@ -1,4 +1,4 @@
-"""Checks bounds before compiled kernels run, because a wrong index there would be a wild address."""
+"""Checks bounds before compiled kernels run: a wrong index there would be a wild address."""
 
 from __future__ import annotations
 

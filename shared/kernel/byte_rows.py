@@ -1,9 +1,9 @@
-"""Rounds rows of x to bytes, as block_weights.py defines them, for block_product.py.
+"""Rounds rows of x to bytes, as block_weights.py defines them.
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks in a row. A block's integer sum has `start` as its initial value: minus
-`zero` times the sum of the block's bytes. `zero` is a field of the weights' format.
+`depth` is the number of blocks. A block's integer sum begins with `start`: minus the weights' `zero` times the sum of
+the block's bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.kernel.block_weights import LARGEST, SMALLEST
 from shared.kernel.jit import emit_call, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
 
-EXTRA_BYTES = 12  # bytes per block, in addition to the block's numbers
+EXTRA_BYTES = 12  # bytes per block, beside its numbers
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to nearest, ties to even
 SMALLEST_BITS = int(np.float32(SMALLEST).view(np.uint32))
 BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
@@ -34,8 +34,7 @@ def round_block(
 ) -> Any:
     """Emit code that rounds one block of a row.
 
-    Constants: block, zero, is_half. The other arguments are addresses. The code reads x (bfloat16 or float32), and
-    writes to the other addresses."""
+    Constants: block, zero, is_half. The others are addresses: x (bfloat16 or float32) is read, the rest are written."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -64,7 +63,7 @@ def _words(value: int) -> Any:
 
 
 class _Rounding:
-    """Emits code for one block. Numbers of x are vectors of 16 float32 bit patterns."""
+    """Numbers of x are vectors of 16 float32 bit patterns."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
@@ -77,10 +76,9 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and 127 divided by it in all lanes. Both results are 0 if no
-        magnitude is above SMALLEST.
+        """Return the largest magnitude (float32), and 127 divided by it in all lanes.
 
-        Magnitudes sort like their bits."""
+        Both are 0 if no magnitude is above SMALLEST. Magnitudes sort like their bits."""
         build = self._builder
         magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
         top = magnitudes[0]

@@ -1,8 +1,6 @@
-"""Reports when numba compiles code, or reads it from disk. While a node starts, a report shows progress. Later,
-it shows that requests wait for the compiler.
+"""Reports each kernel that numba compiles or reads from disk, because nodes and requests wait for it.
 
-numba holds its compiler lock while it compiles a kernel or reads one from disk. Each event of a compiler pass
-contains the name of the function that is being compiled.
+numba holds its compiler lock meanwhile. Events of its compiler passes name the function.
 """
 
 from __future__ import annotations
@@ -24,21 +22,19 @@ STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # the suffix that jit.py adds to a k
 
 
 class CompileNews(Protocol):
-    """These methods are called on the thread that asked for the code."""
+    """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
         """Report that a kernel is being compiled. This is called many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Report that a kernel's code was compiled, or read from disk. If the code was read, `kernel` is the line of
-        our code that needed it.
+        """Report that a kernel was compiled, or read from disk.
 
-        `seconds` include waits for other compilations."""
+        If it was read, `kernel` is the line of our code that needed it. `seconds` include waits for other compilations.
+        """
 
 
 class CompileWatch(event.Listener):
-    """Listens to numba from `start` until `stop`."""
-
     def __init__(self, news: CompileNews, clock: Callable[[], float] = time.monotonic) -> None:
         self._news = news
         self._clock = clock
@@ -56,7 +52,7 @@ class CompileWatch(event.Listener):
         here = self._here
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
-            if here.depth == 1:  # this is the outermost compilation; callees are compiled inside it
+            if here.depth == 1:  # callees are compiled inside the outermost compilation
                 here.kernel, here.begun = "", self._clock()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])
@@ -64,7 +60,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        # ignore events of passes, and of locks taken before `start`
+        # ignore passes, and locks taken before `start`
         if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1
@@ -77,7 +73,7 @@ def name_of(qualname: str) -> str:
 
 
 def asked_from() -> str:
-    """Return file:line of the innermost frame in our code."""
+    """Return file:line of our innermost frame."""
     frame = sys._getframe()
     while frame.f_back is not None and not is_ours(frame.f_code.co_filename):
         frame = frame.f_back

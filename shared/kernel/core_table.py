@@ -25,21 +25,21 @@ import numpy as np
 from shared.kernel.team import Place, Team, system_calls
 
 SHARED_MEMORY = Path("/dev/shm")
-# {}: user id. If the layout of words changes, increase the number at the end: different versions must not share a table
+# {}: user id. Increase the last number when the layout of words changes: versions must not share a table.
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-# longest wait at the gate when a node enters, and when it leaves; time between two looks at the gate
+# longest wait at the gate to enter, and to leave; time between two looks
 COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 
 class NoTable(Exception):
-    """Nodes can't share cores; the exception's text says why."""
+    """Nodes can't share cores; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The content of a slot's file. `borrows`: cores that the node may borrow."""
+    """A slot file's content."""
 
     node: str
     own: tuple[int, ...]
@@ -48,15 +48,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """The names of the nodes that hold one core, and of its guest, at one moment."""
-
     core: int
     holders: tuple[str, ...]
     guest: str | None
 
 
 class CoreTable:
-    """This process's slot in the table. Only one thread calls the methods; the team's threads use only the words."""
+    """This process's slot in the table. Only one thread calls its methods; the team's threads use only the words."""
 
     def __init__(self, owner: Owner, folder: Path | None = None) -> None:
         """Raise NoTable if nodes can't share cores here. `folder`: for tests."""
@@ -80,32 +78,29 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on the node's own cores and the cores that it may borrow.
+        """Return a team on the node's own cores and on cores that it may borrow. The leader gets the first own core.
 
-        The team's leader runs on the first own core. Close the team before the table."""
+        Close the team before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
         own = [Place(self._line(core), True, core) for core in self.owner.own]
         places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
         return Team(places=places, slot=self.slot, memory=self._words)
 
     def hold_own(self) -> None:
-        """Stop lending this node's own cores."""
         for core in self.owner.own:
             self._hold(self._line(core), self.slot)
 
     def borrowed(self) -> list[int]:
-        """Return cores on which this node is a guest now."""
         guests = self._words[:, 0] & self._code.GUEST
         return [int(core) for core in np.flatnonzero(guests == self.slot + 1)]
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, without waiting. This takes a few file operations, so call it at most once a
-        second."""
+        """Clean up after killed nodes, without waiting. Call this at most once a second: it takes some file
+        operations."""
         with contextlib.suppress(OSError), through_gate(self._folder, 0.0):
             self._clear_dead()
 
     def uses(self) -> list[CoreUse]:
-        """Return the use of each core that a node of the table owns or may borrow."""
         owners = {slot: read_owner(self._path(slot)) for slot in [*self._others(), self.slot]}
         names = {slot: f"slot {slot}" if owner is None else owner.node for slot, owner in owners.items()}
         cores = {core for owner in owners.values() if owner is not None for core in owner.own + owner.borrows}
@@ -128,7 +123,7 @@ class CoreTable:
             if lock is None:
                 continue
             try:
-                self._forget_all(slot)  # a dead node may have left claims under this slot
+                self._forget_all(slot)  # a dead node's claims
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, json.dumps(asdict(self.owner)).encode(), 0)
             except OSError:
@@ -172,7 +167,7 @@ class CoreTable:
 def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
     """Admit one process at a time, even while the folder is removed.
 
-    Raise OSError if the folder can't be used, or another process (perhaps stopped) holds the gate too long."""
+    Raise OSError if the folder can't be used, or if another process holds the gate too long."""
     until = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(FileExistsError):
@@ -180,7 +175,7 @@ def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
         try:
             check_private(folder)
             handle = os.open(folder / GATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # the last node removed the folder meanwhile
+        except FileNotFoundError:  # the last node removed the folder
             continue
         try:
             if take_lock(handle) and is_at(handle, folder / GATE):
@@ -209,7 +204,7 @@ def is_at(handle: int, path: Path) -> bool:
 def map_file(path: Path, size: int) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # allocate all pages now: if memory is full, touching an unallocated page would kill this process
+        # allocate all pages now: touching a new page while memory is full would kill this process
         os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, size)
     finally:
@@ -217,7 +212,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def lock_if_free(path: Path) -> int | None:
-    """Return a handle that holds the file's lock, or None if a living process holds it."""
+    """Return a handle that holds the lock, or None if a living process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle
@@ -233,7 +228,7 @@ def take_lock(handle: int) -> bool:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return the owner that the file names, or None if the file is gone or not written yet."""
+    """Return None if the file is gone or not written yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(path.read_text(encoding="utf-8"))
         return Owner(told["node"], tuple(told["own"]), tuple(told["borrows"]))

@@ -4,13 +4,12 @@
     word 1:   bit slot: a node that would like to be a guest
     word 8+:  a bell for each slot: a count that is increased before its waiters are woken
 
-A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread that is
-inside a step. When a node begins to hold the core, the guest finishes its share of a task, then leaves, within
-milliseconds. A killed or stopped guest loses the core. If several nodes hold a core, the operating system schedules
-them.
+A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread inside a
+step. Once the core has a holder, the guest finishes its share and leaves, within milliseconds. A killed or stopped
+guest loses the core. If several nodes hold a core, the system schedules them.
 
-Every change is one compiled atomic operation, so a node that dies leaves no change half done. At worst a bell is not
-rung, and the waiting node asks for the core again with its next program.
+Every change is one atomic operation, so a node that dies leaves no change half done. At worst a bell is not rung, and
+the waiting node asks for the core again with its next program.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from shared.kernel.atomics import (
 )
 from shared.kernel.jit import compile_c, inlined
 
-WANT, BELLS = 8, 64  # offsets of words 1 and 8, in bytes from a line's start
+WANT, BELLS = 8, 64  # byte offsets of words 1 and 8 in a line
 NUM_SLOTS = 40
 LINE_BYTES = BELLS + NUM_SLOTS * 8
-HOLDER, GUEST = 16, 0xFFFF  # the number of the first holder's bit; a mask of the guest's bits
-PATIENCE_NS = 5_000_000  # longest wait of a holder for a guest
+HOLDER, GUEST = 16, 0xFFFF  # the first holder's bit; a mask of the guest's bits
+PATIENCE_NS = 5_000_000  # a holder's longest wait for a guest
 
 
 @inlined
@@ -48,14 +47,14 @@ def enter(line: int, slot: int) -> bool:
 
 @inlined
 def must_leave(line: int, slot: int) -> bool:
-    """Return whether a guest must leave: its core has a holder or was taken back."""
+    """Return whether a guest's core has a holder or was taken back."""
     word: int = look_at(line)
     return word != slot + 1
 
 
 @inlined
 def leave(calls: int, line: int, slot: int) -> None:
-    """Leave as a guest. Do nothing if the core was taken back."""
+    """Leave as a guest, unless the core was taken back."""
     word = look_at(line)
     while word & GUEST == slot + 1:
         if change_if(line, word, word - (slot + 1)):
@@ -78,7 +77,7 @@ def release(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def wait_for_guest(calls: int, line: int, slot: int) -> None:
-    """Wait, as a holder, until the core's guest leaves. After PATIENCE_NS take the core back.
+    """Wait, as a holder, until the guest leaves. After PATIENCE_NS take the core back.
 
     A late thread, whose node no longer holds the core, does not wait."""
     bell = line + BELLS + slot * 8
@@ -100,7 +99,7 @@ def wait_for_guest(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def take_back(line: int, slot: int) -> None:
-    """Take the core from a guest, which notices when it next runs."""
+    """Take the core from a guest, which notices later."""
     word = look_at(line)
     if _is_holder(word, slot):
         change_if(line, word, word - (word & GUEST))
@@ -113,14 +112,14 @@ def _is_holder(word: int, slot: int) -> bool:
 
 @inlined
 def ask(calls: int, line: int, slot: int) -> None:
-    """Ask that this node's sleeping thread be woken once the core is free."""
+    """Wake this node's sleeping thread once the core is free."""
     if not want(line, slot):
         ring(calls, line, slot)
 
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Ask that this node's bell be rung once the core is free. Return whether the core is taken now."""
+    """Have this node's bell rung once the core is free. Return whether the core is taken now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0
@@ -143,7 +142,7 @@ def _ring_those(calls: int, line: int, slots: int) -> None:
 
 @functools.cache
 def make_hold() -> Any:
-    """Return `hold` as a C function, whose arguments are (line, slot)."""
+    """Return `hold` as a C function of (line, slot)."""
 
     def hold_core(line: int, slot: int) -> None:
         hold(line, slot)
@@ -153,8 +152,9 @@ def make_hold() -> Any:
 
 @functools.cache
 def make_forget() -> Any:
-    """Return a C function that removes a dead node's claims on a core. It may be called at any time. Its arguments are
-    (calls, line, slot)."""
+    """Return a C function of (calls, line, slot), which removes a dead node's claims on a core.
+
+    It may be called at any time."""
 
     def forget(calls: int, line: int, slot: int) -> None:
         keep_bits(line + WANT, ~(1 << slot))

@@ -1,4 +1,4 @@
-"""Emits code that adds products of bytes to 32-bit sums. The sums are exact on every kind of processor.
+"""Emits code that adds products of bytes to 32-bit sums, exact on every processor.
 
 sums[n] += the sum of numbers[n, i] * bytes[n, i] over i < 4      n < 16; numbers unsigned, bytes signed
 """
@@ -14,7 +14,7 @@ from llvmlite import ir
 from shared.kernel.jit import emit_call
 from shared.kernel.product import COLUMNS, STEPS
 
-MOST_FOR_PAIRS = 128  # if numbers are at most this, the sum of two products fits in 16 bits
+MOST_FOR_PAIRS = 128  # with numbers up to this, the sum of two products fits in 16 bits
 HALF = COLUMNS // 2
 WORDS = ir.VectorType(ir.IntType(32), HALF)
 BYTES, HALF_BYTES = (ir.VectorType(ir.IntType(8), 4 * count) for count in (COLUMNS, HALF))
@@ -22,7 +22,7 @@ SHORTS = ir.VectorType(ir.IntType(16), 2 * HALF)
 
 
 class Dot(enum.IntEnum):
-    PLAIN = 0  # without special instructions: shifts and word products
+    PLAIN = 0
     PAIRS = 1  # AVX2: 16-bit products, two added at once
     HALVES = 2  # AVX-VNNI: products of four bytes at once, in vectors of 8 words
     WHOLE = 3  # AVX-512 VNNI: the same, in vectors of 16 words
@@ -37,9 +37,7 @@ def best_dot(features: Mapping[str, bool]) -> Dot:
 
 
 def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: int) -> Any:
-    """Return the new sums.
-
-    `sums`, `numbers` and `byte` are vectors of 16 words. No byte of `numbers` exceeds `most`."""
+    """`sums`, `numbers` and `byte` are vectors of 16 words. No byte of `numbers` exceeds `most`."""
     if dot is Dot.WHOLE:
         operands = [sums, builder.bitcast(numbers, BYTES), builder.bitcast(byte, BYTES)]
         return emit_call(builder, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
@@ -72,7 +70,6 @@ def _add_words(builder: Any, sums: Any, numbers: Any, byte: Any) -> Any:
 
 
 def _small_pairs(builder: Any, numbers: Any, byte: Any) -> Any:
-    """Add pairs of products in 16 bits, then pairs of sums."""
     operands = [builder.bitcast(numbers, HALF_BYTES), builder.bitcast(byte, HALF_BYTES)]
     pairs = emit_call(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, operands)
     ones = ir.Constant(SHORTS, [1] * 2 * HALF)
@@ -80,8 +77,7 @@ def _small_pairs(builder: Any, numbers: Any, byte: Any) -> Any:
 
 
 def _pairs(builder: Any, numbers: Any, byte: Any) -> Any:
-    """Return each word's sum of four products of bytes. The bytes are widened to 16 bits: first bytes 0 and 2, then
-    bytes 1 and 3."""
+    """Return each word's four products, added up. Bytes 0 and 2 are widened to 16 bits, then bytes 1 and 3."""
     eight, low = (ir.Constant(SHORTS, [value] * 2 * HALF) for value in (8, 0xFF))
     number, signed = builder.bitcast(numbers, SHORTS), builder.bitcast(byte, SHORTS)
     even = [builder.and_(number, low), builder.ashr(builder.shl(signed, eight), eight)]

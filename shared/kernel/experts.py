@@ -10,11 +10,9 @@ from shared.kernel.linear import Columns, Head, Linear
 
 
 class Experts:
-    """Sends each token through `top_k` experts. The router picks each token's experts: it gives them the largest
-    weights.
+    """Sends each token through the `top_k` experts to which the router gives the largest weights.
 
-    A token's results are added in the order of the experts' numbers, whatever else is in the step.
-    """
+    Results are added in the order of the experts' numbers, whatever else is in the step."""
 
     def __init__(
         self, router: Head, gate_ups: Sequence[Linear], downs: Sequence[Linear], top_k: int, normalise: bool
@@ -27,7 +25,7 @@ class Experts:
     ) -> torch.Tensor:
         """Return (M, H) for x (M, H), both in the model's dtype. Sums are float32. `gated`: BlockKernels.gated.
 
-        `all_columns` completes the gate and down products of ranks that hold only some columns."""
+        `all_columns` completes products of ranks that hold only some columns."""
         weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)
         if self._normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -41,7 +39,7 @@ class Experts:
             for expert in chosen.unique().tolist():
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 total.index_add_(0, token, run(expert, x[token]) * weights[token, place, None])
-        else:  # every expert takes every token, because the host must not wait for the device's choice
+        else:  # every expert takes every token: the host must not wait for the device's choice
             share = torch.zeros((len(x), len(self._downs)), device=x.device).scatter_(1, chosen, weights)
             for expert in range(len(self._downs)):
                 own = share[:, expert, None]

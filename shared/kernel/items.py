@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
-For equal numbers, the bytes are the same as quantized.py's. So nodes with and without compiled kernels fill pages
-alike. Only a few normed keys differ, by one step, because the norm adds its numbers in another order.
+Equal numbers get quantized.py's bytes, so nodes with and without compiled kernels fill pages alike. Only a few normed
+keys differ by one step, because the norm adds in another order.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from llvmlite import ir
 
 from shared.kernel.quantized import LARGEST
 
-EXPONENT = 2.0**120  # factor that turns fp8's exponents into float32's
-ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer, ties to even, into the low bits
+EXPONENT = 2.0**120  # turns fp8's exponents into float32's
+ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer into the low bits
 MAGNITUDE = 0x7FFFFFFF
-TOO_LARGE = 1087 << 20  # bits of 480, which is beyond fp8's numbers
+TOO_LARGE = 1087 << 20  # bits of 480, beyond fp8's numbers
 SMALLEST_NORMAL = 121 << 23  # bits of 2^-6
-DENORMAL = 141 << 23  # bits of 2^14, whose last place is fp8's smallest step
+DENORMAL = 141 << 23  # bits of 2^14: its last place is fp8's smallest step
 
 
 class Items(IntEnum):
-    """A number format of pages. Compiled code has it as a constant."""
+    """A number format of pages, constant in compiled code."""
 
     FLOATS = 0
     HALVES = 1  # bfloat16
@@ -40,7 +40,7 @@ class Items(IntEnum):
 
     @property
     def largest(self) -> float:
-        """Return the number to which a row's largest magnitude is scaled."""
+        """The number to which a row's largest magnitude is scaled."""
         return LARGEST[torch.int8 if self == Items.INT8 else torch.float8_e4m3fn]
 
 
@@ -57,7 +57,7 @@ def widened(builder: Any, data: Any, items: Items) -> Any:
     words, floats = _words(data.type.count), ir.VectorType(ir.FloatType(), data.type.count)
     if items == Items.INT8:
         return builder.sitofp(builder.sext(data, words), floats)
-    # fp8's bits, moved to float32's places, mean 2^-120 times the number, denormals included.
+    # In float32's places, fp8's bits mean 2^-120 times the number, denormals included.
     bits = builder.zext(data, words)
     sign = builder.shl(builder.and_(bits, _all(words, 0x80)), _all(words, 24))
     rest = builder.shl(builder.and_(bits, _all(words, 0x7F)), _all(words, 20))
@@ -66,8 +66,9 @@ def widened(builder: Any, data: Any, items: Items) -> Any:
 
 
 def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
-    """Round float32 numbers, already divided by the scale, to the nearest bytes, ties to even. In int8 NaN becomes 0,
-    and the row's scale is NaN."""
+    """Round float32 numbers, already divided by the scale, to the nearest bytes, ties to even.
+
+    In int8 NaN becomes 0, and the row's scale is NaN."""
     words, data = _words(numbers.type.count), ir.VectorType(ir.IntType(8), numbers.type.count)
     if items == Items.INT8:
         shifted = builder.fadd(numbers, _all(numbers.type, ROUNDING))

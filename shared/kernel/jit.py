@@ -1,8 +1,8 @@
 """Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
-Kernels take addresses instead of arrays: numba has no bfloat16, and checking the arrays of some hundred calls would
-take longer than a small step's work. Functions such as `floats_at` turn an int64 address into a typed pointer. The
-caller holds the tensors until the call returns, and nothing checks bounds.
+Kernels take addresses instead of arrays: numba has no bfloat16, and checking arrays would take longer than a small
+step's work. Functions such as `floats_at` turn an int64 address into a typed pointer. The caller holds the tensors
+until the call returns, and nothing checks bounds. `is_half` means bfloat16 instead of float32.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
-# The compiler may split a sum into as many lanes as the processor has. sums.py prevents this where all processors must
-# give the same bits. NaN and infinity are kept.
+# The compiler may split a sum into the processor's lanes, but not in sums.py. NaN and infinity are kept.
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
@@ -38,8 +37,7 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL. Like compile_c, keep the code on
-    disk."""
+    """Compile a kernel over arrays (sampler, HashLM), without the GIL, and keep it as compile_c does."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -56,7 +54,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """Return the features to compile for: this processor's, unless numba's settings name others."""
+    """Return this processor's features, unless numba's settings name others."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -67,23 +65,20 @@ def processor_features() -> dict[str, bool]:
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    Arguments: the task's int64 words, which begin with NUM_ROWS and NUM_SHARES; the number of the share; the number of
-    the thread, which picks its scratch. Shares may run at the same time, in any order, on any thread.
-    """
+    Arguments: the task's int64 words (first NUM_ROWS and NUM_SHARES), the share, and the thread, which picks the
+    scratch. Shares may run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 
 def compile_exact_task(function: Callable[[Any, int, int], None]) -> Any:
-    """Compile like compile_task, but round every float operation as written."""
+    """Compile a task that rounds every float operation as written."""
     return compile_c(function, TASK, exact=True)
 
 
 def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
     """Compile a C function. Keep its code on disk, beside the source or else in the user's cache directory.
 
-    If neither place is writable, each process compiles anew. Closures may hold only numbers, which are part of the
-    cache key.
-    """
+    Closures may hold only numbers, which are part of the cache key."""
     stamp_name(function)
     fast: Any = False if exact else FAST_MATH
     try:
@@ -94,10 +89,9 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
-    """Add two checksums to the function's name in the disk cache. They cover the sources in the function's folder and
-    in jit.py's folder.
+    """Add checksums of the sources in the function's folder and in this folder to its name in the disk cache.
 
-    numba itself checks only the function's file, and would reuse stale inlined code."""
+    numba checks only the function's own file, and would reuse stale inlined code."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
     function.__qualname__ += f"_{sources_stamp(own):08x}_{sources_stamp(here):08x}"
 
@@ -111,27 +105,25 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """Merge a kernel's part into its caller. If the caller passes constants, the compiler then unrolls the part's
-    loops."""
+    """Merge a kernel's part into its caller. If arguments are constants, the part's loops are unrolled."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
 
 def copied(function: F) -> F:
-    """Copy a kernel's part into its caller before types are inferred. So the caller's constants stay constants for
-    emitted code."""
+    """Copy a part into its caller before types are inferred, so that constants stay constants for emitted code."""
     settings: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", "inline": "always"}
     made: F = njit(**settings)(function)
     return made
 
 
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Make a kernel's part from LLVM code. numba itself passes the first argument, the typing context."""
+    """Make a part from LLVM code. numba passes the first argument, the typing context."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
 
 
 def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Do the same as `emitted`, but make separate code for each set of constant arguments."""
+    """Do the same as `emitted`, with separate code for each set of constants."""
     made = intrinsic(prefer_literal=True)(function)
     return made  # type: ignore[return-value]  # as above
 
@@ -166,8 +158,6 @@ def longs_at(typing_context: Any, address: Any) -> Any:
 
 @emitted
 def bits_of(typing_context: Any, value: Any) -> Any:
-    """float32 -> its bits, uint32."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -176,8 +166,6 @@ def bits_of(typing_context: Any, value: Any) -> Any:
 
 @emitted
 def float_of(typing_context: Any, value: Any) -> Any:
-    """uint32 bits -> float32."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -202,7 +190,7 @@ def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> 
 
 
 def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
-    """Call an intrinsic whose name ends in the type of its operands: float32, or a vector of float32."""
+    """Call an intrinsic whose name ends in its operands' type."""
     kind = operands[0].type
     suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
     return emit_call(builder, f"{name}.{suffix}", kind, list(operands))
@@ -222,7 +210,6 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 
 @inlined
 def from_half(bits: np.uint16) -> np.float32:
-    """bfloat16 bits -> float32."""
     number: np.float32 = float_of(_u32(_u32(bits) << _u32(16)))
     return number
 
@@ -237,8 +224,7 @@ def to_half(value: np.float32) -> np.uint16:
 
 @inlined
 def exp32(value: np.float32) -> np.float32:
-    """Return exp(value), within 3 units in the last place, for value < 88. For a value below -87 return exp(-87). The
-    compiler vectorises this code."""
+    """Return exp(value) for value < 88, within 3 units in the last place. Below -87 return exp(-87)."""
     value = max(value, _f32(-87.0))
     power = np.floor(value * _f32(LOG2E) + _f32(0.5))
     rest = (value - power * _f32(LN2_HIGH)) - power * _f32(LN2_LOW)
@@ -252,7 +238,7 @@ def exp32(value: np.float32) -> np.float32:
 
 @inlined
 def load(address: int, index: int, is_half: bool) -> np.float32:
-    """Read the index-th bfloat16 or float32 at an address; `is_half` must be a constant."""
+    """Read the index-th number. `is_half` must be a constant."""
     return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
 
 

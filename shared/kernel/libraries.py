@@ -1,4 +1,4 @@
-"""Detects the optional kernel compilers, and where they run. Without them everything works, but slower."""
+"""Detects the optional kernel compilers, and logs a missing one. Without them everything works, but slower."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 
 
 def has_numba() -> bool:
-    """Return whether numba, for kernels on a CPU, can be imported. If not, log one line."""
     return _can_import("numba", "plain torch kernels, slower")
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether triton, a part of torch's CUDA build, can be imported. If not, log one line."""
+    """Return whether triton, a part of torch's CUDA build, can be imported."""
     return _can_import("triton", "plain torch kernels, much slower")
 
 

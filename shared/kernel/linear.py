@@ -1,4 +1,4 @@
-"""Matrix products with fixed weights, laid out at load: the interface, and library products where ours do not run."""
+"""Matrix products with fixed weights: the interface, and library products where ours do not run."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ class Linear(Protocol):
 
 Weight = torch.Tensor | BlockWeights  # (out, in)
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # takes weight (out, in) and bias (out,)
-WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # like LinearFactory, but also takes weights in blocks
-Columns = Callable[[torch.Tensor], torch.Tensor]  # collects from all ranks: (M, own columns) -> (M, all columns)
-Head = Callable[[torch.Tensor], torch.Tensor]  # the last product, always float32, because bfloat16 logits would tie
+WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]
+Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own columns) -> (M, all ranks' columns)
+Head = Callable[[torch.Tensor], torch.Tensor]  # the last product, float32, because bfloat16 logits would tie
 HeadFactory = Callable[[Weight], Head]
 
 
 class PlainLinear:
-    """torch's product, on any device."""
-
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._weight, self._bias = weight, bias
@@ -44,11 +42,9 @@ class PlainLinear:
 class PackedLinear:
     """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
 
-    In bfloat16 this saves a reorder per call. At M = 1 the reorder would take half of the time. In float32 it avoids
-    MKL's slow path on AMD processors. A row's sum has the same order at every M, except sometimes at M = 1. If the
-    order differs there, a single row is passed to oneDNN as two equal rows. This costs little, and makes a token's
-    result independent of other tokens.
-    """
+    In bfloat16 this saves a reorder per call: half of the time at M = 1. In float32 it avoids MKL's slow path on AMD
+    processors. At M = 1, a row's sum may have another order. With `double_one`, a single row is passed twice, so that a
+    token's result does not depend on other tokens."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
         self.out_features, self.in_features = weight.shape
@@ -68,7 +64,7 @@ class PackedLinear:
 
 
 class PlainBlockLinear:
-    """The product that block_weights.py defines, on any device, exact but slow. `out_dtype`: None means x's dtype."""
+    """block_weights.py's product on any device, exact but slow. `out_dtype`: None means x's dtype."""
 
     def __init__(
         self, weight: BlockWeights, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -118,7 +114,7 @@ class WideHead:
 
 
 class PackedFactory:
-    """Makes PackedLinears of one dtype. For each shape it tests once whether a single row must be doubled."""
+    """Tests once for each shape whether a single row must be doubled."""
 
     def __init__(self) -> None:
         self._doubles: dict[tuple[int, ...], bool] = {}
@@ -131,8 +127,9 @@ class PackedFactory:
 
 
 def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
-    """Return whether rows multiplied one by one get other bits than rows multiplied together. In bfloat16 the test
-    takes more rows, because rounding hides most differences."""
+    """Return whether rows multiplied one by one get other bits than rows multiplied together.
+
+    In bfloat16 rounding hides most differences, so more rows are tried."""
     num_rows = 128 if dtype == torch.bfloat16 else 8
     steps = torch.arange(num_rows * linear.in_features, dtype=torch.float32).view(num_rows, -1)
     rows = torch.sin(steps * 1.7).to(dtype)
@@ -140,7 +137,7 @@ def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
-    """Return the fastest product that works here. Make one call of oneDNN's product to see whether it works."""
+    """Return the fastest product that works here, after a trial of oneDNN's."""
     if device.type != "cpu":
         return PlainLinear
     try:

@@ -1,12 +1,12 @@
-"""Noise without a generator: hash(seed, position, token id) -> Gumbel, the same in Python, torch and noise_numba.py.
+"""Noise without a generator: hash(seed, position, token id) -> Gumbel.
 
 Only additions, multiplications, divisions and bit operations are used, each rounded as IEEE float32, in a fixed order.
-So all implementations, devices and vector widths agree bit for bit. Logarithm and exponential are our own, because
-libraries differ in the last bit, which decides ties.
+So Python, torch, numba, all devices and all vector widths agree bit for bit. Logarithm and exponential are our own,
+because libraries differ in the last bit, which decides ties.
 
     (seed low, seed high, position) --> two 32-bit row keys --(token id)--> 23 bits --> u in (0, 1) --> -log(-log(u))
 
-With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, so one of 2^24 noise values would be infinite.
+With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, and give infinite noise.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ GOLDEN = 0x9E3779B9
 MULTIPLIER_A = 0x7FEB352D
 MULTIPLIER_B = 0x846CA68B
 NOISE_BITS = 23
-WEIGHT_BITS = 40  # a weight is an integer in units of 2^-40 of the largest weight, so sums are exact in any order
-EXP_FLOOR = -60.0  # the exponential of a smaller number gives a weight of 0 anyway
+WEIGHT_BITS = 40  # weights are integers in units of 2^-40 of the largest weight, so sums are exact
+EXP_FLOOR = -60.0  # smaller numbers have a weight of 0 anyway
 
-HALF_ROOT = 0x3F3504F3  # bits of sqrt(1/2): mantissas lie in [sqrt(1/2), sqrt(2))
+HALF_ROOT = 0x3F3504F3  # bits of sqrt(1/2), the smallest mantissa
 LN2 = float(np.float32(0.6931471805599453))
-LN2_HIGH = 0.693359375  # log(2) rounded to 9 bits, so its product with a small integer is exact
+LN2_HIGH = 0.693359375  # log(2) in 9 bits, so its product with a small integer is exact
 LN2_LOW = float(np.float32(0.6931471805599453 - 0.693359375))
 LOG2E = float(np.float32(1.4426950408889634))
 ATANH = tuple(float(np.float32(1 / k)) for k in (3, 5, 7, 9))
@@ -35,7 +35,7 @@ TAYLOR = tuple(float(np.float32(1 / k)) for k in (2, 6, 24, 120, 720, 5040))
 
 
 def mix32(value: int) -> int:
-    """Mix 32 bits, as a bijection: every input bit affects every output bit."""
+    """Mix 32 bits, as a bijection."""
     value ^= value >> 16
     value = value * MULTIPLIER_A & MASK32
     value ^= value >> 15
@@ -44,14 +44,12 @@ def mix32(value: int) -> int:
 
 
 def row_keys(seed: int, position: int) -> tuple[int, int]:
-    """Return two 32-bit keys for the token drawn at `position`."""
     key = mix32((position * GOLDEN + 1) & MASK32)
     first = mix32((mix32(key ^ (seed & MASK32)) + (seed >> 32 & MASK32)) & MASK32)
     return first, mix32(first ^ key ^ GOLDEN)
 
 
 def noise_bits(first: int, second: int, token_id: int) -> int:
-    """Return a token id's 23 noise bits for a row's keys."""
     value = (token_id * GOLDEN & MASK32) ^ first
     value = (value ^ (value >> 16)) * MULTIPLIER_A & MASK32
     value = ((value ^ (value >> 15)) + second & MASK32) * MULTIPLIER_B & MASK32
@@ -69,7 +67,7 @@ def torch_mix32(value: torch.Tensor) -> torch.Tensor:
 
 
 def torch_row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two (E,) int32 keys for positions (E,) int64 and seeds (E,), which are int64 bit patterns."""
+    """Return two (E,) int32 keys. positions (E,) int64; seeds (E,) int64 bit patterns."""
     low, high = seeds.to(torch.int32), (seeds >> 32).to(torch.int32)
     key = torch_mix32(positions.to(torch.int32) * _signed(GOLDEN) + 1)
     first = torch_mix32(torch_mix32(key ^ low) + high)
@@ -77,7 +75,7 @@ def torch_row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.
 
 
 def torch_noise_bits(first: torch.Tensor, second: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return (E, V) int32 below 2^23 for keys (E, 1) int32 and ids (V,) int32."""
+    """Return (E, V) int32 below 2^23 for keys (E, 1) and ids (V,), both int32."""
     value = (token_ids * _signed(GOLDEN)) ^ first
     value = (value ^ _shift(value, 16)) * _signed(MULTIPLIER_A)
     value = ((value ^ _shift(value, 15)) + second) * _signed(MULTIPLIER_B)

@@ -22,7 +22,7 @@ from shared.kernel.noise import (
     WEIGHT_BITS,
 )
 
-exact = kernel(fastmath=False)  # no float operation is reordered or fused
+exact = kernel(fastmath=False)  # float operations are neither reordered nor fused
 
 _f32 = np.float32
 _u32 = np.uint32
@@ -56,7 +56,7 @@ def nb_noise_bits(first: np.uint32, second: np.uint32, token_id: int) -> np.int3
 
 @exact
 def nb_log(value: np.float32) -> np.float32:
-    """Return log of a positive normal float32, within 2 units in the last place: log(2^e m) = e log 2 + 2 atanh(s)."""
+    """Return log of a positive normal float32, within 2 units in the last place: e log 2 + 2 atanh(s) for 2^e m."""
     shifted = _i32(_i32(bits_of(value)) - _i32(HALF_ROOT))
     exponent = _i32(shifted >> _i32(23))
     mantissa = float_of(_u32(_i32(_i32(shifted & _i32(0x7FFFFF)) + _i32(HALF_ROOT))))
@@ -87,12 +87,12 @@ def nb_exp(value: np.float32) -> np.float32:
 
 @exact
 def nb_weight(value: np.float32) -> np.int64:
-    """Return exp(value) as an integer in units of 2^-WEIGHT_BITS. `value` is at most 0."""
+    """Return exp(value), value <= 0, as an integer in units of 2^-WEIGHT_BITS."""
     return np.int64(_f32(nb_exp(value) * _f32(2.0**WEIGHT_BITS)))
 
 
 @exact
 def nb_gumbel(bits: np.int32) -> np.float32:
-    """Return -log(-log(u)) at u = (bits + 1/2) / 2^23: from -2.82 to 16.64, never infinite."""
+    """Return -log(-log(u)) at u = (bits + 1/2) / 2^23: from -2.82 to 16.64."""
     uniform = _f32(_f32(_f32(bits) + _f32(0.5)) * _f32(2.0**-NOISE_BITS))
     return _f32(-nb_log(_f32(-nb_log(uniform))))

@@ -1,4 +1,4 @@
-"""A product's weight in its kernel's layout. It is packed once, in memory or in a file that several processes map."""
+"""A product's weight in its kernel's layout, packed once, in memory or in a file that several processes map."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Packed:
 
     shape: tuple[int, int]  # (out, in), without tile padding
     dtype: torch.dtype  # x's dtype: bfloat16 or float32
-    weight: torch.Tensor  # the weight in the kernel's own layout
+    weight: torch.Tensor  # in the kernel's layout
     bias: torch.Tensor  # (columns of all tiles,) float32
-    scale: torch.Tensor | None = None  # for byte weights: a scale per column, in the bias's shape
-    form: BlockFormat | None = None  # for block weights: their format
+    scale: torch.Tensor | None = None  # of byte weights, in the bias's shape
+    form: BlockFormat | None = None  # of block weights
 
 
 def processor() -> str:
-    """Return the processor's name and features, which decide a kernel's layout."""
+    """Return the processor's name and features, which decide a layout."""
     import llvmlite.binding as llvm
 
     from shared.kernel.jit import processor_features  # needs numba
@@ -33,7 +33,7 @@ def processor() -> str:
 
 
 def of_columns(values: torch.Tensor | None, num_tiles: int) -> torch.Tensor:
-    """Return one float32 for each column of all tiles: `values`, then zeros."""
+    """Return a float32 per column of all tiles: `values`, then zeros."""
     filled = torch.zeros(num_tiles * TILE_COLUMNS)
     if values is not None:
         filled[: len(values)] = values

@@ -1,16 +1,12 @@
-"""Our matrix product on the CPU, for any number of rows: weights are packed once, and each result is summed in the
-order of k.
+"""Our matrix product on the CPU: weights are packed once, and each result is summed in the order of k.
 
-So a token's result never depends on the step's other rows; no library promises this. bfloat16 pair products are as fast
-as oneDNN at 512 rows, and twice as fast at one row. A product of bfloat16 weights may return float32, because logits
-rounded to bfloat16 would tie. With float32 weights the logits would not tie either, but these weights take twice the
-memory.
+So a token's result never depends on the step's other rows, which no library promises. bfloat16 pair products are as
+fast as oneDNN at 512 rows, and twice as fast at one row.
 
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step form one 64-byte vector
     tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
 
-Up to six rows share one read of the weights. Weights are prefetched by hand, because the hardware prefetcher is too
-slow for several rows.
+Weights are prefetched by hand, because the hardware prefetcher is too slow for several rows.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
-FETCH_AHEAD = 16 * STEP_BYTES  # far enough ahead for memory to answer, near enough for the weights to stay cached
+FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to stay cached
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 BOOL = ir.IntType(1)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
@@ -51,13 +47,14 @@ SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 # A task's words.
 NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
 NUM_WORDS = 9
-# the words that hold a step's number of rows, and the division of these rows into shares
+# a step's rows, and their division into shares
 DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether these kernels can run. The processor must fuse a product and a sum (FMA, or AVX-512). For
-    bfloat16, `num_inputs` must be even."""
+    """Return whether the processor fuses a product and a sum (FMA, or AVX-512).
+
+    For bfloat16, `num_inputs` must be even, too."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -71,8 +68,7 @@ def has_pair_products() -> bool:
 
 
 class TileLinear:
-    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32. `packed`: from
-    `pack`."""
+    """Multiplies x (M, in) in the weight's dtype into a new, contiguous (M, out), bfloat16 or float32."""
 
     def __init__(self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None) -> None:
         self.out_features, self.in_features = packed.shape
@@ -117,7 +113,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 
 def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
-    """Pack (out, in) into (tiles, in, 64, 1), or bfloat16 into (tiles, in / 2, 64, 2). Pad with 0 to whole tiles."""
+    """Pack (out, in) into (tiles, in, 64, 1), or bfloat16 into (tiles, in / 2, 64, 2), padded with 0."""
     num_columns, num_inputs = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1
     padded = -(-num_columns // TILE_COLUMNS) * TILE_COLUMNS
@@ -143,7 +139,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
             x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # divide the rows evenly among the passes, to avoid a single row after a pass of six
+                # even passes avoid a single row after a pass of six
                 rows = (left + passes - 1) // passes
                 if rows == 6:
                     multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -167,7 +163,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """Return a share's first tile, the tile after its last one, its first row and its number of rows."""
+    """Return a share's first tile, end tile, first row and number of rows."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
@@ -203,10 +199,10 @@ def multiply_tile(
     out_stride: Any,
     fetch: Any,
 ) -> Any:
-    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks of the weight.
+    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The other
-    arguments are addresses, or strides in bytes."""
+    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The others are
+    addresses, or strides in bytes."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, out_half)):
         raise TypeError("rows, is_half and out_half must be constants")
 
@@ -221,23 +217,22 @@ def multiply_tile(
 
 
 def blocks_together(rows: int, is_wide: bool) -> int:
-    """Return how many column blocks to add up at a time, so that their sums stay in registers.
+    """Return how many column blocks' sums fit the registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes, which hold at most 6 vectors of 16 sums
-    beside the weights."""
+    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes: room for 6 vectors of 16 sums beside the
+    weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # If a loop reads only some of the blocks, it skips cache lines, and the hardware prefetcher can't follow. Such a
-    # loop always prefetches.
+    # A loop over some of the blocks skips cache lines, which the hardware prefetcher can't follow.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
     start = {b: read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in blocks}
     tile = [(r, b) for r in range(rows) for b in blocks]
-    # The compiler keeps these sums in registers.
+    # the compiler keeps these in registers
     sums = {(r, b): cgutils.alloca_once(builder, SUMS) for r, b in tile}
     for r, b in tile:
         builder.store(start[b], sums[r, b])
@@ -264,14 +259,14 @@ def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, word: Any) -> Any:
-    """Copy one step of a row to all 16 lanes."""
     first = builder.insert_element(ir.Constant(STEPS, ir.Undefined), word, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
 
 
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
-    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once. Only the AVX-512
-    instruction counts numbers below 2^-126 as 0."""
+    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once.
+
+    Only the AVX-512 instruction counts numbers below 2^-126 as 0."""
     if not has_pair_products():
         for half in (_upper_halves, _lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))
@@ -282,7 +277,6 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
 
 
 def _upper_halves(builder: Any, pairs: Any) -> Any:
-    """Widen the second bfloat16 of each pair. It already lies in the upper half of a 32-bit word, as in a float32."""
     return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
 
 

@@ -1,7 +1,6 @@
 """Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-A step has about a hundred tasks. If Python called each task, each call would wait for the GIL while host threads are
-busy.
+A step has about a hundred tasks. If Python called each one, each call would wait for the GIL.
 
     task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
 """
@@ -20,9 +19,9 @@ from shared.kernel.team_code import COUNTER_WORDS
 
 
 class Program:
-    """A list of tasks. The caller owns `words` (tasks, n) int64, with row i for task i, and writes them between runs.
+    """A list of tasks. The caller owns `words` (tasks, n) int64, a row per task, and writes them between runs.
 
-    Word NUM_SHARES is the number of threads unless the caller changes it."""
+    Word NUM_SHARES begins as the number of threads."""
 
     def __init__(self, team: Team, tasks: Sequence[Any], words: npt.NDArray[np.int64]) -> None:
         self._team, self._compiled, self.words = team, tuple(tasks), words
@@ -32,7 +31,6 @@ class Program:
         self._counters = np.zeros((len(tasks), COUNTER_WORDS), np.int64)
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
-        """Run tasks [start, stop), by default all."""
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
         tasks = self._tasks.ctypes.data + start * self._tasks.strides[0]

@@ -1,7 +1,7 @@
 """Quantized numbers: one byte each, int8 or fp8 (e4m3), and a float32 scale per row.
 
-KV is quantized when attention writes it, and weights are quantized when they are loaded. A row's scale maps its largest
-magnitude to the largest byte, so nothing is clipped.
+KV is quantized when attention writes it, and weights when they are loaded. A scale maps the row's largest magnitude to
+the largest byte, so nothing is clipped.
 """
 
 from __future__ import annotations
@@ -21,5 +21,4 @@ def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return (..., n) float32 numbers for (..., n) bytes and (...) scales."""
     return data.float() * scale[..., None]

@@ -1,6 +1,6 @@
 """Matrix products on the CPU with fp8 (e4m3) weights and a scale per output, summed in float32.
 
-The kernels need FMA or AVX-512. Results are summed in the order of k, for the reason that product.py gives.
+The kernels need FMA or AVX-512. Results are summed in the order of k, as in product.py.
 
     weights, packed:  [tile of 64 columns][k][column]      a step of k is four vectors of 16 bytes
 """
@@ -89,7 +89,7 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_byte_task(is_half: bool) -> Any:
-    """Compile the task. A share is a run of tiles. `is_half`: whether x and results are bfloat16, not float32."""
+    """Compile the task. A share is a run of tiles."""
     item = 2 if is_half else 4
 
     def quantized_product(words: Any, share: int, worker: int) -> None:
@@ -131,11 +131,7 @@ def multiply_bytes(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """Emit bias + scale * product over all k.
-
-    The product is of `rows` rows of x and BLOCKS column blocks of the weight.
-
-    Constants: rows, is_half. See product.multiply_tile for the other arguments."""
+    """Emit bias + scale * product over all k. Constants: rows, is_half. See product.multiply_tile."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half)):
         raise TypeError("rows and is_half must be constants")
 
@@ -178,7 +174,7 @@ def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
 
 
 def _one_input(builder: Any, address: Any, is_half: bool) -> Any:
-    """Read one number of x into all 16 lanes, as float32 bits."""
+    """Read one number of x into all lanes, as float32 bits."""
     if not is_half:
         return spread(builder, read_at(builder, address, LONG(0), WORD))
     short = ir.IntType(16)

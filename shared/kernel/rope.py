@@ -1,4 +1,4 @@
-"""Makes rotary position tables, which attention kernels use."""
+"""Makes rotary position tables."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """For each wave longer than context / low, divide the frequency by `factor`, as Llama 3 does. Keep waves shorter
-    than context / high.
+    """Divide frequencies of waves longer than context / low by `factor`, as Llama 3 does.
 
-    Between these two lengths, the change is linear in context / wavelength."""
+    Waves shorter than context / high keep their frequency. Between, the change is linear in context / wavelength."""
     turns = context * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return inverse * (blend + (1.0 - blend) / factor)
@@ -40,8 +39,8 @@ def yarn_frequencies(
 ) -> torch.Tensor:
     """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
 
-    A dimension with more than `fast` turns in the context keeps its frequency. With fewer than `slow` turns, the
-    frequency is divided by `factor`. Between these dimensions, the change is linear in the dimension's number."""
+    Dimensions with more than `fast` turns in the context keep their frequency. With fewer than `slow` turns, `factor`
+    divides the frequency. Between these dimensions, the change is linear."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:
@@ -57,6 +56,6 @@ def yarn_frequencies(
 
 
 def rope_tables(inverse: torch.Tensor, num_positions: int, length: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin, each (num_positions, head_dim // 2) float32, both multiplied by `length`."""
+    """Return cos and sin, each (num_positions, head_dim // 2) float32, multiplied by `length`."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.int64).float(), inverse)
     return angles.cos() * length, angles.sin() * length

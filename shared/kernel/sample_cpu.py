@@ -1,12 +1,9 @@
 """Sampling on a CPU, one output at a time: a few vectorised passes over the logits, without a sort.
 
-Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of that ranking. A draw takes the id with
-the largest score, which is the scaled logit plus noise. Without top-k, the code draws from all ids that min-p keeps,
-and accepts the drawn id if top-p keeps it, too. This is correct: the id with a set's largest score also has the largest
-score in each subset that contains this id. If the id is rejected, the next draw is from the ids ranked before it. On
-average, each round at least halves the number of remaining ids.
-
-Weights are integers (noise_numba.nb_weight), so sums are exact in any order.
+Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. A draw takes the id with the
+largest score: the scaled logit plus noise. Without top-k, the code draws from the ids that min-p keeps. While top-p
+rejects the drawn id, the code draws again from the ids ranked before it. This is correct, because a set's best id is
+also the best in each subset with this id. On average, a draw at least halves the number of ids.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _NOTHING = -(1 << 63)
 
 @exact
 def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
-    """Return a key that is larger for a larger value and, of equal values, for the lower id. NaN ranks last."""
+    """Return a key: larger for a larger value and, of equal values, for the lower id. NaN ranks last."""
     bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0 turns -0.0 into 0.0
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
@@ -53,7 +50,7 @@ def _id_of(key: np.int64) -> np.int64:
 
 @exact
 def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
-    """Return the id of the largest logit; of equal logits, the lowest id."""
+    """Of equal logits, take the lowest id."""
     best = _i64(_NOTHING)
     for i in range(logits.shape[0]):
         best = max(best, _ranked(logits[i], i))
@@ -62,8 +59,7 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
 
 @exact
 def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int | np.int64) -> bool:
-    """Return whether an id ranks before another, without branches."""
-    is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))
+    is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))  # without branches
     return is_before
 
 
@@ -91,7 +87,7 @@ def _draw_before(
     keys: tuple[np.uint32, np.uint32],
     last: np.int64,
 ) -> np.int64:
-    """Draw from the ids ranked before `last`. `first` is the id at the top of the ranking."""
+    """Draw from the ids ranked before `last`. `first` ranks first."""
     best, bound = logits[first], logits[last]
     chosen = _ranked(SMALLEST, first)
     for i in range(logits.shape[0]):
@@ -133,7 +129,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
         key = _ranked(logits[i], i)
         if key > heap[0]:
             _sift(heap, num, key)
-    for size in range(num - 1, 0, -1):  # the id that ranks lowest goes to the end
+    for size in range(num - 1, 0, -1):  # the id that ranks last goes to the end
         smallest = heap[0]
         _sift(heap, size, heap[size])
         heap[size] = smallest
@@ -146,7 +142,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
 def _sample(
     logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
 ) -> np.int64:
-    """Draw from final logits by temperature, filters and noise. If the largest logit is not finite, its id wins."""
+    """Draw from final logits. If the largest logit is not finite, its id wins."""
     first = argmax(logits)
     if knobs[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
         return first
@@ -159,8 +155,7 @@ def _sample(
 
 @exact
 def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
-    """Return the weight of a nucleus. An id is in the nucleus if the total weight of the ids ranked before it is less
-    than this weight."""
+    """Return a nucleus's weight. An id is inside if the ids ranked before it weigh less."""
     return _i64(np.float64(top_p) * np.float64(mass))
 
 
@@ -196,8 +191,9 @@ def _narrow(
     chosen: np.int64,
     top_p: np.float32,
 ) -> np.int64:
-    """Draw again, from ids ranked before the chosen one, until the chosen id is in the nucleus. min-p keeps all ids
-    ranked before the chosen id, because it keeps the chosen id."""
+    """Draw from the ids ranked before the chosen one, until the chosen id is in the nucleus.
+
+    min-p keeps these ids, because it kept the chosen id."""
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
@@ -207,7 +203,6 @@ def _narrow(
 
 @exact
 def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
-    """Draw the id of output e from its (V,) logits."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
@@ -225,7 +220,7 @@ def rank_candidates(
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
     A score is logit + temperature * noise, without filters. log_probs: the scores' log-softmax, in which the drawn id
-    gets the largest score."""
+    has the largest score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -255,7 +250,7 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. num_best < 0 skips an output."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. Below 0, skip output e."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

@@ -1,9 +1,9 @@
-"""Edits of an output's logits before the draw, by a request's parameters: penalties, bias and masks.
+"""Edits of an output's logits before the draw: penalties, bias and masks.
 
     repetition, presence, frequency -> bias -> no early stop ids -> allowed ids, grammar -> bad words
 
 Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left. Edits depend
-only on parameters and earlier tokens, so a hand-off, a resume or a retraction changes nothing.
+only on parameters and earlier tokens, so a hand-off or a retraction changes nothing.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ class RowParams(NamedTuple):
     """Parameters of B rows. Row b's ids lie at [offsets[b], offsets[b + 1])."""
 
     knobs: npt.NDArray[np.float32]  # (B, 6)
-    counts: npt.NDArray[np.int64]  # (B, 4); the column SEED has the unsigned seed's bits
+    counts: npt.NDArray[np.int64]  # (B, 4); SEED has the unsigned seed's bits
     stop_ids: npt.NDArray[np.int64]
     stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
     bias_ids: npt.NDArray[np.int64]
     bias_values: npt.NDArray[np.float32]
     bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
     allowed_ids: npt.NDArray[np.int64]
-    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all ids
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
     bad_ids: npt.NDArray[np.int64]
-    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [bad_ends[w], bad_ends[w + 1])
-    bad_offsets: npt.NDArray[np.int64]  # (B + 1,); row b's words are [offsets[b], offsets[b + 1])
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [ends[w], ends[w + 1])
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,), of words
 
 
 class Outputs(NamedTuple):
-    """E outputs. Penalties count the first `common` tokens of the history row, then up to N drafts, oldest first; -1
-    means no draft."""
+    """E outputs. Penalties count `common` tokens of the history row, then up to N drafts, oldest first."""
 
-    rows: npt.NDArray[np.int64]  # (E,) rows of the parameters
-    positions: npt.NDArray[np.int64]  # (E,) positions of the input tokens
+    rows: npt.NDArray[np.int64]  # (E,) of the parameters
+    positions: npt.NDArray[np.int64]  # (E,) of the input tokens
     history_rows: npt.NDArray[np.int64]  # (B,) each batch row's row of `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)
     common: npt.NDArray[np.int64]  # (E,)
-    drafted: npt.NDArray[np.int32]  # (E, N)
-    mask_rows: npt.NDArray[np.int64]  # (E,) each output's row of `masks`; -1 if all ids are allowed
+    drafted: npt.NDArray[np.int32]  # (E, N); -1: no draft
+    mask_rows: npt.NDArray[np.int64]  # (E,) the row of `masks`; -1 allows all ids
     masks: npt.NDArray[np.uint32]  # (M, at least V / 32): a bit per id, lowest first
 
 
@@ -69,8 +68,9 @@ def _penalise(
     counts: npt.NDArray[np.int32],
     knobs: npt.NDArray[np.float32],
 ) -> None:
-    """Penalise each id of `tokens` once: by repetition and, if its count is above 0, by presence and frequency. Mark
-    the id in `counts` as done."""
+    """Penalise each id of `tokens` once, and mark it in `counts` as done.
+
+    Presence and frequency apply only to a count above 0."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]
@@ -102,7 +102,6 @@ def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.N
 
 @exact
 def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None:
-    """Bar all ids whose bit is not set, in place."""
     for i in range(logits.shape[0]):
         if not (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1):
             logits[i] = SMALLEST
@@ -112,7 +111,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Return whether the answer (tokens[begin:], then drafts) ends with all tokens of `word` except the last one."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, without the word's last token."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:
@@ -140,7 +139,7 @@ def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e
 
 @exact
 def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
-    """Return an edited copy of the logits, or the logits themselves if no edit is needed."""
+    """Return an edited copy, or the logits themselves if no edit is needed."""
     row, position = outputs.rows[e], outputs.positions[e]
     knobs, counts = params.knobs[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]

@@ -1,8 +1,8 @@
-"""Constants that the samplers of all devices share."""
+"""Constants of all samplers."""
 
 from __future__ import annotations
 
 import numpy as np
 
-GREEDY_BELOW = 1e-5  # with a lower temperature, the largest logit is drawn
+GREEDY_BELOW = 1e-5  # a lower temperature draws the largest logit
 BARRED = np.float32(-1e30)  # logit of a bad word or an early stop id

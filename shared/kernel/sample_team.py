@@ -1,4 +1,4 @@
-"""Sampling on a team: one share per output, all in one call that releases the GIL."""
+"""Sampling on a team: one share per output, in one call that releases the GIL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.kernel.sample_cpu import draw_output
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.team import Team
 
-ARRAYS = 2  # number of a task's words that come before the words of its arrays
+ARRAYS = 2  # words of a task before those of its arrays
 
 _I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
 PARAMS_DTYPES: tuple[np.dtype[Any], ...] = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
@@ -49,7 +49,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# This keeps the latest parameters alive as long as it holds the addresses of their arrays.
+# keeps the arrays alive, too
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

@@ -8,7 +8,7 @@ LINE_BYTES = 64
 
 
 class Scratch:
-    """Each thread's memory, which is as large as the largest step needed. No program may run while the memory grows."""
+    """Each thread's memory, as large as the largest step needed. No program may run while the memory grows."""
 
     def __init__(self, num_workers: int) -> None:
         self.part_bytes = 0
@@ -16,7 +16,6 @@ class Scratch:
         self._memory = torch.empty(0)
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow each part to at least `num_bytes`."""
         needed = -(-num_bytes // LINE_BYTES) * LINE_BYTES
         if needed > self.part_bytes:
             self.part_bytes = needed
@@ -24,5 +23,5 @@ class Scratch:
 
     @property
     def words(self) -> tuple[int, int]:
-        """The address of thread 0's part, and the bytes per part."""
+        """Thread 0's address, and the bytes per thread."""
         return self._memory.data_ptr(), self.part_bytes

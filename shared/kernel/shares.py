@@ -12,10 +12,10 @@ import functools
 from typing import NamedTuple
 
 TILE_COLUMNS = 64
-MOST_COST = 1 << 26  # limit of a share's multiplications: about a millisecond
-MOST_ROWS = 256  # limit of the rows of a share that computes row by row
-MOST_BYTES = 1 << 18  # limit of the bytes of a share's rows, which must fit a core's own cache
-FETCH_ROWS = 4  # fetching a tile takes as long as multiplying this number of rows by it
+MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
+MOST_ROWS = 256  # of a share that computes row by row
+MOST_BYTES = 1 << 18  # of a share's rows, which must fit a core's own cache
+FETCH_ROWS = 4  # rows that take as long to multiply as their tile to fetch
 
 
 class Work(NamedTuple):
@@ -23,7 +23,7 @@ class Work(NamedTuple):
     num_inputs: int
     row_bytes: int
     pass_rows: int
-    is_rounded: bool  # whether each share first rounds its rows, which takes about as long as one tile's product
+    is_rounded: bool  # each share first rounds its rows (block_product.py)
 
     @property
     def most_rows(self) -> int:
@@ -31,13 +31,13 @@ class Work(NamedTuple):
 
 
 def shares_of(cost: int, most_cost: int, num_threads: int) -> int:
-    """Return the number of shares: equally many per thread, each with a cost of at most `most_cost`."""
+    """Return the number of shares: equally many per thread, each of at most `most_cost`."""
     return num_threads * max(1, -(-cost // (most_cost * num_threads)))
 
 
 class Cut(NamedTuple):
-    num_shares: int  # number of runs of tiles times number of groups of rows
-    share_rows: int  # rows of a group; the last group may have fewer
+    num_shares: int  # runs of tiles x groups of rows
+    share_rows: int  # per group; the last group may have fewer
 
 
 def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
@@ -46,7 +46,7 @@ def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """Return the cut whose work ends first. If several cuts end together, return the cut with the fewest shares."""
+    """Return the cut that ends first and, of equal cuts, has the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows
@@ -66,5 +66,5 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
 
 @functools.cache
 def _parts(total: int) -> list[int]:
-    """Return the possible sizes of the largest part if `total` is divided into parts. The largest size comes first."""
+    """Return the possible sizes of the largest part of `total`, the largest size first."""
     return sorted({-(-total // count) for count in range(1, total + 1)}, reverse=True)

@@ -6,11 +6,11 @@ keys or values, each with its own address, so page size does not matter.
     lanes: 16 where head_dim (D) is a multiple of 16, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
 
-For a block that many queries share, keys are transposed first: each lane is then one key, and each lane of dot(q, k)
-becomes a vector.
+A block that many queries share is transposed, so that each lane is one key.
 
-In all functions group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values`
-and `scales` point to (lanes,) int64 addresses; `scales` is used only if items have scales.
+group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values` and `scales` point
+to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores or weights, `lanes` float32, is
+at out (or weights) + g * stride bytes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-# Limits for the 32 vector registers: the most that hold queries (in score_block), and the most that hold sums (in
-# weigh_block).
+# limits of the 32 vector registers: for queries, and for sums
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
-SMALLEST_SCALE = 2.0**-126  # the smallest divisor of a row: float32's smallest normal number
-TREE_QUERIES = 4  # how many queries are scored at a time; each has up to 5 vectors of partial sums
+SMALLEST_SCALE = 2.0**-126  # smallest divisor of a row: the smallest normal float32
+TREE_QUERIES = 4  # scored at a time, each with up to 5 vectors of partial sums
 
 
 def block_lanes(head_dim: int) -> int:
-    """Return the width, in float32 lanes, of the vectors that hold a head, or 0 if no width divides head_dim."""
+    """Return the width of a head's vectors, or 0 if no width divides head_dim."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -49,10 +48,10 @@ def score_block(
     stride: Any,
     tops: Any,
 ) -> Any:
-    """Emit the products of a group's queries, (group, D) float32, with one block of keys.
+    """Emit the products of queries (group, D) float32 with one block of keys.
 
-    Row g of scores, `lanes` float32, goes to out + g * stride bytes. Each number of `tops` (group, lanes) float32
-    is raised to the score of its query and lane, if that score is larger."""
+    Each number of `tops` (group, lanes) float32 is raised to the score of its query and lane, if that score is larger.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -87,10 +86,7 @@ def weigh_block(
     scales: Any,
     sums: Any,
 ) -> Any:
-    """Emit code that adds one block of weighted values to `sums`.
-
-    Row g of weights, `lanes` float32, is at weights + g * stride bytes. `sums`, (group, D) float32, change in place.
-    Values are added in their order."""
+    """Emit code that adds a block of weighted values to `sums` (group, D) float32, in order."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -115,7 +111,7 @@ def weigh_block(
 
 @emitted_for_constants
 def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens and transposes a block's keys into out (D, lanes) float32."""
+    """Emit code that widens and transposes keys into out (D, lanes) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -130,7 +126,7 @@ def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales
 
 @emitted_for_constants
 def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens a block's values into out (lanes, D) float32."""
+    """Emit code that widens values into out (lanes, D) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -146,7 +142,7 @@ def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, sca
 def score_turned(
     typing_context: Any, group: Any, head_dim: Any, queries: Any, keys: Any, out: Any, stride: Any, tops: Any
 ) -> Any:
-    """Emit the products of score_block, with the same bits, for keys that turn_block wrote to the address `keys`."""
+    """Emit score_block's products, with the same bits, for keys that turn_block wrote to the address `keys`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items.FLOATS)
@@ -174,8 +170,7 @@ def score_turned(
 def narrow_row(
     typing_context: Any, head_dim: Any, source_items: Any, items: Any, row: Any, out: Any, scale: Any
 ) -> Any:
-    """Emit code that rounds one head at `row` to bytes with a scale. The constant source_items says whether the head is
-    in floats or halves.
+    """Emit code that rounds one head (source_items: floats or halves) to bytes with a scale.
 
     The bits equal quantized.py's, NaN and infinity included."""
 
@@ -202,7 +197,7 @@ def _block_signature(constants: tuple[Any, ...], *addresses: Any) -> Any:
 
 
 class _Vectors:
-    """Emits code for one block. Indices count float32 numbers (or the pool's items), and addresses are int64 values."""
+    """Indices count float32 numbers or the pool's items. Addresses are int64."""
 
     def __init__(self, builder: Any, head_dim: int, items: Items) -> None:
         self._builder, self._items = builder, items
@@ -234,8 +229,7 @@ class _Vectors:
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """Read one head of the pool as float32. A bfloat16 becomes the upper half of a float32. Bytes are widened, then
-        multiplied by the scale at the address `scale`."""
+        """Read one head as float32. Bytes are widened, then multiplied by the scale at `scale`."""
         if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
         size, build = self._items.num_bytes, self._builder
@@ -250,7 +244,7 @@ class _Vectors:
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
     def peak(self, vectors: list[Any]) -> Any:
-        """Return the largest magnitude, a scalar; NaN if any number is NaN."""
+        """Return the largest magnitude; NaN if any number is NaN."""
         build = self._builder
         top, *others = [magnitude_bits(build, vector) for vector in vectors]
         for other in others:
@@ -273,7 +267,6 @@ class _Vectors:
         return self._shuffle(first, first, [0] * self.lanes)
 
     def dot(self, left: list[Any], right: list[Any]) -> Any:
-        """Add up products per lane."""
         total = self._builder.fmul(left[0], right[0])
         for x, y in zip(left[1:], right[1:], strict=True):
             total = self.add_product(x, y, total)
@@ -291,10 +284,9 @@ class _Vectors:
     def turned(self, rows: list[Any]) -> list[Any]:
         """Transpose the rows: vector n of the result holds number n of each row.
 
-        Rows of the first half are interleaved with rows of the second half, log2(lanes) times. With 16 rows a to p:
+        The first half of the rows is interleaved with the second, log2(lanes) times. With 16 rows a to p:
 
-            a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ...
-        """
+            a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ..."""
         half = self.lanes // 2
         dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]
         for _ in range(self.lanes.bit_length() - 1):
@@ -303,14 +295,14 @@ class _Vectors:
         return rows
 
     def halving_order(self) -> list[int]:
-        """Return an order of the lanes in which neighbours are added first."""
+        """Return the lanes' order in which neighbours are added first."""
         order = [0]
         while len(order) < self.lanes:
             order = [2 * place for place in order] + [2 * place + 1 for place in order]
         return order
 
     def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """Do the same as `push`, but each pushed vector stands for one lane."""
+        """Do the same as `push` for vectors that each stand for one lane."""
         part, vector = self.lanes, emit_fence(self._builder, vector)
         while tree and tree[-1][0] == part:
             vector = emit_fence(self._builder, self._builder.fadd(tree.pop()[1], vector))
@@ -321,11 +313,10 @@ class _Vectors:
         """Add up the lanes of `lanes` vectors at once.
 
         Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Like a
-        binary counter, the tree keeps few vectors alive. Where a vector takes two registers, the compiler would fuse
-        the first addition with the last product; a fence prevents this.
+        binary counter, the tree keeps few vectors alive. Fences keep the compiler from fusing the first addition with
+        the last product.
 
-            x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3
-        """
+            x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3"""
         part, vector = self.lanes, emit_fence(self._builder, vector)  # the products
         while tree and tree[-1][0] == part:
             vector = self._fold(tree.pop()[1], vector, part)

@@ -1,7 +1,6 @@
 """Sums of float32 numbers with the same bits on every processor that fuses a product and a sum.
 
-The compiler alone splits a sum into as many lanes as the processor's vectors have, so each kind of processor would
-round differently. Here a sum always has 16 lanes.
+A sum always has 16 lanes. The compiler alone would use as many as the processor's vectors have.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def sum_of(typing_context: Any, address: Any, count: Any, is_half: Any, is_squar
     """Emit the sum of `count` numbers at `address`, or of their squares.
 
     Lane l sums numbers l, l + 16, ...; then halves are added until one lane is left; then the last count % 16 numbers
-    are added one by one. Constants: is_half (numbers are bfloat16, else float32), is_square."""
+    are added one by one. Constants: is_half, is_square."""
     if not all(isinstance(constant, types.Literal) for constant in (is_half, is_square)):
         raise TypeError("is_half and is_square must be constants")
 
@@ -51,7 +50,6 @@ class _Sum:
         return self._builder.load(total)
 
     def folded(self, vector: Any) -> Any:
-        """Add a vector's upper half to its lower half, until one number is left."""
         half = LANES // 2
         while half:
             lower, upper = (self._lanes(vector, range(first, first + half)) for first in (0, half))
@@ -64,7 +62,6 @@ class _Sum:
         return self._builder.shuffle_vector(vector, vector, mask)
 
     def _read(self, index: Any, width: int) -> Any:
-        """Read numbers [index, index + width) as float32. A bfloat16 is a float32's upper half."""
         build, size = self._builder, 2 if self._is_half else 4
         place = build.add(self._address, build.mul(index, LONG(size)))
         if not self._is_half:
@@ -75,7 +72,7 @@ class _Sum:
         return build.bitcast(build.shl(build.zext(halves, words), upper), _of(FLOAT, width))
 
     def _added(self, total: Any, numbers: Any) -> Any:
-        """Add numbers or their squares. The fence keeps the compiler from splitting the sum once more."""
+        """Add numbers or their squares. The fence keeps the compiler from splitting the sum."""
         if self._is_square:
             squares = emit_for_floats(self._builder, "llvm.fmuladd", numbers, numbers, total)
             return emit_fence(self._builder, squares)

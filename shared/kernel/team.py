@@ -1,8 +1,8 @@
 """Threads that run a compiled program together, each on its own core.
 
-The calling thread leads. Each other core has a helper thread. A team uses its node's cores and, with a core table, idle
-cores of other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin
-instead, on a number of cores that is fixed at start.
+The calling thread leads, and each other core has a helper thread. With a core table, a team also uses idle cores of
+other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin instead, on a fixed
+number of cores.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from typing import Any
 
 import numpy as np
 
-LINE_WORDS = 64  # number of words in a core's line; core_words needs fewer
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # number of Linux's futex system call, by machine
+LINE_WORDS = 64  # core_words needs fewer
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the futex call
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's core. `line`: address of the core's words (core_words.py). `core`: the core's number; None if the
-    worker is not bound to a core."""
+    """A worker's core. `line`: address of its words (core_words.py). `core`: None if the worker is not bound."""
 
     line: int
     is_own: bool
@@ -41,10 +40,9 @@ class Team:
     """Runs one program at a time; a second caller waits. Threads start with the first program."""
 
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
-        """Without a core table, use `size` threads. With a table, use one thread on each core of its `places`, own
-        cores first.
+        """Use `size` threads or, with a core table, a thread on each of `places`, own cores first.
 
-        The leader has the first place. `slot` is this process's slot in the table. `memory` holds the places' lines."""
+        The leader has the first place. `slot`: this process's slot in the table. `memory` holds the lines."""
         if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
@@ -62,7 +60,7 @@ class Team:
         return self._crew is not None
 
     def run(self, tasks: int, counters: int, num_tasks: int) -> None:
-        """Run the program whose tables (team_code.py) are at these addresses, to its end. Releases the GIL."""
+        """Run the program whose tables (team_code.py) are at these addresses, without the GIL."""
         with self._lock:
             if self._crew is None:
                 self._crew = Crew(self._places, self._slot, self._memory)
@@ -71,7 +69,7 @@ class Team:
             self._crew.run(tasks, counters, num_tasks)
 
     def rest(self) -> None:
-        """Release the cores until the next program. Do nothing if a program runs."""
+        """Release the cores until the next program, unless a program runs."""
         if self._crew is not None and self._lock.acquire(blocking=False):
             try:
                 self._crew.rest()
@@ -79,7 +77,6 @@ class Team:
                 self._lock.release()
 
     def keep_to_own(self) -> None:
-        """Borrow no core from now on."""
         with self._lock:
             if self._crew is None:
                 self._places = tuple(place for place in self._places if place.is_own)
@@ -87,7 +84,7 @@ class Team:
                 self._crew.keep_to_own()
 
     def close(self) -> None:
-        """End the helpers and leave the cores. Without this call, the helpers end when the team is collected."""
+        """End the helpers and leave the cores. Otherwise, helpers end when the team is collected."""
         with self._lock:
             if self._crew is not None:
                 self._end.detach()
@@ -98,8 +95,6 @@ class Team:
 
 
 class Crew:
-    """A team's threads, and the words through which they get programs."""
-
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
         """Compile or load the code, and start the helpers. `memory` must stay valid until they end."""
         from shared.kernel import team_code as code  # needs numba
@@ -140,7 +135,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # so that `_stop` also wakes workers that no longer borrow
+        self._words[self._num_workers] = len(self._workers)  # `_stop` must also wake workers that no longer borrow
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:
@@ -158,7 +153,7 @@ class Crew:
 
 
 def can_sleep() -> bool:
-    """Return whether threads can wait for a word's change. If they can't, log that one thread computes."""
+    """Return whether threads can wait for a word's change. If not, log a warning."""
     if system_calls() is not None:
         return True
     logging.getLogger(__name__).warning("threads can't wait for each other on this system: one thread computes")
@@ -167,8 +162,7 @@ def can_sleep() -> bool:
 
 @functools.cache
 def system_calls() -> tuple[int, int, int] | None:
-    """Return syscall's address, the futex call's number and clock_gettime's address. Return None without a futex (not
-    Linux)."""
+    """Return syscall's address, the futex call's number and clock_gettime's address; None without a known futex."""
     number = FUTEX_CALL.get(platform.machine(), 0) if sys.platform == "linux" else 0
     if number == 0 or sys.byteorder != "little":
         return None

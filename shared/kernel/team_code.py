@@ -3,9 +3,9 @@
     leader:    hold the own cores | open | wake helpers | tasks | close | wait until no helper is inside
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
-Threads take a task's shares until no share is left, then wait for the other threads. So a helper may come late, and a
-guest may leave after any share. Coming late or leaving early only slows the step. A waiting thread spins for SPIN_NS,
-then sleeps. Every make_* returns a C function, which takes the address of the team's words.
+Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
+leave after any share. Both only slow the step. A waiting thread spins for SPIN_NS, then sleeps. A make_* function
+returns a C function of the address of the team's words.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
 from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
 
-# Words of a team. Constants and the program come first, by index; words that threads change follow, by byte offset.
+# Words of a team: constants and the program by index, then changing words by byte offset.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
 NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
 ACTIVE, SLEEPERS, ALARM = (8 * word for word in (24, 32, 40))
 NUM_WORDS = 48
-LINE, IS_OWN = 0, 1  # words of each worker: its core's line, and whether the team owns the core
+LINE, IS_OWN = 0, 1  # words of a worker
 WORKER_WORDS = 2
 
-TASK_WORDS = 2  # words of each task: the address of its compiled function, and the address of its words
-COUNTER_WORDS = 16  # words of each task's counters, on two cache lines: shares taken | shares done
+TASK_WORDS = 2  # words of a task: addresses of its function and of its words
+COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares taken | shares done
 DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
-LOOKS = 64  # number of looks at a word between two looks at the clock
-NAP_NS = 1_000_000  # how long a waiting guest sleeps: well below a holder's patience
+LOOKS = 64  # looks at a word per look at the clock
+NAP_NS = 1_000_000  # a waiting guest's sleep: well below a holder's patience
 FINISHED, LEFT = True, False
 
 
@@ -52,8 +52,6 @@ def _is_own(workers: int, worker: int) -> bool:
 
 @functools.cache
 def make_leader() -> Any:
-    """Make the function that runs the program. Its argument is the address of the team's words."""
-
     def lead(team: int) -> None:
         known = longs_at(team)
         calls, slot, workers = known[CALLS], known[SLOT], known[WORKERS]
@@ -83,8 +81,7 @@ def make_leader() -> Any:
 
 @functools.cache
 def make_helper() -> Any:
-    """Make the function that helps until the team stops. Its arguments are the address of the team's words and the
-    worker's number."""
+    """The function's second argument is the worker's number."""
 
     def help_out(team: int, worker: int) -> None:
         known = longs_at(team)
@@ -118,9 +115,9 @@ def make_helper() -> Any:
 
 @inlined
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
-    """Help with the program. Return whether the program needs no more help."""
+    """Return whether the program needs no more help."""
     over = True
-    add_to(team + ACTIVE, 1)  # this must come first, because from here on the leader waits for this helper
+    add_to(team + ACTIVE, 1)  # first, because from here on the leader waits for this helper
     if look_at(team + OPEN) == program:
         over = _do_tasks(team, worker)
     add_to(team + ACTIVE, -1)
@@ -158,8 +155,7 @@ def _do_tasks(team: int, worker: int) -> bool:
 
 @inlined
 def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool, guests_line: int, slot: int) -> bool:
-    """Wait until the word is at least `wanted`; if `exactly`, until it equals `wanted`. Return False if a guest must
-    leave first."""
+    """Wait until the word is at least `wanted`, or equals it (`exactly`). Return False if a guest must leave first."""
     looks, began = 0, 0
     while True:
         seen = look_at(address)
@@ -184,7 +180,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """Make the function that releases the node's own cores. It may not be called while a program runs."""
+    """The function releases the node's own cores, but not while a program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)
@@ -200,7 +196,7 @@ def make_rest() -> Any:
 
 @functools.cache
 def make_stop() -> Any:
-    """Make the function that ends the helpers. A helper inside a program ends after the program."""
+    """The function ends the helpers. A helper inside a program ends after it."""
 
     def stop(team: int) -> None:
         known = longs_at(team)

@@ -1,6 +1,6 @@
 """Rank likely next tokens, as drafts for the verifier.
 
-The first token is the one that `sample` draws. The other tokens follow in order of logit + temperature * noise.
+First comes the token that `sample` draws, then the others in order of logit + temperature * noise.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ def rank_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids (E, num) int64 and their log-probabilities (E, num) float32.
 
-    Arguments are as in `sample`; num is at most the vocabulary size.
-    """
+    `num` is at most the vocabulary's size. See `sample` for the other arguments."""
     if isinstance(row_of, OutputRows):
         if libraries.runs_triton(logits.device):
             from shared.sample.sampler_triton import rank_candidates_triton

@@ -1,4 +1,4 @@
-"""The sampler's inputs and outputs, for plain steps, a prefill's first token and verify windows."""
+"""The sampler's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Parameters of B rows, as immutable values in a StepPlan."""
+    """Sampling parameters of B rows, immutable."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -25,12 +25,12 @@ class SamplingBatch:
     presence_penalty: npt.NDArray[np.float32]
     frequency_penalty: npt.NDArray[np.float32]
     seeds: npt.NDArray[np.uint64]
-    prompt_lens: npt.NDArray[np.int32]  # length of the original prompt; the answer begins there
+    prompt_lens: npt.NDArray[np.int32]  # of the original prompt; the answer follows
     min_tokens: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
     logit_bias: tuple[tuple[tuple[int, float], ...], ...]
-    allowed_ids: tuple[tuple[int, ...], ...]  # a row's () allows all ids
+    allowed_ids: tuple[tuple[int, ...], ...]  # () allows all ids
     bad_words: tuple[tuple[tuple[int, ...], ...], ...]
 
     @classmethod
@@ -62,18 +62,16 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class History:
-    """The tokens before each output, on the device. Penalties and bad words read them. They include the prompt, emitted
-    tokens and tokens in flight.
+    """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    In a verify window, penalties and bad words also read an output's draft ancestors. These are not in `tokens`,
-    because siblings share a position. common and drafted are both set or both None. If both are None, penalties and
-    bad words read tokens 0..p of the row for an output at input position p.
-    """
+    Draft ancestors, which an output of a verify window also reads, are in `drafted`, because siblings share a position.
+    common and drafted are both set or both None. Without them, an output at input position p reads tokens 0..p of its
+    row."""
 
     tokens: torch.Tensor  # (rows, max_context) int32
-    rows: torch.Tensor  # (B,) int64, each batch row's row of `tokens`
-    common: torch.Tensor | None = None  # (E,) int64, for each output the number of tokens read in its row
-    # (E, N) int32, draft ancestors, all after the prompt, oldest first; -1: no token
+    rows: torch.Tensor  # (B,) int64: row of `tokens`
+    common: torch.Tensor | None = None  # (E,) int64: how many tokens an output reads in its row
+    # (E, N) int32: draft ancestors after the prompt, oldest first; -1: no token
     drafted: torch.Tensor | None = None
 
 
@@ -81,13 +79,13 @@ class History:
 class TokenMasks:
     """Allowed ids of E outputs, on the host, for rows with a grammar."""
 
-    rows: npt.NDArray[np.int64]  # (E,) each output's row of `bits`; -1 if all ids are allowed
+    rows: npt.NDArray[np.int64]  # (E,) row of `bits`; -1 allows all ids
     bits: npt.NDArray[np.uint32]  # (M, words) one bit per id, lowest first; words >= vocab / 32
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMasks:
-    """The same as TokenMasks, but on a device and with at least one mask."""
+    """TokenMasks on a device, with at least one mask."""
 
     rows: torch.Tensor  # (E,) int64
     bits: torch.Tensor  # (M, words) int32
@@ -95,7 +93,7 @@ class DeviceMasks:
 
 @dataclass(slots=True)
 class SampleOutput:
-    """The ids drawn for E outputs. K = max(num_logprobs), at least 0. A logprob is 0 unless it was requested."""
+    """The ids drawn for E outputs. K: the largest num_logprobs, at least 0. A logprob is 0 unless requested."""
 
     ids: torch.Tensor  # (E,) int64
     logprobs: torch.Tensor  # (E,) float32

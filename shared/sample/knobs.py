@@ -1,6 +1,6 @@
-"""Turn a batch's sampling parameters into arrays for a device, with concatenated lists.
+"""Turn a SamplingBatch into arrays with concatenated lists, for the torch and Triton samplers.
 
-The arrays are uploaded with the step for the torch and Triton samplers. CPU kernels read the SamplingBatch instead.
+The arrays are uploaded with the step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
-GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
-# If only the device knows the ways of the rows, the host's copy has one of these two values in every row. UNFILTERED
-# means GREEDY or PLAIN; ANY means any of the three ways.
+GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways to draw: the largest logit, among some ids, among all ids
+# The host's `way` of every row if only the device knows the ways: UNFILTERED (GREEDY or PLAIN) or ANY of the three.
 UNFILTERED, ANY = 3, 4
 
 
@@ -30,7 +29,7 @@ class Knobs(Generic[A]):
     way: A  # (B,) int64: GREEDY, FILTERED or PLAIN
     temperature: A  # (B,) float32
     scale: A  # (B,) float32, 1 / temperature; 0 for greedy rows
-    top_k: A  # (B,) int64, the vocabulary size if top-k keeps all ids
+    top_k: A  # (B,) int64, the vocabulary size without top-k
     top_p: A  # (B,) float32
     log_min_p: A  # (B,) float32
     is_penalised: A  # (B,) int64 0 or 1
@@ -39,9 +38,9 @@ class Knobs(Generic[A]):
     frequency: A  # (B,) float32
     seeds: A  # (B,) int64, bits of the unsigned seed
     prompt_lens: A  # (B,) int64
-    first_stop: A  # (B,) int64, first position at which a stop token is allowed
+    first_stop: A  # (B,) int64, first position that allows a stop token
     num_logprobs: A  # (B,) int64, -1 if none are requested
-    stop_ids: A  # int64, stop ids of the rows that have min_tokens
+    stop_ids: A  # int64, of rows with min_tokens
     stop_ends: A
     bias_ids: A  # int64
     bias_values: A  # float32
@@ -58,7 +57,7 @@ class Knobs(Generic[A]):
 
 
 def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
-    """Convert a batch. The result omits ids outside the vocabulary."""
+    """Ids outside the vocabulary are left out."""
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)

@@ -4,7 +4,7 @@
 
 The token at position p + 1 is drawn from the logits at p with noise hash(seed, p + 1, id). So other rows, chunks,
 speculation and the choice of the node do not change the token. Three implementations return equal ids: numba on a CPU,
-Triton on CUDA, and torch where Triton is missing.
+Triton on CUDA, and torch elsewhere.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ def sample(
     history: History | None = None,
     masks: TokenMasks | DeviceMasks | None = None,
 ) -> SampleOutput:
-    """Draw one token for each of E outputs, on the stream that made the logits. The logits stay unchanged.
+    """Draw one token for each of E outputs, on the stream that made the logits.
 
-    - logits (E, vocab) float32
-    - row_of (E,), the batch row of each output: on the host for CPU kernels, else OutputRows
+    - logits (E, vocab) float32, left unchanged
+    - row_of (E,), each output's batch row: on the host for CPU kernels, else OutputRows
     - positions (E,) int64, of the input tokens, on the logits' device
     - history, on host or device like `row_of`: may be None if no row has penalties or bad words of several tokens
-    - masks, on host or device like `row_of`: None without grammars
-    """
+    - masks, on host or device like `row_of`: None without grammars"""
     if logits.dtype != torch.float32:
         raise TypeError(f"logits are {logits.dtype}: sampling needs float32 logits")
     if history is None and needs_history(batch):
@@ -68,18 +67,17 @@ needs_history = Latest(_needs_history)
 
 
 def takes_largest(batch: SamplingBatch) -> bool:
-    """Return whether every row draws the id of its largest logit, and no logit is edited."""
+    """Return whether every row draws the id of its largest, unedited logit."""
     lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
     edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())
 
 
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
-    """Return the log-probabilities of E given tokens, and for each of them the `num_top` likeliest tokens.
+    """Return the log-probabilities of E given tokens, and the `num_top` likeliest tokens in each place.
 
-    logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, log-probabilities come from the
-    raw logits, before penalties, bias, temperature and filters.
-    """
+    logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, log-probabilities come from the raw
+    logits."""
     if libraries.runs_triton(logits.device):
         from shared.sample.sampler_triton import score_triton
 

@@ -18,8 +18,8 @@ from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
-PARALLEL_FROM = 1 << 18  # with at least this many logits, it pays to wake a team's threads
-NO_TOKEN = -1  # fills the rest of top_ids in rows that requested fewer tokens than others
+PARALLEL_FROM = 1 << 18  # with fewer logits, waking a team's threads does not pay
+NO_TOKEN = -1  # fills top_ids where a row requested fewer tokens than others
 
 
 def sample_cpu(
@@ -37,7 +37,7 @@ def sample_cpu(
 
 
 def team_for(num_logits: int) -> Team:
-    """Return a team with torch's number of threads, or with one thread if there are few logits."""
+    """Return a team of torch's number of threads, or of one thread for few logits."""
     return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 
@@ -132,7 +132,6 @@ row_params = Latest(_row_params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the concatenated values and the rows' offsets. The last offset is the end of the last row."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return np.array([i for row in rows for i in row], dtype=np.int64), offsets
@@ -141,9 +140,9 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.N
 def with_logprobs(
     values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
 ) -> SampleOutput:
-    """Return the ids with their logprobs. `num_best` (E,): how many likeliest tokens to return for each output;
-    below 0: no logprobs.
-    """
+    """Return the ids with their logprobs, and the `num_best` (E,) likeliest tokens.
+
+    Below 0 means no logprobs."""
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Sample on torch tensors of any device, with sorts, cumulative sums and masks. The ids equal the numba kernels'.
+"""Sample on torch tensors of any device. The ids equal the numba kernels'.
 
-The code never waits for the device or copies to it. Every tensor, parameters (Knobs) included, is on the device of
-`logits`. The host knows the number of outputs to draw in each way; if it does not, each output is drawn in every way
-(`is_blind`). Integer sums and elementwise floats have the same bits on every device.
+The code never waits for the device or copies to it. Every tensor is on the device of `logits`. The host knows how many
+outputs draw in each way. If only the device knows, each output is drawn in every way (`is_blind`). Integer sums and
+elementwise floats have the same bits on every device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.sample.interface import DeviceMasks, History, SampleOutput
 from shared.sample.knobs import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Knobs
 
 Ints = npt.NDArray[np.int64]
-SCORED_AT_ONCE = 256  # how many prompt tokens are scored at a time
+SCORED_AT_ONCE = 256  # number of prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +47,23 @@ class OutputRows:
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Return the indices of the wanted outputs, on the device. On the host, `wanted` (E,) marks them by output. On
-        the device, `column` (B,) marks them by batch row."""
+        """Return the wanted outputs' indices, on the device. `wanted` (E,) marks outputs on the host, `column` (B,)
+        their batch rows on the device."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property
     def is_blind(self) -> bool:
-        """Whether only the device knows each output's way of drawing. Then each output is drawn in every way."""
         return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
         return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.knobs)
 
     def entries(self, host_ends: np.ndarray, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the index pairs (output, entry) of a list parameter, in the order of the outputs."""
+        """Return the index pairs (output, entry) of a list parameter, by output."""
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
-        before = counts.cumsum(0) - counts  # number of entries that belong to earlier outputs
+        before = counts.cumsum(0) - counts  # number of entries of earlier outputs
         places = torch.arange(total, device=ends.device) - before[outputs]
         return outputs, ends[self.rows[outputs]] + places
 
@@ -100,7 +99,7 @@ def _edit(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> torch.Tensor:
-    """Return an edited copy, because logprobs need the raw logits. If no output is edited, return `logits`."""
+    """Return an edited copy, because logprobs need the raw logits, or `logits` if no output is edited."""
     host, own = rows.host, logits.clone
     penalised = host.is_penalised[rows.host_rows] != 0
     limited = host.is_limited[rows.host_rows] != 0
@@ -128,15 +127,14 @@ def _has_entries(ends: np.ndarray, rows: OutputRows) -> bool:
 
 
 class _Past(NamedTuple):
-    """The tokens before each of E outputs, as in History."""
+    """See History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)
     drafted: torch.Tensor | None  # (E, N) int32
 
     def uses(self, prompt_lens: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each id's uses in all earlier tokens, and in the answer's tokens. Both results are (E, vocab) int32.
-        prompt_lens (E, 1)."""
+        """Count each id in all earlier tokens, and in the answer: both (E, vocab) int32. prompt_lens (E, 1)."""
         steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         past = steps < self.common.unsqueeze(1)
         seen = _uses(self.tokens, past, vocab_size)
@@ -148,10 +146,7 @@ class _Past(NamedTuple):
 
 
 def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, num: int) -> torch.Tensor:
-    """Return each answer's last tokens, (E, num) int32, drafts included; -1 before the answer's first token.
-
-    Only these tokens of the history are read.
-    """
+    """Return each answer's last tokens, (E, num) int32, drafts included; -1 before the answer's first token."""
     common = positions + 1 if history.common is None else history.common
     at = common.unsqueeze(1) - torch.arange(num, 0, -1, device=positions.device)
     is_prompt = at < rows.of(rows.knobs.prompt_lens)
@@ -159,7 +154,7 @@ def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, nu
     if history.drafted is None:
         return emitted
     answer = torch.cat((emitted, history.drafted), dim=1)
-    order = torch.sort(answer >= 0, dim=1, stable=True).indices  # moves the answer's tokens to the end, in their order
+    order = torch.sort(answer >= 0, dim=1, stable=True).indices  # moves the answer's tokens to the end
     return answer.gather(1, order)[:, -num:]
 
 
@@ -170,7 +165,6 @@ def _past(history: History, some: OutputRows, positions: torch.Tensor, where: to
 
 
 def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Count the wanted tokens by id, for each output. Returns (E, vocab) int32."""
     wanted = wanted & (tokens >= 0) & (tokens < vocab_size)
     counts = torch.zeros((len(tokens), vocab_size), dtype=torch.int32, device=tokens.device)
     return counts.scatter_add_(1, tokens.clamp(0, vocab_size - 1).to(torch.int64), wanted.to(torch.int32))
@@ -220,7 +214,7 @@ def _keep(logits: torch.Tensor, masks: DeviceMasks) -> None:
 
 
 def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None) -> None:
-    """Bar the last id of each bad word wherever it would complete the word."""
+    """Bar the last id of each bad word where it would complete the word."""
     knobs = rows.knobs
     outputs, entries = rows.entries(rows.host.bad_ends, knobs.bad_ends)
     if not len(entries):
@@ -288,7 +282,6 @@ def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> to
 
 
 def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    """Draw every output in every possible way, then choose on the device."""
     way = rows.knobs.way[rows.rows]
     ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
     if not (rows.host.way == ANY).any():
@@ -316,7 +309,7 @@ def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tens
 def with_logprobs_torch(
     logits: torch.Tensor, host_best: Ints, num_best: torch.Tensor, ids: torch.Tensor
 ) -> SampleOutput:
-    """See `sampler_numba.with_logprobs`. `num_best` has the values of `host_best`, on the device."""
+    """See `sampler_numba.with_logprobs`. `num_best` is `host_best` on the device."""
     device, width = logits.device, max(0, int(host_best.max(initial=-1)))
     chosen = torch.zeros(len(ids), dtype=torch.float32, device=device)
     best_ids = torch.full((len(ids), width), -1, dtype=torch.int64, device=device)

@@ -1,8 +1,7 @@
 """Sample with Triton kernels, without sorts, copies or waits. The ids equal sampler_torch's.
 
 The host's copy of the parameters decides which kernels run. The device's copy decides how a kernel treats each output.
-A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last. Every tensor is on
-the device of `logits`.
+A row without finite logits gets the CPU kernels' id: the first of the largest logits, with NaN last.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def _edited(
     history: History | None,
     masks: DeviceMasks | None,
 ) -> torch.Tensor:
-    """Return an edited copy, or the same logits if no edit is needed."""
     if masks is None and not _is_edited(rows):
         return logits
     bits = None if masks is None else (masks.rows, masks.bits)
@@ -90,7 +88,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    # ANY: while a graph is captured, only the device knows how each row draws
+    # while a graph is captured, only the device knows how each row draws
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
