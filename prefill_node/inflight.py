@@ -136,7 +136,7 @@ class Inflight:
         return len(entry.pages) * (where.stop - where.start) if sender.is_inline else 0
 
     def taken(self, handoff: HandoffOut, now: float) -> None:
-        """Record that the peer has taken a Ready's frames. `poll` then sends waiting pages."""
+        """Record that the peer has taken a Ready's frames."""
         if take(handoff):
             handoff.touched = now
 

@@ -83,7 +83,7 @@ class Loans:
             self._end((peer, message.lease))
         elif isinstance(message, FramesTaken):
             if (loan := self.open.get((peer, message.lease))) is not None:
-                take(loan)  # `poll` then sends waiting frames
+                take(loan)
         elif (peer, message.lease) not in self.open:  # otherwise the Pull is a duplicate
             try:
                 self._lend(peer, message, now)

@@ -285,7 +285,7 @@ class Pulls:
             self._give_up(pull, "gave_way", "others need the memory", now)
 
     def peer_closed(self, peer: str, error: BatonError) -> None:
-        """End the pulls from a lost source. Send no message, because it would only wait in a queue."""
+        """End the pulls from a lost source, without a message to the source."""
         lost = [pull for pull in self.open.values() if pull.source == peer]
         for pull in lost:
             self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)

@@ -3,8 +3,8 @@
     dialled -> up -> gone (hung up)
        '--nothing for silence_s: overdue, so unreachable.
 
-The link reports closed connections and failed dials (PeerClosed), but no peer that accepts the connection and stays
-silent. PeerUp or any message shows that a peer is up.
+The link reports closed connections and failed dials (PeerClosed), but no silent peers. PeerUp or any message shows that
+a peer is up.
 """
 
 from __future__ import annotations

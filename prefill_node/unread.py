@@ -3,8 +3,7 @@
     describe -> Ready and frames -> | our queue, TCP, the peer's inbox | -> taken by the peer's loop -> FramesTaken
     describe -> frames, in a block of the sender -> | queue of the peer's connection | -> gone, and the block is back.
 
-A peer closes a connection with too many unread bytes (shared/wire/watch.py). Only pages of a GPU's pool travel in
-blocks (shared/transfer/host_bytes.py).
+Only pages of a GPU's pool travel in blocks (shared/transfer/host_bytes.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Protocol
 from shared.transfer.interface import PageSender, PageSet
 
 SHARES = 4  # one peer may hold 1/SHARES of the blocks
-UNTAKEN_BYTES = 24 << 20  # limit per peer; the peer closes a connection with 80 MiB unread
+UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/watch.py)
 
 
 class Sent(Protocol):
@@ -29,7 +28,7 @@ class Sent(Protocol):
 
 
 def take(sent: Sent) -> bool:
-    """Record that the peer has taken the oldest Ready. Return False if no Ready was on its way."""
+    """Drop the oldest Ready, which the peer has taken. Return False if there is none."""
     if not sent.untaken:
         return False
     sent.untaken.popleft()
@@ -47,8 +46,8 @@ class Unread:
     def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
         """Return whether a page set with `num_bytes` of frames may go to the peer of `sent`.
 
-        `others`: all hand-offs or all loans. Without untaken frames, a set of any size fits. Without a free block no
-        set fits, because the transfer thread would wait for a block."""
+        `others`: all hand-offs or all loans. Without untaken frames, a set of any size fits. Without a free block, no
+        set fits, because the transfer thread would wait."""
         untaken = sum(sum(other.untaken) for other in others if other.peer == sent.peer) if num_bytes else 0
         fits = not untaken or untaken + num_bytes <= UNTAKEN_BYTES
         return fits and self._has_block(sent.peer, sender)
@@ -63,7 +62,7 @@ class Unread:
             sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """Mark a page set as read. Mark a set in a block only when the peer has read the block."""
+        """Mark a page set as read; a set in a block, only when the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:
@@ -74,7 +73,7 @@ class Unread:
         self._wake()
 
     def take_read(self) -> None:
-        """Stop counting the page sets that were marked as read since the last call."""
+        """Stop counting the page sets marked as read."""
         while not self._read.empty():
             peer = self._read.get()
             self._num[peer] -= 1

@@ -36,13 +36,13 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    max_open: int  # limit of requests that run on nodes at once
-    max_attempts: int  # limit of a request's failed attempts; attempts on nodes that drain are not counted
+    max_open: int  # requests that run on nodes at once
+    max_attempts: int  # failed attempts of a request; attempts on draining nodes are not counted
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
-    max_queued: int = 512  # limit of requests that wait in the router
+    max_queued: int = 512  # requests that wait in the router
     pulls_prefixes: bool = True  # whether prefill nodes copy cached pages from each other
-    # assumed seconds per prompt token, until they are measured; None: no pulls before the first measurement
+    # seconds per prompt token before the first measurement; None: no pulls until then
     assumed_token_s: float | None = None
 
 
@@ -92,7 +92,7 @@ class Dispatcher:
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
-        """Queue all these requests of one tenant, or none of them. The requests start when nodes have room.
+        """Queue all these requests of one tenant, or none of them. They start when nodes have room.
 
         Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
         if not self._placer.is_possible(now):
@@ -114,7 +114,6 @@ class Dispatcher:
         return limit_s if new.within_s is None else min(new.within_s, limit_s)
 
     def _start_next(self, effects: Effects) -> None:
-        """Start queued requests while nodes have room."""
         now = effects.now
         while (request := self._admission.next(now)) is not None:
             effects.queue_waits.append(now - request.queued_at)
@@ -141,7 +140,7 @@ class Dispatcher:
         )
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:
-        """Abort these requests, because their client is gone or needs no more tokens."""
+        """Abort these requests: their client is gone or needs no more tokens."""
         effects = Effects(now)
         for request in filter(None, map(self._journal.find, rids)):
             self._attempts.abandon(request, effects)
@@ -173,8 +172,8 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. A silent link ends after a time
-        limit. If the node was silent for this time, the link or the machine has failed, and no request is suspected."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. After a silence that ends links, the
+        link or the machine has failed, and no request is suspected."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -200,8 +199,8 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Charge no attempt for a node that is lost before `excused_until`. This router was frozen, and it notices
-        broken links one by one."""
+        """Charge no attempt for nodes lost before `excused_until`. This router was frozen, and notices broken links one
+        by one."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
@@ -217,7 +216,7 @@ class Dispatcher:
         return bool(self._journal.served_by(node))
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:
-        """Handle a message that was not sent, because its queue was full or its peer was not connected."""
+        """Handle a message that was not sent: its queue was full, or its peer was not connected."""
         effects = Effects(now)
         if isinstance(message, Generate):
             node = self._registry.by_peer(peer)
@@ -226,7 +225,7 @@ class Dispatcher:
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
                 self._attempts.avoid(request, request.prefiller)
-                if request.attempt:  # the message was not sent, so the attempt did not fail; the next tick tries again
+                if request.attempt:  # the attempt did not fail; the next tick tries again
                     self._attempts.withdraw(request, effects)
                     request.parked_until = now + self._limits.resume_wait_s
                 else:
@@ -235,7 +234,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> Effects:
         effects = Effects(now)
-        self._placer.is_possible(now)  # this call records the last time when nodes were connected
+        self._placer.is_possible(now)  # records when nodes were last connected
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:

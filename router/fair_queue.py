@@ -5,12 +5,9 @@
                    carol   [r]
 
 A higher priority always starts first. Tenants of equal priority share by deficit round robin: each round lets each
-tenant start QUANTUM more tokens (prompt and longest answer). When a request ends, its tenant gets the unused tokens
-back, but only if the tenant's queue has never been empty since the request started. When a tenant's last queued request
-starts, the tenant's deficit is dropped.
-
-Requests that other routers start for a waiting tenant (tenants/spending.py) lower its deficit, too. A deficit stays at
-most MOST_DEBT tokens below the highest deficit of the same priority.
+tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens of an ended request go back to the queue
+that paid, if that queue still exists. Requests that other routers start (tenants/spending.py) lower the deficit too, to
+at most MOST_DEBT tokens below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class Line:
     requests: deque[OpenRequest] = field(default_factory=deque)
     num_tokens: int = 0
     deficit: int = 0  # tokens that the tenant may start; if negative, other tenants start first
-    elsewhere: int = 0  # tokens that were charged for requests which other routers started
+    elsewhere: int = 0  # tokens charged for requests of other routers
 
     @property
     def next_cost(self) -> int:
@@ -46,7 +43,7 @@ class FairQueue:
     """Owned by Admission."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}  # lines by tenant, in the order of their turns
+        self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
         self._paid: dict[str, Line] = {}  # rid of a started request -> the line that paid
         self._num = 0
         self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, minus unused tokens
@@ -59,13 +56,13 @@ class FairQueue:
 
     def push(self, request: OpenRequest) -> None:
         line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
-        line.tenant = request.tenant  # the tenant's priority may have changed
+        line.tenant = request.tenant  # its priority may have changed
         line.requests.append(request)
         line.num_tokens += request.cost
         self._num += 1
 
     def take(self) -> OpenRequest:
-        """Remove and return the next request. At least one request must be waiting."""
+        """Remove and return the next request. The queue must not be empty."""
         top = max(line.tenant.priority for line in self)
         ring = [line for line in self if line.tenant.priority == top]
         rounds = max(0, min(-((line.deficit - line.next_cost) // QUANTUM) for line in ring))
@@ -105,8 +102,7 @@ class FairQueue:
             line.deficit += unused
 
     def started_elsewhere(self, name: str, num_tokens: int) -> None:
-        """Charge a waiting tenant for tokens that another router started. If `num_tokens` is negative, give charged
-        tokens back."""
+        """Charge a waiting tenant for tokens that another router started. A negative `num_tokens` gives tokens back."""
         line = self._lines.get(name)
         if line is None:
             return
@@ -141,8 +137,7 @@ class FairQueue:
         return victims
 
     def ahead(self, newcomer: Tenant, cost: int) -> int:
-        """Estimate how many tokens start before a newcomer. The estimate assumes that all tenants of one priority start
-        the same number of tokens."""
+        """Estimate how many tokens start before a newcomer, if all tenants of one priority start equally many."""
         own = self._lines.get(newcomer.name)
         mine = own.num_tokens if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)

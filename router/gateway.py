@@ -45,15 +45,15 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
-# This router counts as frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
-# of that time covers messages in flight.
+# This router was frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
+# covers messages in flight.
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
 
 
 class Link(Protocol):
-    """The methods of RouterLink that the gateway uses. The simulated network of the tests has them, too."""
+    """RouterLink, or the simulated network of the tests."""
 
     @property
     def endpoint(self) -> str: ...
@@ -64,7 +64,7 @@ class Link(Protocol):
 
 
 class Gateway:
-    """`is_stopping`: whether new requests are refused, while open requests continue."""
+    """`is_stopping`: new requests are refused, while open requests continue."""
 
     def __init__(
         self,
@@ -195,8 +195,8 @@ class Gateway:
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
 
     def _note_absence(self, now: float) -> None:
-        """Detect that this router was frozen. Call this before a message is handled, because nodes may have dropped the
-        router meanwhile."""
+        """Detect that this router was frozen. Call this before handling a message: nodes may have dropped the router
+        meanwhile."""
         silence_s = self._registry.silence_s
         may_be_missed_s = AWAY_SHARE * link_silence(silence_s).shortest_s
         if self._awake_at is not None and now - self._awake_at > may_be_missed_s:
@@ -251,13 +251,13 @@ class Gateway:
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is None:  # the node's list of routers lacked us for a while, so it doesn't know that we removed it
+        if node is None:  # the node's list of routers lacked us for a while, so we removed the node
             self._link.send(peer, Welcome(*self._identity, connection=0))
         else:
             self._metrics.update(report_of(node, beat))
             self._tell_share(node)
             self._apply(self._dispatcher.reported(now))
-            if node.drain is not None and not beat.draining:  # the Drain was lost with a connection or in a full queue
+            if node.drain is not None and not beat.draining:  # the Drain was lost
                 self._link.send(node.peer, node.drain_now(node.drain, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))
             if beat.leaves and not self._dispatcher.needs(node):  # a lost Release is sent again at the next heartbeat

@@ -28,10 +28,10 @@ from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
-MOST_AHEAD = 32  # limit of the pipelined requests on one connection
+MOST_AHEAD = 32  # pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
-PER_HEADER = 4  # bytes that the colon, the space and the line end add to each header
-FRAMING_FACTOR = 2  # limit of framing bytes between two pieces of a chunked body, in multiples of a head's limit
+PER_HEADER = 4  # bytes of colon, space and line end
+FRAMING_FACTOR = 2  # limit of framing between two pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def _room(self, num_bytes: int) -> int:
-        """Return how many of these bytes the parser may get, within the head's limit."""
+        """Return how many of these bytes the parser may get now."""
         limit = self._rules.limits.max_header_bytes
         return min(num_bytes, limit - self._head_bytes if self._is_in_head else limit)
 

@@ -37,7 +37,7 @@ NOTHING_TAKEN = Taken((), (), False)
 
 @dataclass(slots=True)
 class SequenceJournal:
-    """`end` may arrive before the last tokens. It takes effect when all tokens have arrived."""
+    """`end` takes effect when all tokens before it have arrived."""
 
     max_tokens: int
     ids: list[int] = field(default_factory=list)
@@ -67,12 +67,12 @@ class SequenceJournal:
         return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
 
     def restart(self) -> None:
-        """Prepare a new attempt after the emitted tokens. Drop the old attempt's later tokens."""
+        """Prepare a new attempt after the emitted tokens."""
         self._waiting.clear()
         self.end = None
 
     def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
-        """If the emitted tokens end the sequence without a SequenceEnd, return the finish reason, else None."""
+        """Return the finish reason if the emitted tokens already end the sequence, else None."""
         if self.ids and self.ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None
@@ -91,7 +91,7 @@ class SequenceJournal:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a node that ran a request. The request had emitted `num_emitted` tokens."""
+    """The death of a node that ran a request, after `num_emitted` tokens of the request."""
 
     peer: str
     num_emitted: int
@@ -103,7 +103,7 @@ def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams) ->
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """The record of one rid: one prompt, and n sequences on the same nodes. It has one attempt at a time."""
+    """One rid: one prompt, and n sequences on the same nodes."""
 
     rid: str
     prompt_ids: list[int]
@@ -111,9 +111,9 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # scores of the prompt's tokens, except the first token
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens, from the second token on
     lacks_scores: bool = False
-    adapter: str = ""  # the adapter's digest, because another adapter may take the adapter's name
+    adapter: str = ""  # the adapter's digest, because a name may pass to another adapter
     cache_salt: int = 0
     pages: PromptPages | None = None
     affinity: str = ""  # the client's name for itself or its session
@@ -123,17 +123,17 @@ class OpenRequest:
     attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
     num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
-    # peers that failed the request; they are used only if there are no others
+    # peers that failed the request; used only if there are no others
     avoid: set[str] = field(default_factory=set)
-    parked_until: float | None = None  # the time when the request's wait for a usable node ends
+    parked_until: float | None = None  # end of the wait for a usable node
     sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # the time since which the request waits for memory of its decode node
+    waits_since: float | None = None  # since when the request waits for memory of the decode node
     num_moves: int = 0
     waits_for_prefill: bool = False  # whether the request's prompt counts as work of `prefiller`
     prompt_work: int = 0  # number of prompt tokens that `prefiller` had not cached
-    begun_by_decode: set[int] = field(default_factory=set)  # sequences that the decode node has begun
+    begun_by_decode: set[int] = field(default_factory=set)
     has_begun: bool = False  # whether `prefiller` has begun the request's prompt
     ran_on: str = ""  # while the request is parked: the peer that had begun its last attempt, if any
     death: Death | None = None  # the death of the last node that died while it ran this request
@@ -162,26 +162,24 @@ class OpenRequest:
         return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
 
     def runs_on(self, node: RegisteredNode) -> bool:
-        """Whether the node is known to compute this request's prompt or tokens now. Return False for a prefill node
-        that has computed the prompt, and for a decode node that still waits for the hand-off."""
+        """Return whether the node is known to compute this request's prompt or tokens now."""
         if node is self.decode and self.is_decoded:
             return True
         return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of the prompt and of the longest open sequence: a new attempt needs KV for them."""
+        """The tokens of the prompt and the longest open sequence, for which a new attempt needs KV."""
         emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
         return len(self.prompt_ids) + max(emitted, default=0)
 
     @property
     def cost(self) -> int:
-        """The number of tokens that this request charges to its tenant's share."""
+        """The tokens charged to the tenant's share."""
         return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling)
 
     @property
     def num_used(self) -> int:
-        """The used part of the request's cost: prompt and emitted tokens."""
         return len(self.prompt_ids) + self.num_emitted
 
     @property
@@ -201,7 +199,7 @@ class OpenRequest:
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
 
     def occupy(self) -> None:
-        """Add the request to its nodes' load, which policies compare."""
+        """Add the request to its nodes' load."""
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
         self.prompt_work = self._lacking(prefiller)
@@ -221,7 +219,7 @@ class OpenRequest:
         return len(self.prompt_ids) - cached
 
     def prompt_done(self) -> None:
-        """Remove the prompt from its node's load, because it is computed or aborted."""
+        """Remove the prompt from its node's load: it is computed or aborted."""
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
             self.prefiller.open_prompt_work -= self.prompt_work

@@ -22,7 +22,7 @@ class Kind:
 
     role: str
     fingerprint: Fingerprint
-    node_ids: dict[str, None] = field(default_factory=dict)  # the nodes' ids in order of arrival
+    node_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
     apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
 
     @property
@@ -31,7 +31,7 @@ class Kind:
 
 
 class Kinds:
-    """The registered nodes' kinds. A new kind is compared with each known kind."""
+    """The registered nodes' kinds."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Fingerprint], Kind] = {}
@@ -63,8 +63,8 @@ class Kinds:
         return kind
 
     def misfits(self) -> list[Misfit]:
-        """Return pairs of nodes that can't work together: each node of the smaller kind is paired with the other kind's
-        first node."""
+        """Return pairs of nodes that can't work together: each node of the smaller kind, with the other kind's first
+        node."""
         if self._misfits is None:
             self._misfits = sorted(self._find())
         return self._misfits

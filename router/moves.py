@@ -1,15 +1,13 @@
 """Move requests that wait for memory on a full decode node to a decode node with room. Sans-IO.
 
-The dispatcher checks at each tick. A request moves if both conditions were true for MOVE_AFTER_S without a break:
+A request moves, at most MAX_MOVES times, if both conditions were true for MOVE_AFTER_S without a break:
 
-- Its prompt is computed (its first tokens have arrived), and its decode node has begun none of its open sequences.
+- Its first tokens have arrived, and its decode node has begun none of its open sequences.
 - The decode node's last report shows waiting requests, and no room for this request.
 
-The new decode node must be reachable from the prefill node. The new node must not have waiting requests, and must have
-SPARE times the room that the request needs. The prefill node stays, because its prefix cache has the prompt. A move
-counts neither as a failed attempt nor as a node's fault.
-
-A request moves at most MAX_MOVES times. Tokens that move to a node reduce this node's room until its next report.
+The new decode node must be reachable from the prefill node, have no waiting requests, and have SPARE times the room
+that the request needs. The prefill node stays, because its prefix cache has the prompt. A move counts neither as a
+failed attempt nor as a node's fault.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
 MAX_MOVES = 2
-SPARE = 2  # the new node must have room for SPARE times the request's tokens
+SPARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Move:
 
 @dataclass(slots=True)
 class Promise:
-    """Tokens that were moved to a node since it reported `load`."""
+    """Tokens that were moved to a node since it reported `load`. They reduce the node's room."""
 
     load: NodeLoad | None
     num_tokens: int = 0
@@ -102,6 +100,6 @@ def waits_for_memory(request: OpenRequest) -> bool:
     if decode is None or request.prefill is None or request.waits_for_prefill:
         return False
     load = decode.load
-    if load is None or not load.waiting or request.is_decoded:  # cheap checks first: each tick checks each request
+    if load is None or not load.waiting or request.is_decoded:  # cheap checks first
         return False
     return not decode.has_room(request.num_tokens)

@@ -82,15 +82,9 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        A prompt is short if the decode node would compute at most `_local_tokens` of its tokens. The decode node runs
-        the request alone in three cases:
-
-        - No prefill node fits the decode node.
-        - The prompt is short, and no prefill node reaches the decode node.
-        - The prompt is short, and the measured cost does not decide.
-
-        If the prompt is longer and no prefill node reaches the decode node, the next decode node is tried. If no decode
-        node can be reached, the first one runs the request alone."""
+        A short prompt leaves the decode node at most `_local_tokens` to compute. The decode node runs it alone if the
+        measured cost does not decide, or if no prefill node reaches the decode node. It runs any prompt alone if no
+        prefill node fits. A longer prompt tries the next decode node, and in the end runs on the first one alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -106,9 +100,8 @@ class Placer:
         return Placement(None, first.node, picks=(first,))
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
-        """Choose the node that computes the prompt, by uncached tokens, measured figures and load.
-
-        A decode node is chosen by cost only if it has room for this prompt and all prompts that wait there."""
+        """Choose the node that computes the prompt. A decode node is chosen by cost only if it has room for this prompt
+        and all prompts that wait there."""
         prefill, decode, now = picked.node, picked_decode.node, wanted.now
         both = Placement(prefill, decode, picks=(picked, picked_decode))
         num_tokens = wanted.missing(decode)
@@ -128,8 +121,8 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """Choose a node without requests of ours, else the node with the fewest sequences. Decode nodes are preferred,
-        because no other prompts wait there. `apart`: peers where another suspect runs alone."""
+        """Choose a node without requests of ours, else the one with the fewest sequences. Decode nodes come first: no
+        other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")
@@ -141,7 +134,7 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Return usable nodes with the adapter. If some of them have enough context, leave out the other nodes."""
+        """Return usable nodes with the adapter, and with enough context if there are any."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:
@@ -166,8 +159,8 @@ class Placer:
         ]
 
     def is_possible(self, now: float) -> bool:
-        """Whether a node is connected, or was connected less than NODES_AWAY_S ago. When a router's key changes, all
-        nodes redial, so for a moment none is connected."""
+        """Return whether a node is connected, or was connected less than NODES_AWAY_S ago. All nodes redial when the
+        router's key changes."""
         if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S

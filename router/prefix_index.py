@@ -3,8 +3,7 @@
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
     heartbeat: 7 were sent                the last messages were lost; a CacheReplay asks for them
 
-The registry updates the index, and policies read it. A wrong index costs at most a cache hit, because nodes match
-prompts themselves.
+A wrong index costs at most a cache hit, because nodes match prompts themselves.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import Sequence
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
-MAX_PAGES = 1 << 20  # limit of indexed pages of all nodes together; they take about 150 MB
-MAX_SCHEMES = 4  # limit of key schemes per prompt; nodes of one model normally share one scheme
+MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 150 MB
+MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one scheme
 
 
 class PageIndex:
@@ -50,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Whether messages up to number `seq` are missing. If a node has forgotten this router, its messages
-        are numbered from 1 again."""
+        """Return whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
+        messages from 1 again."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -63,8 +62,8 @@ class PageIndex:
     def num_pages(self, names: Sequence[bytes], *, has_window: bool) -> int:
         """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
 
-        All pages before a cached page are cached too, so bisection finds the last cached page. With a window only the
-        last few pages are cached, and these are enough."""
+        Without a window, all pages before a cached page are cached, so bisection works. With a window, only the last
+        few pages are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
@@ -105,9 +104,8 @@ class PromptPages:
     def beginning(self, hello: Hello) -> bytes:
         """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        The identity is that of page number p, where p is the largest power of two up to half the number of the
-        prompt's pages, so that prompts of similar length agree. Shorter overlaps don't count (see
-        policy/prefix_aware.py)."""
+        It is the identity of the page at the largest power of two up to half of the pages, so that prompts of similar
+        length agree. Shorter overlaps don't count (see policy/prefix_aware.py)."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

@@ -4,8 +4,7 @@
     at S               | 0 ................ 11 |        S has 8 more: they are copied if that is faster than computing
     of the prompt      | 0 ............................ 17 |
 
-The prefill node does not choose the source. It asks the named source for the pages. Once it has waited as long as
-computing the pages takes, it computes them itself.
+The prefill node asks only the named source. After waiting as long as computing the pages takes, it computes them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shared.wire.messages import Hello, PrefixSource
 from shared.wire.ranges import MAX_PULL_TOKENS
 
 LEAST_TOKENS = 64  # copying fewer tokens is not worth the messages
-SHORTEST_S = 0.004  # pages that are computed in less time are not worth the messages
+SHORTEST_S = 0.004  # pages computed in less time are not worth the messages
 LONGEST_S = 10.0
 
 

@@ -92,7 +92,7 @@ class Progress:
         return effects
 
     def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
-        """Take a sequence's tokens of one step. Keep checks few here, because they cost time for each token."""
+        """Take a sequence's tokens of one step. Keep checks few: they cost time for each token."""
         key, ids, logprobs = run.key, run.ids, run.logprobs
         request = self._find(node, key, effects)
         if request is None:
@@ -148,12 +148,7 @@ class Progress:
             self._after_progress(request, effects)
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Begin the next attempt elsewhere, and choose the nodes to avoid.
-
-        - After a failed hand-off, avoid both nodes.
-        - If a node reports its partner full or draining, avoid the partner.
-        - If a node can't reach its partner, avoid only this pair.
-        - Otherwise, avoid the reporting node."""
+        """Begin the next attempt elsewhere, and choose the nodes to avoid."""
         if isinstance(error, NodeDraining) and not is_partners(error):
             node.is_draining = True  # the node's next heartbeat will say the same
         elif is_node_fault(error):

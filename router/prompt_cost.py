@@ -1,7 +1,6 @@
 """Measure what a prompt costs each node, and find the cheaper node of a pair, for the placer. Sans-IO.
 
-The unit is the stream-second: one second during which one stream waits. A stream is a running sequence. Two sums are
-compared:
+The unit is the stream-second: one stream, a running sequence, waits for one second. Two sums are compared:
 
     on the decode node    the wait for the prompts there
                           + the prompt's own time
@@ -9,10 +8,9 @@ compared:
     handed over           the same on the prefill node
                           + the time after the prompt until the KV is installed
 
-Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue. After a hand-off,
-this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. The fixed
-part of a step's time is added once per prompt. The number of streams comes from the last heartbeat, so it excludes
-later requests.
+Only uncached tokens count. A prompt's time ends when its decode node can continue: after a hand-off, between the first
+and the second token. Chunked prefill bounds each pause of the streams. The fixed part of a step's time is added once
+per prompt.
 
     seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
@@ -25,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HALF_LIFE_STEPS = 64  # after this number of further steps, a step has half its weight
+HALF_LIFE_STEPS = 64  # further steps after which a step has half its weight
 ENOUGH_STEPS = 8
 UNLIKE = 0.1  # if lengths vary by less than this part of their mean, no line is fitted
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
@@ -49,14 +47,14 @@ class PromptSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate at which the node computes a long prompt."""
+        """The rate for a long prompt."""
         return 1.0 / self.token_s
 
 
 @dataclass(slots=True)
 class StepSums:
-    """The sums for fitting a line, with each step weighted by its age. All steps of one heartbeat are assumed to be
-    equally long."""
+    """Sums for fitting a line, with each step weighted by its age. Steps of one heartbeat are assumed to be equally
+    long."""
 
     steps: float = 0.0
     tokens: float = 0.0
@@ -104,7 +102,7 @@ class PromptFigures:
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
         """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
 
-        The first totals cover the node's past, so they are only the base for later differences."""
+        The first totals are only the base for later differences."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -132,7 +130,7 @@ class PromptFigures:
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
         """Return this node's line, or the other node's line if this node has no figures. If this node has only a rate,
-        return the other node's line, scaled so that it agrees with this rate at this node's mean length."""
+        scale the other node's line to this rate at this node's mean length."""
         own = self.speed(now)
         if own is None:
             return other
@@ -148,7 +146,7 @@ class PromptFigures:
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Whether a node can compute these tokens in this time. A total that is lower than before is implausible, too."""
+    """Return whether a node can compute these tokens in this time. Falling totals are implausible, too."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -166,7 +164,7 @@ class Work:
 
 
 class Lacking(NamedTuple):
-    """The number of a prompt's tokens that each node would have to compute."""
+    """A prompt's tokens that each node would have to compute."""
 
     on_prefill: int
     on_decode: int
@@ -175,9 +173,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Whether the decode node can run the prompt itself at no more cost than the hand-off has.
-
-    `before`: the work pending on the prefill node; `beside`: the work pending on the decode node."""
+    """Return whether running on the decode node costs no more than the hand-off. `before`: the prefill node's pending
+    work. `beside`: the decode node's."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

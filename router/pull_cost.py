@@ -1,7 +1,6 @@
-"""Measure what it costs a prefill node to copy cached pages from another node. Sans-IO.
+"""Measure, from heartbeats, what a prefill node's pulls cost. Sans-IO.
 
-The measurements come from the node's heartbeats. Time that is lost in failed pulls counts too, so a node whose pulls
-often fail is told to compute.
+Time lost in failed pulls counts too, so a node whose pulls often fail is told to compute.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 
 
 class PullFigures:
-    """Figures from the heartbeats of one node incarnation. `now` is a monotonic clock in seconds."""
+    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_measured_at", "_seconds", "_tokens", "_totals")
 

@@ -1,4 +1,4 @@
-"""Find requests that kill their nodes, before they kill all nodes. `Attempts` asks `judge` at each death. Sans-IO.
+"""Find requests that kill their nodes, before they kill all nodes. Sans-IO.
 
     node dies --> requests that ran there become suspects, requests that waited there don't
     a suspect --> runs alone: on a node with no other requests of ours, which gets no others meanwhile
@@ -6,13 +6,12 @@
          '-- its node dies too, and no other suspect ran there: the suspect fails, no other request is charged
 
 Limits:
-- Any running request may be to blame. After a power cut, no request is to blame. So the first death ends no request.
-  But two accidents in a row end an innocent request.
+- After a power cut, no request is to blame. So the first death ends no request, but two accidents in a row end an
+  innocent request.
 - If a node dies right after it began a request, the request's Begun and first token may be lost. The request then
   counts as waiting, and max_attempts bounds the harm.
-- A closed connection may not mean a death. A connection that closes after a silence doesn't count as a death, because
-  the link or the machine has failed. If the same incarnation of the node returns, its suspects are cleared. Only
-  max_attempts bounds requests that kill whole machines.
+- A connection that closes after a silence doesn't count as a death, because the link or the machine has failed. So only
+  max_attempts bounds requests that kill whole machines. If the same incarnation returns, its suspects are cleared.
 - Requests of other routers on a node are unknown.
 """
 
@@ -38,7 +37,7 @@ class Verdict:
 
 
 class Suspects:
-    """Holds open requests that became suspects. So the limit on open requests also bounds their number."""
+    """Holds suspects. The limit on open requests bounds them, too."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -13,14 +13,14 @@ from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
-    """The first pages of a prompt. `last`: the identity of the last of these pages."""
+    """The first pages of a prompt. `last`: the identity of the last of them."""
 
     num_tokens: int
     last: bytes
 
 
 class Tickets:
-    """Each router process has one Tickets object. The secret stays in the process; nodes get keys derived from it."""
+    """One per router process. The secret stays in the process; nodes get keys derived from it."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)

@@ -14,12 +14,12 @@ from router.registry import RegisteredNode
 class Reason(StrEnum):
     """Why a node was picked, as metrics name it."""
 
-    ONLY = "only"  # the only node
+    ONLY = "only"
     PREFIX = "prefix"  # the node has cached pages
     LOAD = "load"  # the node has less work, or has room
-    AFFINITY = "affinity"  # several nodes are equal, and the same client's requests go to this node
-    MEETING = "meeting"  # several nodes are equal, and every router sends prompts that begin alike to this node
-    TURN = "turn"  # several nodes are equal, and this node was picked least often, or longest ago
+    AFFINITY = "affinity"  # of equal nodes, the one for this client
+    MEETING = "meeting"  # of equal nodes, the one to which every router sends prompts that begin alike
+    TURN = "turn"  # of equal nodes, the one picked least often, or longest ago
 
 
 class Picked(NamedTuple):
@@ -41,7 +41,6 @@ class Wanted:
         return b"" if self.pages is None else self.pages.beginning(node.hello)
 
     def missing(self, node: RegisteredNode) -> int:
-        """Return how many of the prompt's tokens the node would compute."""
         return self.num_tokens - self.cached(node)
 
     def cached(self, node: RegisteredNode) -> int:
@@ -53,5 +52,5 @@ class Policy(Protocol):
     reads_caches: bool  # whether the policy needs nodes' cache contents
 
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-        """Pick one of `nodes`, which have the same role and are never empty."""
+        """Pick one of `nodes`. They have the same role, and there is at least one."""
         ...

@@ -49,8 +49,8 @@ class Tenants:
 
 
 class KeysFollower:
-    """Reads the keys file every FOLLOW_S and compares its contents. The file's time and size would not show a second
-    write in one clock tick.
+    """Reads the keys file every FOLLOW_S and compares its contents, because time and size would not show a second write
+    in one clock tick.
 
     `look` may block; `follow` calls it on a thread."""
 
@@ -64,7 +64,7 @@ class KeysFollower:
             self.take(*await asyncio.to_thread(self.look))
 
     def look(self) -> tuple[KeysFile, str]:
-        """Return the file's contents. If the file is unusable, return the last contents and the reason."""
+        """Return the file's contents. For an unusable file, return the last contents and the reason."""
         try:
             return read_keys(self._path), ""
         except ConfigError as error:

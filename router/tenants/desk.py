@@ -19,7 +19,7 @@ LATER = (429, 503)  # after one of these statuses, a client may send its request
 
 @dataclass(slots=True)
 class Bill:
-    """One request's bill. `num_used`: number of tokens that the request has used."""
+    """One request's bill. `num_used`: used tokens."""
 
     was_admitted: bool = False
     num_used: int = 0

@@ -3,7 +3,7 @@
     one line       the key of a single tenant without limits
     otherwise      TOML: [tenants.NAME] with `keys`, the hashes of its keys, and its limits
 
-`baton keys tenant` makes a key of 32 random bytes and the key's SHA-256. The key can't be computed from this hash.
+`baton keys tenant` makes a key of 32 random bytes, and its SHA-256, from which the key can't be computed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KeysTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @dataclass(frozen=True, slots=True)
 class KeysFile:
     """The file's contents. `by_digest`: tenants by their keys' SHA-256; if empty, no request needs a key.
-    `stream_secret` signs the ids with which streams resume; if "", each router draws a secret of its own."""
+    `stream_secret` signs the ids of resumable streams; if "", each router draws its own."""
 
     by_digest: Mapping[bytes, Tenant]
     stream_secret: str = ""

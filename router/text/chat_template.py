@@ -12,7 +12,7 @@ from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, Templa
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
-TOOL_USE = "tool_use"  # name of a model's template for chats with tools
+TOOL_USE = "tool_use"  # template for chats with tools
 CPU_LIMIT_S = 2.0  # CPU seconds of one rendering
 MAX_REASON_CHARS = 300
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -94,7 +94,7 @@ def _compiled(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Templa
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: line {error.lineno}: {error.message}"
         ) from error
-    except Exception as error:  # for example, the nesting is too deep for Python
+    except Exception as error:  # for example, too deep nesting
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: {type(error).__name__}: {error}"
         ) from error

@@ -5,9 +5,9 @@
     rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump its input
     pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd pieces are plain text
 
-If a string ends inside a control token's spelling, a placeholder for "" is added, so the next string can't complete the
-token. A template may build a control token around a client's word, as in `'<|' + message.role + '|>'`. Such a token is
-not hidden.
+If a string ends inside a control token's spelling, a placeholder for "" is added, so that the next string can't
+complete the token. A token that a template builds around a client's word, as in `'<|' + message.role + '|>'`, is not
+hidden.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Placeholders:
         self._literals: dict[str, str] = {}  # placeholder -> its literal, both plain or both as JSON
 
     def stand_for(self, literal: str) -> str:
-        """Return the placeholder for `literal`. Each call with the same `literal` returns the same placeholder."""
+        """Return the placeholder for `literal`, the same at each call."""
         if literal not in self._of:
             char = self._of[literal] = self.unused()
             self._literals[char] = literal
@@ -81,7 +81,7 @@ class ControlTokens:
         return self._pattern.search(joined) is not None or any(map(self._ends_within, texts))
 
     def hide(self, conversation: Conversation, placeholders: Placeholders) -> Conversation:
-        """Replace control tokens in the conversation's strings with placeholders."""
+        """Replace control tokens in the conversation with placeholders."""
 
         def shown(match: re.Match[str]) -> str:
             return match[0] if match[0] in THINK_TAGS else placeholders.stand_for(match[0])

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 Scalar = str | int | float | bool | None
 JsonObject = Mapping[str, object]
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field that is set is used
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is used
 
-# `normalized` does not change these fields, except that it drops null values.
+# `normalized` only drops null values of these fields.
 PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 

@@ -12,12 +12,11 @@ NONCE_BYTES = 16
 
 
 class GuardedEncoder:
-    """Encodes with a tokenizer's twin. The twin has the same vocabulary, but secret names for control tokens.
+    """Encodes with a twin of the tokenizer, which has secret names for control tokens.
 
-    The template's control tokens are renamed in the text, then one call encodes all text. So the twin splits,
-    normalizes and merges as the tokenizer does, but it merges the text of a client's control token with the text around
-    it. If the twin finds control tokens in other places than the tokenizer, it is not used, and each piece is encoded
-    alone.
+    The template's control tokens are renamed in the text, then one call encodes all text. The twin splits, normalizes
+    and merges as the tokenizer does, but a client's control token is plain text to it. If the twin finds control tokens
+    in other places than the tokenizer, each piece is encoded alone instead.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -51,8 +50,8 @@ class GuardedEncoder:
         return self._without_found(text, found)
 
     def _without_found(self, text: str, found: tokenizers.Encoding) -> list[int]:
-        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one
-        instead. Keep the token for unknown characters."""
+        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one.
+        Keep the token for unknown characters."""
         ids: list[int] = []
         for i, (start, end) in zip(found.ids, found.offsets, strict=True):
             if i in self._found_in_text and self._spellings[i] in text[start:end]:

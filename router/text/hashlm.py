@@ -36,7 +36,7 @@ class HashTokenizer:
 
 
 class PlainTemplate:
-    """Writes `role: content` for each message of a chat. It is used for models without a template."""
+    """Writes `role: content` for each message, for models without a template."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 
