@@ -21,7 +21,7 @@ UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unr
 
 
 class Sent(Protocol):
-    """A hand-off or a loan. `untaken`: bytes of each Ready with frames that the peer has not taken, in order."""
+    """A hand-off or a loan. `untaken`: frame bytes of each Ready that the peer has not taken, in order."""
 
     peer: str
     untaken: deque[int]

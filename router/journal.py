@@ -131,13 +131,13 @@ class OpenRequest:
     decode: RegisteredNode | None = None
     waits_since: float | None = None  # since when the request waits for memory of the decode node
     num_moves: int = 0
-    waits_for_prefill: bool = False  # whether the request's prompt counts as work of `prefiller`
-    prompt_work: int = 0  # number of prompt tokens that `prefiller` had not cached
+    waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
+    prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
     begun_by_decode: set[int] = field(default_factory=set)
-    has_begun: bool = False  # whether `prefiller` has begun the request's prompt
-    ran_on: str = ""  # while the request is parked: the peer that had begun its last attempt, if any
-    death: Death | None = None  # the death of the last node that died while it ran this request
-    is_alone: bool = False  # whether this request is a suspect on a node without other requests of ours
+    has_begun: bool = False  # whether `prefiller` has begun the prompt
+    ran_on: str = ""  # while parked: the peer that had begun the last attempt, if any
+    death: Death | None = None  # of the last node that died while it ran this request
+    is_alone: bool = False  # whether this is a suspect on a node without other requests of ours
 
     @property
     def nodes(self) -> tuple[RegisteredNode, ...]:

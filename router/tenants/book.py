@@ -49,8 +49,8 @@ class Tenants:
 
 
 class KeysFollower:
-    """Reads the keys file every FOLLOW_S and compares its contents, because time and size would not show a second write
-    in one clock tick.
+    """Reads the keys file every FOLLOW_S and compares its contents. The file's time would not show a second write in
+    one clock tick.
 
     `look` may block; `follow` calls it on a thread."""
 
