@@ -2,7 +2,7 @@
 
     Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-After its Take, a transfer runs to its end, even if the request has ended.
+After its Take, a transfer runs to its end, even for an ended request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Fetched:
 
 
 class GroupsIn:
-    """Owns this node's receiving process groups, and announced page sets until their fetches have ended."""
+    """Owns this node's receiving process groups, and announced page sets until their fetches end."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -53,7 +53,7 @@ class GroupsIn:
 
     @property
     def num_under_way(self) -> int:
-        """The page sets that `poll` has not returned yet, even if their requests have ended."""
+        """The page sets that `poll` has not returned yet, also for ended requests."""
         return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
 
     def carries(self, transport: str) -> bool:
@@ -104,7 +104,6 @@ class GroupsIn:
             self._end(entry, HandoffFailed(f"{peer}: {message.reason}"))
 
     def poll(self) -> list[Fetched]:
-        """Return the fetches that have ended, arrived or failed."""
         for entry in self.table:
             self._collect(entry)
             self._ask(entry.peer)

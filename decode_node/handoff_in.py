@@ -41,7 +41,7 @@ class HandoffIn:
     num_pulling: int = 0
     num_fetching: int = 0  # announced page sets that are not staged here yet
     record: Prebuilt | None = None
-    record_since: float = 0.0  # time when the record arrived
+    record_since: float = 0.0
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's draft tensors, on the host
     complete_since: float = 0.0
     # the source gets this error if the hand-off ends early

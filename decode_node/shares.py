@@ -13,7 +13,7 @@ MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one so
 
 
 class Shares:
-    """The sources' shares in one round of grants. A source's only hand-off may be larger than the share."""
+    """The sources' shares in one round of grants. A source's only hand-off may be larger."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv

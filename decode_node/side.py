@@ -94,7 +94,7 @@ class DecodeSide:
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
         """End a request that its prefill node has ended, unless the request is installed.
 
-        Abort and Installed may have crossed, and the router may already have seen the request begin on this node.
+        Then Abort and Installed have crossed, and the router may have seen the request begin on this node.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:
@@ -163,7 +163,7 @@ class DecodeSide:
         """Do nothing: a decode node dials no other node."""
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """End the lost prefill node's Offers, and the hand-offs that still need this node."""
+        """End the Offers of a lost prefill node, and the hand-offs that still need it."""
         error = PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}")
         for waiting in self.prealloc.take_of_source(peer):
             self._ctx.end(waiting.request.key, error)
@@ -188,6 +188,5 @@ class DecodeSide:
             self._ctx.core.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Fail the hand-off if it is still open."""
         if self.transfers.open.get(handoff.key) is handoff:
             self._ctx.core.fail(handoff.key, error)

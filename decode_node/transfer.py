@@ -116,7 +116,7 @@ class Transfers:
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Pull fetched pages, record finished pulls, and free held rows. Return the failed hand-offs."""
+        """Return the hand-offs whose fetch or pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
         for fetched in self.groups.poll():
             handoff = fetched.handoff

@@ -52,8 +52,8 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # A sibling that waited for its leader may have its first token. The decode node gets this token with the
-            # record. The request's state shows the token before the scheduler's event does.
+            # A sibling may have its first token before its Offer. The decode node gets this token with the record. The
+            # request's state shows the token before the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,

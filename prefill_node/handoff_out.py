@@ -14,12 +14,10 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Page numbers follow the order of the request's tokens.
+    """Before `layers_end`, the first layers of a page are described as soon as they are computed.
 
-    Before `layers_end`, the first layers of a page are described as soon as they are computed.
-
-        | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
-                                               ^ next_page                                 ^ layers_end
+    | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
+                                           ^ next_page                                 ^ layers_end
     """
 
     request: Request

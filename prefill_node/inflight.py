@@ -114,7 +114,7 @@ class Inflight:
     def _launch_waiting(self, now: float) -> None:
         """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
-        # Peers without room. Their smaller page sets wait too: otherwise a large set might never find room.
+        # Peers without room. Their smaller page sets wait too, to leave the room to a large one.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
@@ -136,7 +136,6 @@ class Inflight:
         return len(entry.pages) * (where.stop - where.start) if sender.is_inline else 0
 
     def taken(self, handoff: HandoffOut, now: float) -> None:
-        """Record that the peer has taken a Ready's frames."""
         if take(handoff):
             handoff.touched = now
 
@@ -159,7 +158,6 @@ class Inflight:
         self._computing = [left for entry in self._computing if (left := self._advance(entry)) is not None]
 
     def _advance(self, entry: Computing) -> Computing | None:
-        """Describe computed layers. Return None if no layer is left."""
         marks, index = entry.layers, entry.waits_for
         while index < len(marks.ends) and marks.events[index].query():
             if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
@@ -170,7 +168,6 @@ class Inflight:
         return replace(entry, waits_for=index) if index < len(marks.ends) else None
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Announce described pages. Return the hand-offs that failed or stalled."""
         self._describe_computed()
         failed = []
         for done in self._jobs.take_done():

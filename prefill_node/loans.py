@@ -1,9 +1,9 @@
-"""Loans: cached pages that other prefill nodes copy, seen from the source of the copy.
+"""Loans: cached pages that other prefill nodes copy, seen from their source.
 
     Pull -> checked, matched, pinned -> Lent, Ready ... -> Returned, the peer is gone, or the loan's time is over.
 
-A peer can't write the pages, and a loan ends by itself. So a dead or lying peer only keeps pages pinned for a while,
-within the limits below.
+A peer can't write the pages, and each loan ends by itself. So a dead or lying peer only keeps some pages pinned for a
+while.
 """
 
 from __future__ import annotations
@@ -183,7 +183,6 @@ class Loans:
         self._launch_waiting()
 
     def _launch_waiting(self) -> None:
-        """Launch page sets in order, but skip peers without room for frames."""
         entries, self._waiting = self._waiting, deque()
         full: set[str] = set()
         for entry in entries:
@@ -199,7 +198,6 @@ class Loans:
             self._jobs.launch((loan, entry.first), partial(loan.sender.describe, entry.pages), f"lend({entry.first})")
 
     def poll(self, now: float) -> None:
-        """Announce described pages, and end loans whose time is over."""
         for done in self._jobs.take_done():
             loan, first = done.tag
             self._unread.described(loan.peer, done.value)
@@ -245,7 +243,7 @@ class Loans:
 
 
 def other_pages(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count, because nodes use
-    every plane."""
+    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count: nodes use every
+    plane."""
     names = (name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), "")

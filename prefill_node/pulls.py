@@ -4,8 +4,8 @@
                         |                 |                               |
                         '-----------------'--- no, late or broken --------'-> the prompt is computed.
 
-The request waits in the scheduler, without row and pages. It waits at most the router's estimate of computing the
-pages. A row stays reserved until the last copy into the row has ended, even after the pull.
+The request waits in the scheduler without row and pages, at most as long as computing the pages would take. A row stays
+reserved until the last copy into it has ended, even after the pull.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
 LONGEST_S = 10.0
 SHUNNED_S = 5.0  # a source that was late is not asked for this time
 MAX_SHUNNED = 256
-TRANSPORTS = ("shm", "zmq")  # they need neither a process group nor a library's handle
+TRANSPORTS = ("shm", "zmq")  # without a process group or a library's handle
 NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their time is not counted
 
 
@@ -125,8 +125,8 @@ class Pulls:
         return len(self.open) < MOST_PULLS and num_asked < MOST_OF_ONE_SOURCE
 
     def _can_pull(self, req: Request) -> bool:
-        """Return False if the cache drops pages behind a window, or if the request wants log-probabilities of early
-        prompt tokens."""
+        """Return False if the cache drops pages behind a window, or if log-probabilities of early prompt tokens are
+        wanted."""
         cache = self._ctx.core.kv.cache
         has_cache = isinstance(cache, PrefixCache) and cache.enabled
         return has_cache and bool(self._receivers) and req.first_unscored is None
@@ -211,7 +211,6 @@ class Pulls:
     # ---- one round
 
     def poll(self, now: float) -> None:
-        """Record finished copies, and end pulls whose time is over."""
         for done in self._jobs.take_done():
             pull, ready = done.tag
             pull.num_pulling -= 1
@@ -242,7 +241,7 @@ class Pulls:
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def _give_up(self, pull: PrefixPull, outcome: str, why: str, now: float) -> None:
-        """Let the prompt be computed instead, and let the source unpin the pages."""
+        """Let the prompt be computed, and let the source unpin the pages."""
         self._ctx.log.info((pull.source, outcome), "computes a prefix", source=pull.source, outcome=outcome, why=why)
         self._drop(pull, outcome, now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
@@ -273,19 +272,18 @@ class Pulls:
     # ---- ends
 
     def ended(self, key: RequestKey, now: float) -> None:
-        """End the pull of a request that is over."""
         pull = self._by_request.get(key)
         if pull is not None:
             self._drop(pull, "ended", now)
             self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def gave_way(self, row: int, now: float) -> None:
-        """Give up the pull into this row: the scheduler has taken the row's memory."""
+        """Give up the pull into this row, whose memory the scheduler has taken."""
         for pull in [pull for pull in self.open.values() if pull.row == row]:
             self._give_up(pull, "gave_way", "others need the memory", now)
 
     def peer_closed(self, peer: str, error: BatonError) -> None:
-        """End the pulls from a lost source, without a message to the source."""
+        """End the pulls from a lost source, without a message."""
         lost = [pull for pull in self.open.values() if pull.source == peer]
         for pull in lost:
             self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)

@@ -1,6 +1,6 @@
 """Choose which transport an Offer to a decode node names first.
 
-Each common transport is tried TRIALS times. Then the transport with the shortest time from a prompt's last chunk to its
+Each common transport is tried TRIALS times. Then the one with the shortest time from a prompt's last chunk to its
 installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next one again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
@@ -18,7 +18,7 @@ from statistics import median
 from shared.observe.log_once import LogOnce
 
 TRIALS = 5
-KEPT = 15  # the median covers this number of newest hand-offs
+KEPT = 15  # newest hand-offs that the median covers
 AGAIN_EVERY = 64
 NEAR = 0.9  # another transport must take less than this share of the chosen transport's time
 FAILED_S = 60.0  # recorded for a failed hand-off
@@ -26,7 +26,7 @@ FAILED_S = 60.0  # recorded for a failed hand-off
 
 @dataclass(slots=True)
 class Measured:
-    """One peer's times. `seconds` has an entry for each common transport."""
+    """One peer's times. `seconds`: by common transport."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""
@@ -74,7 +74,6 @@ class TransportChoice:
         self._peers.pop(peer, None)
 
     def reasons(self) -> dict[str, str]:
-        """Return each decode node's transport, with the reason."""
         more = f" ({self._about})" if self._about else ""
         said = {peer: f"{known.chosen or 'in turn'}: {known.why}{more}" for peer, known in self._peers.items()}
         return {peer.partition("@")[0]: why for peer, why in said.items()}

@@ -46,8 +46,7 @@ class Admission:
         self.queue, self._pace = FairQueue(), Pace()
 
     def check(self, new: Newcomer, now: float) -> list[OpenRequest]:
-        """Return the queued requests to drop for the newcomers. Raise QueueFull, DeadlineExceeded or
-        DeadlineUnreachable."""
+        """Return the queued requests to drop. Raise QueueFull, DeadlineExceeded or DeadlineUnreachable."""
         self._check_deadline(new)
         excess = len(self.queue) + new.num_requests - self._max_queued
         num = math.ceil(max(0, excess - self.room(now))) if excess > 0 else 0
@@ -57,8 +56,8 @@ class Admission:
         return victims
 
     def _check_deadline(self, new: Newcomer) -> None:
-        """Raise an error if the deadline can't be met. Estimate only with a known pace: a wrong estimate could refuse
-        requests for ever."""
+        """Raise an error if the deadline can't be met. Without a known pace, a wrong estimate could refuse requests for
+        ever."""
         if new.within_s <= 0:
             raise DeadlineExceeded("the request arrived after its deadline")
         wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost)) if len(self.queue) else None
@@ -91,8 +90,8 @@ class Admission:
         return request
 
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
-        """Return whether a waiting request can't end before its deadline. The last queued request starts anyway, to
-        test the estimate."""
+        """Return whether a waiting request can't end in time. The last queued request starts anyway, to test the
+        estimate."""
         late = now + self._pace.service_s(request.cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 

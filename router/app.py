@@ -89,15 +89,14 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name in the key ring, else the configured name, else a random name. A node serves only one router
-    of each name."""
+    """Return the name from the key ring, the settings, or random bits. A node serves only one router of each name."""
     if ring is not None:
         return ring.name
     return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
 
 
 def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
-    """Bind the node endpoint. Raise ConfigError if it can't be bound."""
+    """Raise ConfigError if the node endpoint can't be bound."""
     raise_limit()
     options = LinkOptions.for_silence(config.timeouts.node_silence_s, limits=AT_ROUTER, ring=ring)
     return RouterLink(config.router.node_endpoint, options)

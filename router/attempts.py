@@ -126,7 +126,7 @@ class Attempts:
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """Resume this node's requests elsewhere. Charge no request that was sent after the node's last message.
 
-        The node was probably gone by then: a router that is cut off loses its links one by one."""
+        Links of a router that is cut off end one by one, so the node was probably gone by then."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
@@ -148,7 +148,7 @@ class Attempts:
                 self.resume_or_fail(request, error, effects, is_free=is_free)
 
     def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
-        """Return the requests that need this node. After its hand-off, a request needs no prefill node."""
+        """After its hand-off, a request needs no prefill node."""
         return [
             request
             for request in self._journal.served_by(node)
@@ -171,8 +171,8 @@ class Attempts:
     ) -> None:
         """Begin the next attempt after the emitted tokens, or fail the request.
 
-        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Without
-        `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
+        No attempt is charged if its node drains, or was lost while this router was frozen. Without `at_once`, the next
+        attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
@@ -187,7 +187,7 @@ class Attempts:
         if request.is_done:
             self.forget(request, effects.now)
         elif not at_once or isinstance(error, PeerUnreachable):
-            # One node of the pair may have died. The next tick shows which one, and judges its requests.
+            # One node of the pair may have died. The next tick shows which one.
             request.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)
@@ -203,7 +203,7 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing a request back and forth for ever."""
+        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing on a request for ever."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:
@@ -221,7 +221,6 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
-        """Restart the open sequences. Close a sequence that lacks only its SequenceEnd."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue

@@ -1,6 +1,6 @@
 """Keep requests away from a failing node, except for occasional probes. Sans-IO.
 
-Only the node's faults count: errors and refused sends, never a 4xx or a client that hangs up.
+Only the node's faults count: errors and refused sends, no 4xx and no client that hangs up.
 
     closed --max_faults in a row--> open --open_s passed--> half open --one probe--> closed, or open again
 """
@@ -32,7 +32,7 @@ class Breaker:
         return now >= self._open_until and not self._probing
 
     def sent(self) -> None:
-        """Record a sent request. A half-open breaker takes it as the probe."""
+        """Record a sent request, the probe of a half-open breaker."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:
@@ -44,7 +44,7 @@ class Breaker:
     def failed(self, now: float) -> None:
         """Record a fault. Each fault after a wait doubles the next wait.
 
-        Faults during a wait change nothing: most of these requests were sent before the breaker opened."""
+        Most requests that fail during a wait were sent before it. They change nothing."""
         self._faults += 1
         self._probing = False
         is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until

@@ -1,13 +1,13 @@
-"""Order the requests that wait in the router, for Admission. Sans-IO.
+"""Order the requests that wait in the router. Sans-IO.
 
     priority 1     alice   [r r r]
     priority 0     bob     [r r r r r r]     these two in turns, by tokens
                    carol   [r]
 
-A higher priority always starts first. Tenants of equal priority share by deficit round robin: each round lets each
-tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens of an ended request go back to the queue
-that paid, if that queue still exists. Requests that other routers start (tenants/spending.py) lower the deficit too, to
-at most MOST_DEBT tokens below the highest deficit of the same priority.
+A higher priority starts first. Tenants of equal priority share by deficit round robin: each round lets each tenant
+start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, while it lasts.
+Requests that other routers start (tenants/spending.py) lower the deficit too, to at most MOST_DEBT tokens below the
+highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FairQueue:
         self._num += 1
 
     def take(self) -> OpenRequest:
-        """Remove and return the next request. The queue must not be empty."""
+        """Remove and return the next request of a queue that is not empty."""
         top = max(line.tenant.priority for line in self)
         ring = [line for line in self if line.tenant.priority == top]
         rounds = max(0, min(-((line.deficit - line.next_cost) // QUANTUM) for line in ring))
@@ -79,7 +79,7 @@ class FairQueue:
         return request
 
     def remove(self, request: OpenRequest) -> bool:
-        """Remove a waiting request. Return False if the request does not wait."""
+        """Return False if the request does not wait."""
         line = self._lines.get(request.tenant.name)
         if line is None or request not in line.requests:
             return False
@@ -91,7 +91,6 @@ class FairQueue:
         return True
 
     def over(self, request: OpenRequest) -> None:
-        """Settle an ended request: remove it if it waits, else return its unused tokens."""
         line = self._paid.pop(request.rid, None)
         if line is None:
             self.remove(request)
@@ -102,7 +101,7 @@ class FairQueue:
             line.deficit += unused
 
     def started_elsewhere(self, name: str, num_tokens: int) -> None:
-        """Charge a waiting tenant for tokens that another router started. A negative `num_tokens` gives tokens back."""
+        """Charge a waiting tenant for tokens that another router started, or give a negative number back."""
         line = self._lines.get(name)
         if line is None:
             return
@@ -121,7 +120,7 @@ class FairQueue:
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
         """Return the requests to drop for a newcomer; None to refuse the newcomer.
 
-        Victims are the youngest requests of the lowest priority, each from the tenant with the most waiting tokens."""
+        Victims are the youngest requests of the lowest priority, each of the tenant with the most waiting tokens."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
         weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}
@@ -149,7 +148,6 @@ class FairQueue:
         return higher + mine + sum(beside)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError for a wrong count or an empty line."""
         for line in self:
             if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
                 raise IntegrityError(f"the queue of tenant {line.tenant.name} does not add up")

@@ -1,6 +1,6 @@
 """Receive nodes' messages, apply the dispatcher's Effects, wake HTTP tasks and tick.
 
-HTTP handlers call the gateway. Everything runs on the event loop's thread; nothing blocks.
+Everything runs on the event loop's thread; nothing blocks.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Gateway:
             self._mailboxes.pop(rid, None)
 
     def abort(self, answer_id: str, error: BatonError) -> bool:
-        """End an open answer with an error, and abort it on its nodes. Return False for an unknown answer."""
+        """End an open answer with an error. Return False for an unknown answer."""
         found = [(rid, mailbox) for rid, mailbox in self._mailboxes.items() if mailbox.answer_id == answer_id]
         for rid, mailbox in found:
             mailbox.put(Failure(rid, error))
@@ -195,8 +195,7 @@ class Gateway:
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
 
     def _note_absence(self, now: float) -> None:
-        """Detect that this router was frozen. Call this before handling a message: nodes may have dropped the router
-        meanwhile."""
+        """Detect that this router was frozen, before a message is handled: nodes may have dropped the router."""
         silence_s = self._registry.silence_s
         may_be_missed_s = AWAY_SHARE * link_silence(silence_s).shortest_s
         if self._awake_at is not None and now - self._awake_at > may_be_missed_s:
@@ -251,7 +250,7 @@ class Gateway:
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is None:  # the node's list of routers lacked us for a while, so we removed the node
+        if node is None:  # the node's list of routers lacked us, so we removed the node
             self._link.send(peer, Welcome(*self._identity, connection=0))
         else:
             self._metrics.update(report_of(node, beat))
@@ -271,7 +270,7 @@ class Gateway:
             self._log.warning("node is slower than its peers, and gets less work", node=node.node_id, times=times)
 
     def _ask(self, peer: str, replay: CacheReplay | None) -> None:
-        """Send a replay request, if any. If the request is lost, the next heartbeat causes another."""
+        """Send a replay request, if any. The next heartbeat replaces a lost one."""
         if replay is not None:
             self._link.send(peer, replay)
 
@@ -283,7 +282,7 @@ class Gateway:
             self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
-        """Remove a node that serves another router of this name. The node is not at fault."""
+        """Remove a node that serves another router of this name."""
         self._log_once.error(
             ("unwelcome", message.endpoint),
             "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",

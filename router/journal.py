@@ -1,7 +1,7 @@
 """Record each open request and its tokens. Only this record outlives a node. Sans-IO.
 
-The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one.
-A later token waits until the gap is closed.
+The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one, and a
+later one waits.
 
     emitted   [t0 t1 t2]            next position: 3
     run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
@@ -67,12 +67,11 @@ class SequenceJournal:
         return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
 
     def restart(self) -> None:
-        """Prepare a new attempt after the emitted tokens."""
         self._waiting.clear()
         self.end = None
 
     def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
-        """Return the finish reason if the emitted tokens already end the sequence, else None."""
+        """Return the finish reason if the emitted tokens already end the sequence."""
         if self.ids and self.ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None
@@ -85,13 +84,12 @@ class SequenceJournal:
 
     @property
     def has_all(self) -> bool:
-        """Whether the end and every token before it have come."""
         return self.end is not None and len(self.ids) >= min(self.end.num_output_tokens, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a node that ran a request, after `num_emitted` tokens of the request."""
+    """The death of a node that ran a request, after `num_emitted` tokens."""
 
     peer: str
     num_emitted: int
@@ -129,7 +127,7 @@ class OpenRequest:
     sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # since when the request waits for memory of the decode node
+    waits_since: float | None = None  # since when it waits for memory of the decode node
     num_moves: int = 0
     waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
     prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
@@ -157,7 +155,6 @@ class OpenRequest:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether the request's decode node has begun a sequence that is still open."""
         begun = self.begun_by_decode
         return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
 
@@ -199,7 +196,6 @@ class OpenRequest:
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
 
     def occupy(self) -> None:
-        """Add the request to its nodes' load."""
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
         self.prompt_work = self._lacking(prefiller)
@@ -214,12 +210,10 @@ class OpenRequest:
             node.breaker.sent()
 
     def _lacking(self, node: RegisteredNode) -> int:
-        """Return how many prompt tokens the node has not cached, as far as known."""
         cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
         return len(self.prompt_ids) - cached
 
     def prompt_done(self) -> None:
-        """Remove the prompt from its node's load: it is computed or aborted."""
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
             self.prefiller.open_prompt_work -= self.prompt_work
@@ -233,8 +227,7 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid. `nonce` makes rids unguessable, so each node knows only the rids of its own
-    requests."""
+    """All open requests by rid. `nonce` makes rids unguessable: a node knows only its own requests."""
 
     def __init__(self, nonce: Callable[[], str]) -> None:
         self._nonce = nonce
@@ -270,7 +263,6 @@ class Journal:
         return list(self._open.values())
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError for a request whose sequences are all closed."""
         done = [request.rid for request in self._open.values() if request.is_done]
         if done:
             raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

@@ -31,8 +31,6 @@ class Kind:
 
 
 class Kinds:
-    """The registered nodes' kinds."""
-
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Fingerprint], Kind] = {}
         self._misfits: list[Misfit] | None = []  # None if they must be computed again
@@ -63,8 +61,7 @@ class Kinds:
         return kind
 
     def misfits(self) -> list[Misfit]:
-        """Return pairs of nodes that can't work together: each node of the smaller kind, with the other kind's first
-        node."""
+        """Return pairs of nodes that can't work together, one for each node of the smaller kind."""
         if self._misfits is None:
             self._misfits = sorted(self._find())
         return self._misfits

@@ -2,8 +2,7 @@
 
     closed --"can't reach" by one of the two--> open --open_s--> half open --one probe--> closed, or open twice as long
 
-Only broken pairs of connected nodes are kept. A restarted node has a new peer name, so its pairs are new. Nodes'
-breakers ignore these faults.
+A restarted node has a new peer name, so its pairs are new. Nodes' breakers ignore these faults.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Pairs:
             pair.probe = (request.rid, request.attempt)
 
     def failed(self, request: OpenRequest, now: float) -> None:
-        """Record that the request's nodes can't reach each other. Once a pair is broken, only its probe counts."""
+        """Record that the request's nodes can't reach each other. On a broken pair, only the probe counts."""
         if request.prefill is None or request.decode is None:
             return
         pair = self._of(request)
@@ -76,7 +75,7 @@ class Pairs:
         pair.probe, pair.is_news = None, True
 
     def left(self, request: OpenRequest) -> None:
-        """Judge the pair of a probe. The pair has healed if the decode node began the probe."""
+        """Judge the pair of a probe. It has healed if the decode node began the probe."""
         pair = self._of(request)
         if pair is None or pair.probe != (request.rid, request.attempt):
             return
@@ -100,7 +99,7 @@ class Pairs:
         return news
 
     def forget(self, node: RegisteredNode) -> None:
-        """Drop the pairs of a node that is gone, because it may have been the cause."""
+        """Drop the pairs of a lost node, which may have been the cause."""
         self._broken = {key: pair for key, pair in self._broken.items() if node not in (pair.prefill, pair.decode)}
 
     def _of(self, request: OpenRequest) -> BrokenPair | None:

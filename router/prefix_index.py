@@ -1,7 +1,7 @@
 """Track one node's cached pages by its CacheEvents, and compute how much of a prompt they cover. Sans-IO.
 
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
-    heartbeat: 7 were sent                the last messages were lost; a CacheReplay asks for them
+    heartbeat: 7 were sent                a CacheReplay asks for the lost messages
 
 A wrong index costs at most a cache hit, because nodes match prompts themselves.
 """
@@ -20,7 +20,7 @@ MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one
 
 
 class PageIndex:
-    """The cached pages of one incarnation of a node. `is_asked`: whether the index waits for a replay."""
+    """One node incarnation's cached pages. `is_asked`: whether a replay is awaited."""
 
     __slots__ = ("_names", "is_asked", "seq")
 
@@ -49,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
-        messages from 1 again."""
+        """Return whether messages up to number `seq` are missing. A node that has forgotten this router begins again at
+        1."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -63,7 +63,7 @@ class PageIndex:
         """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
 
         Without a window, all pages before a cached page are cached, so bisection works. With a window, only the last
-        few pages are cached, and these are enough."""
+        few are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
@@ -85,7 +85,7 @@ class PromptPages:
         self._schemes: dict[tuple[int, int, int], list[bytes]] = {}
 
     def cached_tokens(self, index: PageIndex, hello: Hello) -> int:
-        """Return how many prompt tokens the node has cached, at most all tokens except one."""
+        """Return how many prompt tokens the node has cached. At least one token is left to compute."""
         if not len(index):
             return 0
         count = index.num_pages(self.names(hello), has_window=hello.has_window)
@@ -104,8 +104,8 @@ class PromptPages:
     def beginning(self, hello: Hello) -> bytes:
         """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        It is the identity of the page at the largest power of two up to half of the pages, so that prompts of similar
-        length agree. Shorter overlaps don't count (see policy/prefix_aware.py)."""
+        It is the identity of the page at the largest power of two up to half of the pages: prompts of similar length
+        agree."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

@@ -1,4 +1,4 @@
-"""Measure what a prompt costs each node, and find the cheaper node of a pair, for the placer. Sans-IO.
+"""Measure what a prompt costs each node, and find the cheaper node of a pair. Sans-IO.
 
 The unit is the stream-second: one stream, a running sequence, waits for one second. Two sums are compared:
 
@@ -8,9 +8,8 @@ The unit is the stream-second: one stream, a running sequence, waits for one sec
     handed over           the same on the prefill node
                           + the time after the prompt until the KV is installed
 
-Only uncached tokens count. A prompt's time ends when its decode node can continue: after a hand-off, between the first
-and the second token. Chunked prefill bounds each pause of the streams. The fixed part of a step's time is added once
-per prompt.
+Only uncached tokens count. Chunked prefill bounds each pause of the streams. The fixed part of a step is added once per
+prompt.
 
     seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
@@ -23,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HALF_LIFE_STEPS = 64  # further steps after which a step has half its weight
+HALF_LIFE_STEPS = 64  # further steps that halve a step's weight
 ENOUGH_STEPS = 8
-UNLIKE = 0.1  # if lengths vary by less than this part of their mean, no line is fitted
+UNLIKE = 0.1  # lengths that vary by a smaller part of their mean allow no line
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
-FRESH_S = 60.0  # older figures are dropped, because speeds may have changed
-MOST_LOCAL_TOKENS = 2048  # longer prompts are always handed over, because the cost ignores later streams
+FRESH_S = 60.0  # older figures are dropped: speeds may have changed
+MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over: the cost ignores later streams
 # Larger values are implausible.
 MOST_STEPS, MOST_TOKENS_PER_S, MOST_STEP_S, MOST_HANDOFF_S = 1e9, 1e8, 600.0, 600.0
 
@@ -53,7 +52,7 @@ class PromptSpeed:
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums for fitting a line, with each step weighted by its age. Steps of one heartbeat are assumed to be equally
+    """Sums for fitting a line, with steps weighted by age. The steps of one heartbeat are assumed to be equally
     long."""
 
     steps: float = 0.0
@@ -63,7 +62,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the new steps. Then add the new steps, which together weigh at most HALF_LIFE_STEPS steps."""
+        """Age the sums by the new steps, and add these with a weight of at most HALF_LIFE_STEPS steps."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -87,7 +86,7 @@ class StepSums:
 
 
 class PromptFigures:
-    """Figures from one node incarnation's heartbeats. `now` is a monotonic clock in seconds."""
+    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
@@ -102,7 +101,7 @@ class PromptFigures:
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
         """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
 
-        The first totals are only the base for later differences."""
+        The first totals are only a base for differences."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -125,12 +124,11 @@ class PromptFigures:
         self._handoff_at = now
 
     def speed(self, now: float) -> PromptSpeed | None:
-        """Return the node's line; None if not measured lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
-        """Return this node's line, or the other node's line if this node has no figures. If this node has only a rate,
-        scale the other node's line to this rate at this node's mean length."""
+        """Return this node's line, or else the other node's line. A mere rate is replaced by the other node's line,
+        scaled to this rate at this node's mean length."""
         own = self.speed(now)
         if own is None:
             return other
@@ -141,12 +139,12 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def handoff(self, now: float) -> float | None:
-        """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
+        """Return a hand-off's seconds after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Return whether a node can compute these tokens in this time. Falling totals are implausible, too."""
+    """Return whether a node can compute these tokens in this time."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -157,7 +155,7 @@ def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A node's pending work. `running`: streams that wait while the node computes prompts."""
+    """A node's pending work. `running`: streams that wait meanwhile."""
 
     waiting_tokens: int
     running: int
@@ -173,8 +171,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Return whether running on the decode node costs no more than the hand-off. `before`: the prefill node's pending
-    work. `beside`: the decode node's."""
+    """Return whether the decode node costs no more than the hand-off. `before`: the prefill node's work. `beside`: the
+    decode node's work."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

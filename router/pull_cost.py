@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
-KEPT = 0.75  # factor for the earlier sums when a heartbeat reports more pulls
-FRESH_S = 60.0  # older figures are ignored, and the next pull measures anew
+KEPT = 0.75  # factor on earlier sums when more pulls are reported
+FRESH_S = 60.0  # older figures are ignored
 MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 
 

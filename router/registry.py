@@ -25,14 +25,13 @@ HANDOFF_COST = "handoff_cost_seconds"
 
 
 def age(hello: Hello) -> tuple[int, int]:
-    """Return a sort key: later incarnations, and later connections of one incarnation, sort later."""
     return hello.epoch, hello.connection
 
 
 @dataclass(slots=True, eq=False)
 class RegisteredNode:
-    """One epoch of a node. open_*: this router's open requests there. sent_*: this router's requests since the node's
-    last report. Each other router is assumed to have sent as many."""
+    """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
+    other router is assumed to have sent as many."""
 
     peer: str
     hello: Hello
@@ -42,7 +41,7 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    # Sums of the last report, because each placement reads them for every node.
+    # Sums of the last report: each placement reads them for every node.
     free_tokens: float = float("inf")
     num_reported: int = 0  # reported sequences that run or wait
     num_running: int = 0  # reported sequences that decode
@@ -55,10 +54,10 @@ class RegisteredNode:
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
+    is_left: bool = False  # the node's list of routers lacks this one; it stays until its Release
     lacks: tuple[str, ...] = ()  # listed routers that do not serve the node
     drain: Drain | None = None  # sent again until the node's heartbeats report draining
-    move_at: float = float("inf")  # when a draining node's remaining requests move
+    move_at: float = float("inf")  # when a draining node's requests move
     is_silent: bool = False
     open_sequences: int = 0
     open_prompt_tokens: int = 0
@@ -84,13 +83,13 @@ class RegisteredNode:
         self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
 
     def report(self, load: NodeLoad, others: OthersLoad) -> None:
-        """Take a report, which includes the requests that this router sent before."""
+        """Take a report, which includes the requests sent before."""
         self.load, self.others = load, others
         self.sent_sequences = self.sent_prompt_work = 0
 
     @property
     def sequences(self) -> int:
-        """Estimate all routers' sequences on this node. The report is up to a heartbeat old, but our own requests are
+        """Estimate all routers' sequences there. The report is up to a heartbeat old, but our own requests are
         known."""
         others = self.others.sequences
         return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
@@ -107,8 +106,7 @@ class RegisteredNode:
     def weight(self) -> float:
         """The factor by which policies multiply the node's work, more than 1 for a slow node.
 
-        After QUIET_S of idleness, a slow node counts like any other: its next request shows whether it has
-        recovered."""
+        After QUIET_S of idleness it is 1: the next request shows whether the node has recovered."""
         weight = self.slowness.weight
         return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
 
@@ -131,7 +129,7 @@ class RegisteredNode:
         return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether the node can take these tokens at once. A node that has not reported yet has room."""
+        """Return whether the node can take these tokens at once. A node without a report has room."""
         return self.free_tokens >= max(1, num_tokens)
 
     @property
@@ -149,7 +147,7 @@ class RegisteredNode:
 
 
 def turn_of(router_id: str, node_id: str) -> bytes:
-    """Rank equal nodes differently at each router, so that the routers don't all fill the same node."""
+    """Rank equal nodes differently at each router. Otherwise all routers would fill the same node."""
     return hashlib.blake2b(f"{router_id}\n{node_id}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
@@ -183,9 +181,9 @@ class Registry:
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
         """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
-        A silent node is always replaced: if its clock went back, its next epoch looks older. An epoch that connects
-        anew has dropped our requests: the node replaces itself, and keeps its counts. A Hello on the same connection
-        only asks for another Welcome.
+        A silent node is always replaced: its clock may have gone back. An epoch that connects anew has dropped our
+        requests: the node replaces itself, and keeps its counts. A Hello on the same connection only asks for another
+        Welcome.
         """
         known = self._nodes.get(hello.node_id)
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
@@ -232,7 +230,7 @@ class Registry:
         return (other.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
-        """Take a node's cache events. Return the replay to ask for, if any."""
+        """Return the replay to ask for, if any."""
         node = self.find(message.node_id, message.epoch)
         if not self._follows_caches or node is None or node.peer != peer:
             return None
@@ -267,8 +265,8 @@ class Registry:
         return late
 
     def usable(self, now: float) -> list[RegisteredNode]:
-        """Return the nodes that may get a request. If every breaker is open, return all nodes: a likely failure is
-        better than a certain failure."""
+        """Return the nodes that may get a request. If every breaker is open, return all: a likely failure beats a
+        certain one."""
         there = [node for node in self._nodes.values() if node.is_there]
         return [node for node in there if node.breaker.allows(now)] or there
 
@@ -276,8 +274,7 @@ class Registry:
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """Return the largest limit of all nodes, if any. So a single node can't make the router refuse long
-        requests."""
+        """Return the largest limit of all nodes, if any: one node can't make the router refuse long requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
@@ -288,8 +285,8 @@ class Registry:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, then the oldest node. So
-        one node can't redefine a name."""
+        """Return each LoRA adapter's digest by name. The majority of nodes decides, then the oldest node: one node
+        can't redefine a name."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:
@@ -303,7 +300,6 @@ class Registry:
 
 
 def not_held_back(nodes: Sequence[RegisteredNode]) -> Sequence[RegisteredNode]:
-    """Return the nodes that are not held back; all nodes if none would remain."""
     return [node for node in nodes if not node.is_held_back] or nodes
 
 

@@ -3,15 +3,13 @@
     whole --FACTOR for SURE_S--> eased --FAR for FAR_S--> trickle
       ^------- below BACK --------'  ^--- below FACTOR ------'
 
-- whole: policies use the node's work as it is
-- eased: policies multiply the node's work by its slowness
-- trickle: the node gets one request at a time, to show that it has recovered
+Policies multiply an eased node's work by its slowness. In a trickle, a node gets one request at a time, to show that it
+has recovered.
 
 A node is compared with its peers, the nodes of its kind. More work than a peer's allows proportionally more time. Less
-work still allows the peer's whole time, because the fixed part may take most of it. So an eased node looks faster than
-it is: if all time grows with the work, only the square root of its slowness shows. BACK is below the square root of
-FACTOR. In a trickle even a very slow node may look fast. Then it becomes eased, with slowness FAR, and gets enough work
-to be judged.
+work still allows the peer's whole time, because most of it may be fixed. So an eased node looks faster than it is. If
+all time grows with the work, the square root of its slowness shows: BACK is below the square root of FACTOR. In a
+trickle even a very slow node may look fast. It becomes eased, with slowness FAR, and gets enough work to be judged.
 
 With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority.
 """
@@ -29,7 +27,7 @@ from router.prompt_cost import COUNTERS, FRESH_S, MOST_STEP_S, is_plausible
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-STEP_SECONDS = "step_seconds"  # the metric's name in nodes' reports: the time from a step's launch to its result
+STEP_SECONDS = "step_seconds"  # in nodes' reports: from a step's launch to its result
 FEWEST_STEPS = 4  # a report of a decode node is ignored if it has fewer prompt-free steps
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # peers with which one report is compared; comparisons take time
@@ -37,9 +35,9 @@ FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
-MOST_SMOOTHED_S = 1.0  # longest time that one report is assumed to cover
-MOST = 16.0  # a greater slowness in a report is lowered to this
-QUIET_S = 5.0  # an eased node that is idle for longer may get the next request
+MOST_SMOOTHED_S = 1.0  # longest time that one report covers
+MOST = 16.0  # limit of a report's slowness
+QUIET_S = 5.0  # after this idle time, an eased node may get the next request
 
 
 class Share(StrEnum):
@@ -53,14 +51,14 @@ class Share(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The typical step of a report: a prefill node's mean step with prompts, or a decode node's median step without
-    them. `pages`: the pages in use, because attention reads them."""
+    them. `pages`: in use, because attention reads them."""
 
     seconds: float
     tokens: float
     pages: int
 
     def times(self, peer: Steps) -> float:
-        """Return this step's time divided by the longest time that the peer would need for this work."""
+        """Return this step's time divided by the longest time that the peer may take for this work."""
         more = max(1.0, self.tokens / peer.tokens, self.pages / max(1, peer.pages))
         return self.seconds / (more * peer.seconds)
 
@@ -86,7 +84,7 @@ class Slowness:
         return 1.0 if self.share is Share.WHOLE else self.times
 
     def learn(self, role: str, load: NodeLoad, now: float) -> None:
-        """Take a report. Implausible values and reports with few steps are ignored."""
+        """Take a report. Ignore implausible values and reports with few steps."""
         before = self._totals
         self._totals = totals = tuple(load.counters.get(name, 0.0) for name in COUNTERS)
         if before is None:
@@ -97,11 +95,9 @@ class Slowness:
             self._steps, self._measured_at = steps, now
 
     def steps(self, now: float) -> Steps | None:
-        """Return the last measured steps; None if not measured lately."""
         return self._steps if now - self._measured_at <= FRESH_S else None
 
     def judge(self, peers: Iterable[Slowness], now: float) -> None:
-        """Compare the last report with the reports of peers that can take requests. Then update the share."""
         own = self.steps(now)
         measured = (steps for peer in peers if (steps := peer.steps(now)) is not None)
         others = list(islice(measured, MOST_PEERS)) if own is not None else []  # an idle node is not compared
@@ -156,7 +152,7 @@ def prompt_steps(load: NodeLoad, steps: float, tokens: float, seconds: float) ->
 def decode_steps(load: NodeLoad, num_prompt_steps: float) -> Steps | None:
     """Return the median of a decode node's steps without prompts.
 
-    Steps with prompts, and steps launched right after them, are assumed to be the longest."""
+    Steps with prompts, and the steps right after them, are assumed to be the longest."""
     samples = sorted(load.observations.get(STEP_SECONDS, ()))
     samples = samples[: max(0, len(samples) - round(2 * min(max(0.0, num_prompt_steps), len(samples))))]
     running = load.rows.get(RowState.RUNNING, 0)

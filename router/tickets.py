@@ -13,7 +13,7 @@ from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
-    """The first pages of a prompt. `last`: the identity of the last of them."""
+    """The first pages of a prompt. `last`: the last one's identity."""
 
     num_tokens: int
     last: bytes
@@ -31,7 +31,7 @@ class Tickets:
     def issue_pull(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
     ) -> Ticket:
-        """Return a ticket with which the prefill node may copy these pages of the prompt from the source."""
+        """Return a ticket to copy these pages of the prompt from the source to the prefill node."""
         return make_ticket(
             self.key_of(source.peer),
             key,

@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request's needs. `affinity`: the client's name for itself or its session, or ""."""
+    """A request's needs. `affinity`: the client's name for itself or its session."""
 
     num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
@@ -37,14 +37,13 @@ class Wanted:
     affinity: str = ""
 
     def beginning(self, node: RegisteredNode) -> bytes:
-        """Return an identity shared by prompts that begin alike; b"" if it is unknown."""
         return b"" if self.pages is None else self.pages.beginning(node.hello)
 
     def missing(self, node: RegisteredNode) -> int:
         return self.num_tokens - self.cached(node)
 
     def cached(self, node: RegisteredNode) -> int:
-        """Return how many of the prompt's tokens the node has cached, as far as known."""
+        """Return the prompt's cached tokens on the node, as far as known."""
         return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
 
 
@@ -52,5 +51,5 @@ class Policy(Protocol):
     reads_caches: bool  # whether the policy needs nodes' cache contents
 
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-        """Pick one of `nodes`. They have the same role, and there is at least one."""
+        """Pick one of `nodes`, which are one or more of the same role."""
         ...

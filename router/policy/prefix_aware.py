@@ -1,8 +1,7 @@
 """Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
-Decode nodes are compared by their number of sequences. Of nearly equal nodes, the node with the most cached tokens of
-the prompt is picked. Cached tokens count only from half of the prompt on. Otherwise a common preamble would keep all
-prompts on one node.
+Decode nodes are compared by sequences. Of nearly equal nodes, the node with the most cached tokens of the prompt is
+picked. Less than half of the prompt does not count: a common preamble would keep all prompts on one node.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from router.policy.interface import Picked, Reason, Wanted
 from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
 from router.registry import RegisteredNode
 
-CLOSE = 1.25  # costs within this ratio count as equal, because measurements are not more exact
-MORE_PICKED = 1.25  # a node with more than MORE_PICKED * (equal nodes' mean picks) + 1 picks is not picked
-MORE_SEQUENCES = 1.25  # a decode node may have up to MORE_SEQUENCES * (the least busy node's) + 1 sequences
+CLOSE = 1.25  # costs within this ratio are equal: measurements are not more exact
+MORE_PICKED = 1.25  # a node with more than this * (equal nodes' mean picks) + 1 picks is not picked
+MORE_SEQUENCES = 1.25  # a decode node may have this * (the least busy node's) + 1 sequences
 
 
 class PrefixAware:
@@ -62,10 +61,9 @@ def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: W
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Choose between equal nodes: the client's or session's own, else the node for prompts that begin alike.
+    """Choose between equal nodes: the client's or session's own, else the one for prompts that begin alike.
 
-    Highest-random-weight hashing makes routers agree without messages, and moves few requests when a node joins or
-    leaves."""
+    Highest-random-weight hashing makes routers agree without messages, and moves few requests when nodes change."""
     if len(nodes) == 1:
         return least_picked(nodes)
     if wanted.affinity:

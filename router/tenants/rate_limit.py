@@ -3,8 +3,8 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-A tenant is charged for the prompt and the longest answer before its request runs, and gets the unused tokens back
-afterwards. Routers exchange their charges (spending.py), so each router's meters include all charges.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Routers exchange their charges
+(spending.py), so each router's meters include all charges.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Meter:
     earned_at: float = -math.inf
 
     def wait_s(self, cost: int, now: float) -> float:
-        """Return the seconds until these units may be taken."""
         if self.per_minute == NO_LIMIT:
             return 0.0
         wait = max(self.earned_at, now) + self._seconds(cost) - WINDOW_S - now
@@ -64,7 +63,6 @@ class Meter:
         return max(0, math.floor(free_s * self.per_minute / WINDOW_S))
 
     def reset_s(self, now: float) -> float:
-        """Return the seconds until the whole quota is available again."""
         return max(0.0, self.earned_at - now)
 
     def _seconds(self, cost: int) -> float:
@@ -73,7 +71,7 @@ class Meter:
 
 @dataclass(slots=True)
 class Spent:
-    """The units that this router has charged one tenant since it began, minus returned units."""
+    """The units that this router has charged one tenant, minus returned units."""
 
     requests: int = 0
     tokens: int = 0
@@ -147,7 +145,7 @@ class Charge:
 
 
 class RateLimits:
-    """Owned by the event loop. `spent` keeps the counts of removed tenants, so that counts never restart."""
+    """Owned by the event loop. `spent` keeps removed tenants, so that counts never restart."""
 
     def __init__(self) -> None:
         self._allowances: dict[str, Allowance] = {}

@@ -3,8 +3,8 @@
     our counters --write, every PERIOD_S--> Spending --nodes--> other routers --read--> their meters and their queue
 
 Counts are cumulative, so a lost, late or repeated body does no lasting harm. The receiver charges the increase since
-the sender's last body, and gives a decrease back. Counts from before the receiver began are a baseline. Routers with
-the same keys file share the secret that signs bodies. Nodes don't have it.
+the last body, and gives a decrease back. Counts from before the receiver began are a baseline. Routers with the same
+keys file share the secret that signs bodies. Nodes don't have it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Ledger:
     # ---- our counts
 
     def write(self, now: float) -> Spending | None:
-        """Return the next message, if it is due and counts have changed or must be repeated."""
+        """Return the next message, if due and if counts have changed or must be repeated."""
         if self._seal is None or now < self._due:
             return None
         age_ms = self._age_ms(now)
@@ -130,7 +130,7 @@ class Ledger:
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))
 
     def _rows(self, age_ms: int) -> dict[str, Row]:
-        """Return the counts of all tenants in the keys file. A tenant without a limit may get one later."""
+        """Return the counts of all tenants in the keys file. One without a limit may get one later."""
         named, started = self._by_name(), self._queue.started
         rows = {}
         for name, spent in self._limits.spent.items():
@@ -215,7 +215,6 @@ class Ledger:
         self._queue.started_elsewhere(row.name, counts.started - before.started)
 
     def _charge(self, tenant: Tenant, account: Account, unit: str, more: int, now: float) -> None:
-        """Take more units from our meter, or give back units taken for this account."""
         meter = self._limits.of(tenant).meters[unit]
         if more > 0:
             account.taken[unit] += meter.take_for_others(more, now)
@@ -226,6 +225,6 @@ class Ledger:
 
 
 def carriers(nodes: Iterable[RegisteredNode]) -> list[RegisteredNode]:
-    """Return the nodes that carry our counts. Routers with the same nodes choose the same carriers."""
+    """Return the nodes that carry our counts, the same for routers with the same nodes."""
     live = (node for node in nodes if not node.is_silent and not node.is_left)
     return sorted(live, key=lambda node: node.node_id)[:NUM_CARRIERS]

@@ -21,7 +21,7 @@ TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # arguments that chang
 
 
 class NoTemplate:
-    """Refuses all chats, because an encoder-decoder model without a template can't tell turns from plain text."""
+    """Refuses all chats: an encoder-decoder model without a template can't tell turns from plain text."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 
@@ -32,8 +32,7 @@ class NoTemplate:
 class JinjaTemplate:
     """A model's named templates, compiled once.
 
-    `tokens`: special tokens that a template may write, such as `bos_token`. `defaults`: kwargs that requests may
-    override.
+    `tokens`: special tokens that a template may write. `defaults`: kwargs that requests may override.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from router.text.interface import Tokenizer, new_decoder
 class Detokenizer:
     """One per sequence. Tokens are fixed byte strings, so this is incremental UTF-8 decoding.
 
-    An incomplete character is held back, and dropped at the sequence's end. Invalid bytes become U+FFFD.
+    An incomplete character is held back, and dropped at the end. Invalid bytes become U+FFFD.
     """
 
     __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")

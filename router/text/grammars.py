@@ -20,14 +20,13 @@ ANY_OBJECT = {"type": "object"}
 # White space between parts of JSON. The bound keeps models from writing white space for ever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
-MAX_REFS = 500  # references of a schema, which llguidance follows by recursion
+MAX_REFS = 500  # references of a schema; llguidance recurses
 MAX_DEPTH = 64  # levels of objects and lists in a schema
-MAX_LINES = 500  # lines of a grammar, whose rules llguidance follows by recursion
+MAX_LINES = 500  # lines of a grammar; llguidance recurses
 MAX_GRAMMAR_TEXT = 16 << 10  # characters of a grammar; llguidance translates 16 Ki of GBNF in a second
 
 
 def of_schema(schema: Mapping[str, Any] | str) -> str:
-    """Return the grammar of a schema, given as a JSON object or its text."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(given)
@@ -60,7 +59,6 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(choices: Sequence[str]) -> str:
-    """Return a grammar whose answers are one of these texts."""
     if not choices or not all(choices):
         raise InvalidRequest("there must be at least one choice, and no choice may be empty")
     if len(choices) > MAX_CHOICES:

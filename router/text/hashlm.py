@@ -1,4 +1,4 @@
-"""Text for HashLM, the integer test model: each token is a printable ASCII character or the end token."""
+"""Text for HashLM, the integer test model: a token is a printable ASCII character or the end token."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Holds back only text that may become a stop string, across `feed` calls.
+    """Holds back only text that may become a stop string.
 
     The text ends at the stop string that is complete first; of several, the longest is used. So the result does not
-    depend on how the text is cut into pieces.
+    depend on how the text is cut.
 
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """
@@ -54,7 +54,6 @@ class StopMatcher:
         return None if best is None else (best[1], best[2])
 
     def _possible_prefix(self, text: str) -> int:
-        """Return the length of the longest suffix that may begin a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

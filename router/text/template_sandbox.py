@@ -1,8 +1,8 @@
 """Run chat templates in Hugging Face's Jinja environment, with a sandbox and limits.
 
-The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. A single operation is not
-bounded, such as an enormous format width or a filter over a huge list. So a malicious template can use up memory and
-time, but can't loop forever or reach files or other objects.
+The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It does not bound one
+operation, such as an enormous format width. So a malicious template can use up memory and time, but can't loop forever
+or reach files or other objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TemplateTooLong(Exception):
 class Budget:
     """The time limit of one rendering: `limit_s` of wall-clock time, then `limit_s` of its thread's CPU time.
 
-    So a busy machine refuses no rendering, and short renderings avoid the system call for CPU time.
+    A busy machine refuses no rendering, and short renderings avoid the system call for CPU time.
     """
 
     __slots__ = ("_deadline", "_late_at", "_limit_s", "_steps")
@@ -54,7 +54,7 @@ class Budget:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._late_at = time.monotonic() + limit_s
-        self._deadline: float | None = None  # deadline in CPU time, set when the wall-clock limit has passed
+        self._deadline: float | None = None  # in CPU time, set after the wall-clock limit
         self._steps = 0
 
     def step(self) -> None:
@@ -122,7 +122,7 @@ def _filtered(node: nodes.Node | None, name: str, line: int = 0) -> nodes.Filter
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Threads may share one sandbox, because each rendering has its own budget in its context."""
+    """Threads may share a sandbox: each rendering's budget is in its context."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -142,7 +142,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return instrumented
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Skip Jinja's checks where they always pass: fields, string methods, loops and namespaces."""
+        """Skip Jinja's checks where they always pass."""
         if type(obj) is dict and attribute not in DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in PLAIN_STR_METHODS:
@@ -217,7 +217,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 class _Dict:
-    """The template's `dict(...)`. Of the class's attributes, it offers only `fromkeys`."""
+    """The template's `dict(...)`, with no attribute except `fromkeys`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
