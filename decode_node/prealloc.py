@@ -128,7 +128,8 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Check the ticket of an Offer that came before its router's Welcome. Refuse an invalid ticket."""
+        """Check the ticket of an Offer that came before its router's Welcome. Refuse the Offer if the ticket is
+        invalid."""
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)

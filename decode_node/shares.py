@@ -1,4 +1,4 @@
-"""Limit the memory of each source's unfinished hand-offs. A stuck source leaves a quarter of it to others."""
+"""Limit the memory of each source's unfinished hand-offs. A stuck source leaves a quarter of the memory to others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shares:
             self._add(handoff.source, handoff.ranges.end)
 
     def allow(self, waiting: WaitingOffer) -> bool:
-        """Return whether the Offer's source may have another hand-off. A refusal holds for the whole round."""
+        """Return whether the source may have another hand-off. A refusal holds for the whole round."""
         source = waiting.source
         if source in self._full:
             return False

@@ -94,7 +94,8 @@ class DecodeSide:
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
         """End a request that its prefill node has ended, unless the request is installed.
 
-        Then Abort and Installed have crossed, and the router may have seen the request begin on this node.
+        If it is installed, Abort and Installed have crossed, and the router may have seen the request begin on this
+        node.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:

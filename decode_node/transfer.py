@@ -178,6 +178,5 @@ class Transfers:
         return [handoff for handoff in self.open.values() if handoff.source == source]
 
     def forget_dead(self) -> None:
-        """Close the open pools of dead prefill nodes."""
         for name, receiver in self._receivers.items():
             self._tidying.launch(name, receiver.forget_dead, "forget_dead")

@@ -42,8 +42,6 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computing:
-    """Pages whose layers are being computed."""
-
     handoff: HandoffOut
     first: int
     pages: PageList
@@ -114,7 +112,7 @@ class Inflight:
     def _launch_waiting(self, now: float) -> None:
         """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
-        # Peers without room. Their smaller page sets wait too, to leave the room to a large one.
+        # Peers without room. Their smaller page sets wait too, so that a large one finds room.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender

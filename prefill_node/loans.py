@@ -43,7 +43,7 @@ KEPT_LONGER_S = 60.0  # a used ticket is kept longer, because a later Welcome ma
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """Pages that one peer may copy. The scheduler's budget holds their lock, and unpins them for its own requests
+    """Pages that one peer may copy. The scheduler's budget has the lock on them, and can unpin them for other needs
     (rule f)."""
 
     key: Key
@@ -57,8 +57,6 @@ class Loan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """Pages that wait to be described. pages[0] is page `first` of the prompt."""
-
     loan: Loan
     first: int
     pages: PageList
@@ -161,7 +159,6 @@ class Loans:
         return np.frombuffer(keys, np.int64)
 
     def _why_not(self, peer: str, num_cached: int, first_page: int) -> str:
-        """Return why the cached pages may not be lent; "" if they may."""
         core, theirs = self._ctx.core, [loan.num_pages for loan in self.open.values() if loan.peer == peer]
         if num_cached <= first_page:
             return "the pages are not cached any more"

@@ -38,7 +38,7 @@ NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their ti
 
 @dataclass(slots=True, eq=False)
 class PrefixPull:
-    """Pulls pages [first, num_pages) of a prompt. `keys`: for all `num_pages` pages. `row`: 0 until the source lends
+    """Pulls pages [first, num_pages) of a prompt. `keys`: of all `num_pages` pages. `row`: 0 until the source lends
     pages."""
 
     key: Key
@@ -241,7 +241,7 @@ class Pulls:
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def _give_up(self, pull: PrefixPull, outcome: str, why: str, now: float) -> None:
-        """Let the prompt be computed, and let the source unpin the pages."""
+        """Let the prompt be computed. Let the source unpin the pages."""
         self._ctx.log.info((pull.source, outcome), "computes a prefix", source=pull.source, outcome=outcome, why=why)
         self._drop(pull, outcome, now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))

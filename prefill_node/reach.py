@@ -19,7 +19,6 @@ class Reach:
         self._looked_at: float | None = None
 
     def dialled(self, peer: str, now: float) -> None:
-        """Start waiting for the peer, unless it was dialled before."""
         self._silent_since.setdefault(peer, now)
 
     def up(self, peer: str) -> None:

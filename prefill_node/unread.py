@@ -62,7 +62,7 @@ class Unread:
             sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """Mark a page set as read; a set in a block, only when the peer has read the block."""
+        """Mark a page set as read, but a set in a block only when the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:

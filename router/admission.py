@@ -56,8 +56,8 @@ class Admission:
         return victims
 
     def _check_deadline(self, new: Newcomer) -> None:
-        """Raise an error if the deadline can't be met. Without a known pace, a wrong estimate could refuse requests for
-        ever."""
+        """Raise an error if the deadline can't be met. Estimate the wait only with a known pace: wrong estimates could
+        refuse requests for ever."""
         if new.within_s <= 0:
             raise DeadlineExceeded("the request arrived after its deadline")
         wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost)) if len(self.queue) else None

@@ -171,8 +171,8 @@ class Attempts:
     ) -> None:
         """Begin the next attempt after the emitted tokens, or fail the request.
 
-        No attempt is charged if its node drains, or was lost while this router was frozen. Without `at_once`, the next
-        attempt waits for the next tick, when more is known about the nodes."""
+        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Without
+        `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
@@ -203,7 +203,7 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing on a request for ever."""
+        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing a request back and forth for ever."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:

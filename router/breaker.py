@@ -21,7 +21,7 @@ class Breaker:
     open_s: float = 2.0
 
     _faults: int = 0
-    _open_until: float | None = None  # None while the breaker is closed
+    _open_until: float | None = None
     _times_opened: int = 0
     _probing: bool = False
 
@@ -44,7 +44,7 @@ class Breaker:
     def failed(self, now: float) -> None:
         """Record a fault. Each fault after a wait doubles the next wait.
 
-        Most requests that fail during a wait were sent before it. They change nothing."""
+        Faults during a wait change nothing, because most of the requests were sent before it."""
         self._faults += 1
         self._probing = False
         is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until
@@ -53,5 +53,4 @@ class Breaker:
             self._times_opened += 1
 
     def abandoned(self) -> None:
-        """Allow another probe: the last one had no result."""
         self._probing = False

@@ -50,7 +50,7 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
-    adapter: str = ""  # the adapter's digest
+    adapter: str = ""
     cache_salt: int = 0
     affinity: str = ""
     tenant: Tenant = EVERYBODY
@@ -169,8 +169,8 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. After a long silence, the link or the
-        machine has failed, and no request is suspected."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. After a longer silence than links
+        allow, the link or the machine has failed, and no request is suspected."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -245,7 +245,7 @@ class Dispatcher:
         return effects
 
     def _look_at_pairs(self, effects: Effects) -> None:
-        """Report broken pairs one tick late: pairs of dead nodes are dropped before."""
+        """Report broken pairs one tick late: pairs of dead nodes are dropped by then."""
         pairs = self._placer.pairs
         pairs.look(self._journal.find)
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())

@@ -74,7 +74,7 @@ class FairQueue:
         self.started[line.tenant.name] += request.cost
         self._paid[request.rid] = line
         self.remove(request)
-        if line.requests and line.next_cost > line.deficit:  # the tenant's turn has ended
+        if line.requests and line.next_cost > line.deficit:
             self._lines[line.tenant.name] = self._lines.pop(line.tenant.name)
         return request
 
@@ -101,7 +101,7 @@ class FairQueue:
             line.deficit += unused
 
     def started_elsewhere(self, name: str, num_tokens: int) -> None:
-        """Charge a waiting tenant for tokens that another router started, or give a negative number back."""
+        """Charge a waiting tenant for tokens that another router started. A negative number gives tokens back."""
         line = self._lines.get(name)
         if line is None:
             return

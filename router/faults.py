@@ -28,7 +28,6 @@ CLIENTS_WORD: dict[type[BatonError], type[BatonError]] = {
 
 
 def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
-    """Return the error of a sequence's end, if any."""
     if end.reason in _GOOD:
         return None
     if end.reason == FinishReason.ABORT.value:

@@ -31,7 +31,7 @@ from shared.observe.metrics import RequestMetrics
 MOST_AHEAD = 32  # pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
 PER_HEADER = 4  # bytes of colon, space and line end
-FRAMING_FACTOR = 2  # framing between two pieces of a chunked body, in heads' limits
+FRAMING_FACTOR = 2  # most framing between pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class HttpRules:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. The library keeps unfinished headers of any length, so this class counts its input.
+    """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
 
     `_head_bytes`: of the unfinished head. `_framing`: chunk framing since the last bytes of a body."""
 

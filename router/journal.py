@@ -172,7 +172,6 @@ class OpenRequest:
 
     @property
     def cost(self) -> int:
-        """The tokens charged to the tenant's share."""
         return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling)
 
     @property
@@ -227,7 +226,7 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid. `nonce` makes rids unguessable: a node knows only its own requests."""
+    """All open requests by rid. `nonce` makes rids unguessable: a node knows only the rids of its own requests."""
 
     def __init__(self, nonce: Callable[[], str]) -> None:
         self._nonce = nonce

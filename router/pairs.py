@@ -86,7 +86,6 @@ class Pairs:
             pair.probe = None
 
     def look(self, find: Callable[[str], OpenRequest | None]) -> None:
-        """Mark a pair as healed once its probe has begun on the decode node."""
         for pair in self.all():
             request = find(pair.probe[0]) if pair.probe is not None else None
             if request is not None and (request.rid, request.attempt) == pair.probe and request.begun_by_decode:

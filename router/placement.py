@@ -82,10 +82,10 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        A prompt is short if the decode node lacks at most `_local_tokens` of it. The decode node runs a short prompt
-        alone if no prefill node reaches it, or if the measured cost does not decide. It runs any prompt alone if no
-        prefill node fits. Otherwise the next decode node is tried, and in the end the first one runs the request
-        alone."""
+        Without a fitting prefill node, the decode node runs the request alone. It also runs a short prompt alone (at
+        most `_local_tokens` uncached) if no prefill node reaches it, or if the measured cost does not decide. If no
+        prefill node reaches it and the prompt is longer, the next decode node is tried. In the end, the first one runs
+        the request alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -125,7 +125,7 @@ class Placer:
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
         """Choose a node without requests of ours, else the one with the fewest sequences.
 
-        Decode nodes come first: no other prompts wait there. `apart`: peers where another suspect runs alone."""
+        Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")

@@ -34,7 +34,6 @@ class PrefixSources:
         self._assumed_token_s = assumed_token_s
 
     def choose(self, request: OpenRequest, key: RequestKey, effects: Effects) -> PrefixSource | None:
-        """Return the source for a request just placed, or None."""
         prefill, pages = request.prefill, request.pages
         if prefill is None or pages is None or request.wants_scores or prefill.hello.has_window:
             return None

@@ -91,7 +91,7 @@ class Progress:
         return effects
 
     def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
-        """Take a sequence's tokens of one step. Checks cost time for each token."""
+        """Take a sequence's tokens of one step. Keep checks few: each token pays for them."""
         key, ids, logprobs = run.key, run.ids, run.logprobs
         request = self._find(node, key, effects)
         if request is None:

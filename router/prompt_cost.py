@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # further steps that halve a step's weight
 ENOUGH_STEPS = 8
-UNLIKE = 0.1  # lengths that vary by a smaller part of their mean allow no line
+UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped: speeds may have changed
 MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over: the cost ignores later streams
@@ -46,7 +46,6 @@ class PromptSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate for a long prompt."""
         return 1.0 / self.token_s
 
 

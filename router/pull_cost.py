@@ -24,7 +24,6 @@ class PullFigures:
         self._measured_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], now: float) -> None:
-        """Take a heartbeat's totals. Ignore implausible values."""
         totals = counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0)
         tokens, seconds = (new - old for new, old in zip(totals, self._totals, strict=True))
         self._totals = totals

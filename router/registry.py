@@ -54,7 +54,7 @@ class RegisteredNode:
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list of routers lacks this one; it stays until its Release
+    is_left: bool = False  # the node's list of routers lacks this one; the node stays until its Release
     lacks: tuple[str, ...] = ()  # listed routers that do not serve the node
     drain: Drain | None = None  # sent again until the node's heartbeats report draining
     move_at: float = float("inf")  # when a draining node's requests move
@@ -89,7 +89,7 @@ class RegisteredNode:
 
     @property
     def sequences(self) -> int:
-        """Estimate all routers' sequences there. The report is up to a heartbeat old, but our own requests are
+        """Estimate all routers' sequences on this node. The report is up to a heartbeat old, but our own requests are
         known."""
         others = self.others.sequences
         return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
@@ -274,7 +274,8 @@ class Registry:
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """Return the largest limit of all nodes, if any: one node can't make the router refuse long requests."""
+        """Return the largest limit of all nodes, if any, so that one node can't make the router refuse long
+        requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
@@ -285,7 +286,7 @@ class Registry:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. The majority of nodes decides, then the oldest node: one node
+        """Return each LoRA adapter's digest by name. The majority of nodes decides, then the oldest node. So one node
         can't redefine a name."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)

@@ -30,7 +30,8 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
 def sequences_in(load: NodeLoad, num_open: int) -> int:
     """Return how many of our sequences the node may hold. `num_open`: ours at the time of the report.
 
-    Free rows don't count while requests wait for memory. `ahead` sequences are allowed, whatever other routers send."""
+    Free rows don't count while requests wait for memory. At least `ahead` sequences are allowed, whatever other routers
+    send."""
     ahead = max(MIN_AHEAD, load.rows_total // AHEAD_SHARE)
     free = 0 if load.waiting else load.rows.get(RowState.FREE, 0)
     return max(ahead, num_open + free + ahead - load.waiting)

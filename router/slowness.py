@@ -7,9 +7,10 @@ Policies multiply an eased node's work by its slowness. In a trickle, a node get
 has recovered.
 
 A node is compared with its peers, the nodes of its kind. More work than a peer's allows proportionally more time. Less
-work still allows the peer's whole time, because most of it may be fixed. So an eased node looks faster than it is. If
-all time grows with the work, the square root of its slowness shows: BACK is below the square root of FACTOR. In a
-trickle even a very slow node may look fast. It becomes eased, with slowness FAR, and gets enough work to be judged.
+work still allows the peer's whole time, because most of it may be fixed. So an eased node looks faster than it is: if
+all time grows with the work, only the square root of its slowness shows. BACK is below the square root of FACTOR, so
+that less work alone makes no node whole. In a trickle even a very slow node may look fast. Then the node becomes eased,
+with slowness FAR, and gets enough work to be judged.
 
 With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority.
 """
@@ -27,7 +28,7 @@ from router.prompt_cost import COUNTERS, FRESH_S, MOST_STEP_S, is_plausible
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-STEP_SECONDS = "step_seconds"  # in nodes' reports: from a step's launch to its result
+STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: from a step's launch to its result
 FEWEST_STEPS = 4  # a report of a decode node is ignored if it has fewer prompt-free steps
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # peers with which one report is compared; comparisons take time

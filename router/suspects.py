@@ -60,7 +60,6 @@ class Suspects:
         return has_died and request.num_emitted <= death.num_emitted + CLEARED_AFTER
 
     def nodes(self) -> frozenset[str]:
-        """Return peers where a suspect runs alone."""
         if not self._open:
             return frozenset()
         alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]

@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request's needs. `affinity`: the client's name for itself or its session."""
+    """A request's needs."""
 
     num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
@@ -51,5 +51,5 @@ class Policy(Protocol):
     reads_caches: bool  # whether the policy needs nodes' cache contents
 
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-        """Pick one of `nodes`, which are one or more of the same role."""
+        """Pick one of `nodes`. All have the same role, and there is at least one."""
         ...

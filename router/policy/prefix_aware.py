@@ -1,7 +1,7 @@
 """Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
 Decode nodes are compared by sequences. Of nearly equal nodes, the node with the most cached tokens of the prompt is
-picked. Less than half of the prompt does not count: a common preamble would keep all prompts on one node.
+picked. Fewer than half of the prompt's tokens do not count: a common preamble would keep all prompts on one node.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: W
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Choose between equal nodes: the client's or session's own, else the one for prompts that begin alike.
+    """Choose between equal nodes: one for each client or session, else one for prompts that begin alike.
 
     Highest-random-weight hashing makes routers agree without messages, and moves few requests when nodes change."""
     if len(nodes) == 1:

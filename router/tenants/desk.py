@@ -19,8 +19,6 @@ LATER = (429, 503)  # after these statuses, a client may retry
 
 @dataclass(slots=True)
 class Bill:
-    """One request's bill. `num_used`: used tokens."""
-
     was_admitted: bool = False
     num_used: int = 0
 

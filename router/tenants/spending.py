@@ -47,8 +47,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`age_ms`: the age of the sending router."""
-
     age_ms: Count
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
@@ -117,7 +115,7 @@ class Ledger:
     # ---- our counts
 
     def write(self, now: float) -> Spending | None:
-        """Return the next message, if due and if counts have changed or must be repeated."""
+        """Return the next message if one is due, and if counts have changed or must be repeated."""
         if self._seal is None or now < self._due:
             return None
         age_ms = self._age_ms(now)
@@ -130,7 +128,7 @@ class Ledger:
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))
 
     def _rows(self, age_ms: int) -> dict[str, Row]:
-        """Return the counts of all tenants in the keys file. One without a limit may get one later."""
+        """Return the counts of all tenants in the keys file. A tenant without a limit may get one later."""
         named, started = self._by_name(), self._queue.started
         rows = {}
         for name, spent in self._limits.spent.items():

@@ -9,8 +9,8 @@ NO_LIMIT = 0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`adapters`: usable LoRA adapters; None allows all. `sees_cluster`: may see nodes, metrics and other tenants'
-    names."""
+    """`adapters`: usable LoRA adapters; None allows all. `sees_cluster`: whether the tenant may see nodes, metrics and
+    other tenants' names."""
 
     name: str
     requests_per_minute: int = NO_LIMIT

@@ -5,8 +5,8 @@
     rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump its input
     pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd pieces are plain text
 
-If a string ends inside a control token's spelling, a placeholder for "" keeps the next string from completing it. A
-token that a template builds around a client's word, as in `'<|' + message.role + '|>'`, is not hidden.
+If a string ends inside a control token, a placeholder for "" keeps the next string from completing the token. A token
+that a template builds around a client's word, as in `'<|' + message.role + '|>'`, is not hidden.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ class ControlTokens:
 
 
 def guarded(options: TextConfig, spellings: Iterable[str]) -> ControlTokens | None:
-    """Return the control tokens to hide in chats, if any."""
     return None if options.allow_control_tokens else ControlTokens(spellings)
 
 

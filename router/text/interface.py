@@ -21,8 +21,8 @@ class VocabFacts:
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]  # never shown as text
     context_length: int
-    start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins so
-    drops_first_space: bool = False  # of the first token
+    start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins with them
+    drops_first_space: bool = False  # whether to drop the first token's leading space
 
 
 class Tokenizer(Protocol):
@@ -61,7 +61,7 @@ class TextModel:
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return a finished sequence's text, without special tokens and an incomplete last character."""
+    """Return a finished sequence's text, without special tokens and without an incomplete last character."""
     facts = tokenizer.facts
     data = b"".join(tokenizer.token_bytes(i) for i in ids if i not in facts.special_ids)
     text = new_decoder("replace").decode(data)

@@ -1,6 +1,6 @@
 """Run chat templates in Hugging Face's Jinja environment, with a sandbox and limits.
 
-The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It does not bound one
+The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It does not bound a single
 operation, such as an enormous format width. So a malicious template can use up memory and time, but can't loop forever
 or reach files or other objects.
 """
