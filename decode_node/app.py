@@ -1,4 +1,4 @@
-"""The decode daemon: `run(config)`. It loads heavy modules after it has applied the plan of CPU cores."""
+"""The decode daemon. Heavy modules load after the plan of CPU cores is applied."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Receive pages through process groups, in staging buffers. Ask for announced pages in order, a few at a time.
+"""Receive announced pages through process groups, in order, into staging buffers.
 
     Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-A transfer is never cancelled after its Take is sent. If the request ends first, the transfer's pages are dropped.
+After its Take, a transfer runs to its end, even for an ended request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """A fetch that has ended. `staging`: the buffer that holds the pages, or the reason why the transfer failed."""
+    """A fetch that has ended. `staging`: the pages, or the reason of the failure."""
 
     handoff: HandoffIn
     ready: Ready
@@ -40,20 +40,20 @@ class Fetched:
 
 
 class GroupsIn:
-    """Owns this node's receiving process groups, and keeps announced page sets until their fetches have ended."""
+    """Owns this node's receiving process groups, and announced page sets until their fetches end."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
-        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: fetches whose Take is not sent yet
-        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: fetches whose Take is sent, in order
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: the Take is not sent yet
+        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: the Take is sent
         self._out: list[Fetched] = []
         self._num_groups = 0
         self.table = GroupTable(ctx, RECEIVER)
 
     @property
     def num_under_way(self) -> int:
-        """The number of page sets that `poll` has not returned yet, including page sets of ended requests."""
+        """The page sets that `poll` has not returned yet, also for ended requests."""
         return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
 
     def carries(self, transport: str) -> bool:
@@ -62,14 +62,13 @@ class GroupsIn:
     def meet(self, peer: str, transport: str) -> None:
         """Open a process group with the peer, unless one exists."""
         if self.table.get(peer) is not None or self.table.is_full:
-            return  # a full table takes no group; fetch() then raises
+            return  # if the table is full, fetch() raises
         self._num_groups += 1
         self._ctx.outbox.send(peer, Join(transport, self._num_groups))
         self._asked[self.table.open(peer, transport, self._num_groups)] = deque()
 
     def fetch(self, handoff: HandoffIn, ready: Ready) -> None:
-        """Start fetching pages, which `poll` will return. Raise HandoffFailed if the process group has ended, or if
-        the receiver can't take these pages."""
+        """Start a fetch, which `poll` returns later. Raise HandoffFailed for an ended group or unusable pages."""
         fetch = Fetch(handoff, ready, self._receivers[handoff.transport])
         fetch.receiver.check(ready)
         if self.table.get(handoff.source) is None:
@@ -79,7 +78,7 @@ class GroupsIn:
         self._ask(handoff.source)
 
     def forget(self, handoff: HandoffIn) -> None:
-        """Drop the hand-off's fetches for which no Take was sent yet."""
+        """Drop the hand-off's fetches whose Take is not sent yet."""
         waiting = self._waiting.pop(handoff.source, deque())
         kept = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
         if kept:
@@ -95,7 +94,7 @@ class GroupsIn:
             self._ctx.outbox.send(peer, take)
             entry.group.post(fetch.receiver.make_staging(ready))
             self._asked[entry].append(fetch)
-        if waiting is not None and not waiting:  # a restarted peer has a new name, so it won't reuse this empty queue
+        if waiting is not None and not waiting:  # a restarted peer has a new name, so old queues would pile up
             del self._waiting[peer]
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:
@@ -105,7 +104,6 @@ class GroupsIn:
             self._end(entry, HandoffFailed(f"{peer}: {message.reason}"))
 
     def poll(self) -> list[Fetched]:
-        """Return the fetches whose pages have arrived, and the fetches that failed."""
         for entry in self.table:
             self._collect(entry)
             self._ask(entry.peer)
@@ -124,7 +122,7 @@ class GroupsIn:
             self._out.append(Fetched(fetch.handoff, fetch.ready, staging))
 
     def peer_closed(self, peer: str) -> None:
-        """End the peer's process group. Pages that are already staged stay valid."""
+        """End the peer's process group. Staged pages stay valid."""
         entry = self.table.get(peer)
         if entry is not None:
             self._end(entry, HandoffFailed(f"{peer} is gone"))

@@ -27,10 +27,7 @@ class WaitingOffer:
 
 @dataclass(slots=True, eq=False)
 class HandoffIn:
-    """A granted hand-off. Its row and pages are reserved, and pulls may write to the pages.
-
-    If the grant is revoked, `row` stays reserved until the last pull ends.
-    """
+    """A granted hand-off. If its grant is revoked, `row` stays reserved until the last pull has ended."""
 
     request: Request
     source: str
@@ -42,12 +39,12 @@ class HandoffIn:
     touched: float
     source_drafts: bool  # the source's pages and record contain draft state
     num_pulling: int = 0
-    num_fetching: int = 0  # number of announced page sets that are not staged here yet
+    num_fetching: int = 0  # announced page sets that are not staged here yet
     record: Prebuilt | None = None
-    record_since: float = 0.0  # time when the record arrived
+    record_since: float = 0.0
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's draft tensors, on the host
     complete_since: float = 0.0
-    # the error that the source gets if the hand-off ends before installation
+    # the source gets this error if the hand-off ends early
     failure: BatonError = field(default_factory=lambda: HandoffFailed("the decode node ended it"))
 
     @property
@@ -56,7 +53,6 @@ class HandoffIn:
 
     @property
     def needs_source(self) -> bool:
-        """Return whether the source must still send pages or the record."""
         return self.record is None or not self.ranges.all_claimed or self.num_fetching > 0
 
     @property

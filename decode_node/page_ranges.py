@@ -1,8 +1,4 @@
-"""Track which pages of a hand-off have arrived, by layer. Page numbers follow the order of the request's tokens.
-
-Each entry of `_claimed` stands for one layer of one page. The last layer's entry also covers the planes that follow the
-layers in the page.
-"""
+"""Track the arrived pages of a hand-off, by layer. Page numbers follow the order of the request's tokens."""
 
 from __future__ import annotations
 
@@ -17,20 +13,21 @@ class PageRanges:
     """Expects pages [first, end) in any order, and each layer of a page once.
 
     | cached here, not sent | first ........ end |
-    `claimed`: the source has announced the page;  `arrived`: the page's pull has ended.
+    `claimed`: announced by the source. `arrived`: pulled.
     """
 
     def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
         self.first = cached_tokens // page_size
         self.end = page_count(num_tokens, page_size)
+        # [page, layer]. The last layer's entry also covers the planes that follow the layers in the page.
         self._claimed = np.zeros((self.end, num_layers), np.bool_)
         self._claimed[: self.first] = True
         self._num_left = (self.end - self.first) * num_layers
 
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
-        """Claim a range of pages before its pull. Return False if the whole range is claimed already.
+        """Claim pages before their pull. Return False if all are claimed already.
 
-        Raise HandoffFailed if only a part of the range is claimed already, or if this node did not ask for the range.
+        Raise HandoffFailed if only some are, or if this node did not ask for them.
         """
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")

@@ -1,13 +1,9 @@
-"""Prealloc: Offers that wait for memory. They are granted in order of arrival.
+"""Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all that its request needs.
 
-A grant reserves all the memory that its request needs.
+Offers and the scheduler's waiting requests share one order, the oldest first.
 
-Offers and the scheduler's waiting requests share one order, the oldest first. The scheduler's waiting requests are
-retracted requests and local prompts.
-
-For each Offer, the source gets a `Wait` at once and then every quarter of a lease. A source that gets no message for a
-whole lease fails the hand-off. A thousand Offers cost 4,000 small messages per lease. Each round handles only the
-Offers whose next `Wait` is due.
+A source that hears nothing for a lease fails the hand-off. So the source gets a `Wait` at once, and again every quarter
+of a lease. A thousand Offers cost 4,000 small messages per lease.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ class Prealloc:
         self._ctx = ctx
         self._vouchers = Vouchers(ctx)
         self._offers: dict[RequestKey, WaitingOffer] = {}  # in order of arrival
-        # The time when each Offer's next `Wait` is due, the earliest first.
+        # The times of the next `Wait`s, the earliest first.
         self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()
 
     def requests(self) -> list[Request]:
@@ -76,7 +72,6 @@ class Prealloc:
         self._ctx.outbox.send(source, refuse(offer.key, refusal))
 
     def _has_room(self, source: str) -> bool:
-        """Return whether one more Offer is within the limit on all Offers and within the source's share."""
         most = self._ctx.facts.max_waiting
         of_source = sum(waiting.source == source for waiting in self._offers.values())
         return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
@@ -97,15 +92,14 @@ class Prealloc:
         return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
 
     def _other_masks(self, req: Request, offer: Offer) -> str:
-        """Return how the two nodes' grammar versions differ; "" if they are equal or the request has no grammar."""
+        """Return how the two nodes' grammar versions differ, or "" if they are equal or not needed."""
         ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
         return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
 
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant Offers in order while memory lasts, and send the `Wait`s that are due.
 
-        Skip Offers whose router has not sent Welcome, Offers whose grammar is not compiled yet, and sources that hold
-        their full share.
+        Skip an Offer before its router's Welcome, before its grammar is compiled, or while its source's share is full.
         """
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
@@ -134,10 +128,8 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Return whether the router vouches for the Offer.
-
-        If the Offer came before its router's Welcome, check its ticket now. Refuse the Offer if the ticket is invalid.
-        """
+        """Check the ticket of an Offer that came before its router's Welcome. Refuse the Offer if the ticket is
+        invalid."""
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
@@ -150,7 +142,7 @@ class Prealloc:
         return True
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
-        """Return whether the request's grammar, if any, is compiled. Refuse the Offer if compilation failed."""
+        """Return False while the grammar compiles. Refuse the Offer if compilation failed."""
         req, constraint = waiting.request, waiting.request.constraint
         if not req.may_begin:
             return False
@@ -189,7 +181,7 @@ class Prealloc:
         return self._take(lambda waiting: waiting.request.deadline < now)
 
     def take_unknown(self, now: float) -> list[WaitingOffer]:
-        """Remove and return Offers that have waited longer than a lease and whose router has not sent Welcome yet."""
+        """Remove and return Offers that have waited a lease for their router's Welcome."""
         lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
         return self._take(
             lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None

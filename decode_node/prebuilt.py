@@ -13,7 +13,6 @@ from shared.wire.messages import Installed
 
 
 def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float) -> None:
-    """Install complete hand-offs in one admission, and tell their sources."""
     if not complete:
         return
     ctx.core.loop.admit([_arrival(ctx, handoff) for handoff in complete])

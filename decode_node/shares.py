@@ -1,5 +1,4 @@
-"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter of the memory
-to the other sources."""
+"""Limit the memory of each source's unfinished hand-offs. A stuck source leaves a quarter of the memory to others."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one so
 
 
 class Shares:
-    """The shares of all sources, for one round of grants. A source's only hand-off may be larger than the share."""
+    """The sources' shares in one round of grants. A source's only hand-off may be larger."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv
@@ -28,7 +27,7 @@ class Shares:
             self._add(handoff.source, handoff.ranges.end)
 
     def allow(self, waiting: WaitingOffer) -> bool:
-        """Return whether the Offer's source may have another hand-off. A refusal holds for the whole round."""
+        """Return whether the source may have another hand-off. A refusal holds for the whole round."""
         source = waiting.source
         if source in self._full:
             return False

@@ -1,4 +1,4 @@
-"""The decode side of a node. It receives offers, pages and records, and sends grants and answers.
+"""The decode side of a node.
 
     prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  -> prebuilt  ->  running, in the scheduler.
 
@@ -92,10 +92,10 @@ class DecodeSide:
             self._fail(handoff, error)
 
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
-        """End a request that its prefill node has ended.
+        """End a request that its prefill node has ended, unless the request is installed.
 
-        Do nothing if the request is installed. The prefill node may have sent Abort before it received Installed, and
-        the router may already have seen the request begin on this node.
+        If it is installed, Abort and Installed have crossed, and the router may have seen the request begin on this
+        node.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:
@@ -119,7 +119,7 @@ class DecodeSide:
         if handoff is None:
             return
         wire = to_wire(handoff.key)
-        if event.retracted:  # this node will compute the prompt itself, so the source may free its pages
+        if event.retracted:  # this node will compute the prompt itself: the source may free its pages
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
             self._ctx.outbox.send(handoff.source, failed(wire, handoff.lease, handoff.failure))
@@ -155,7 +155,7 @@ class DecodeSide:
     # ---- ends
 
     def abort(self, key: RequestKey) -> None:
-        """Refuse the request's Offer if it still waits. A granted request ends through the event GrantRevoked."""
+        """Refuse the request's Offer. A granted request ends through the event GrantRevoked."""
         waiting = self.prealloc.take(key)
         if waiting is not None:
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, Aborted("aborted")))
@@ -164,7 +164,7 @@ class DecodeSide:
         """Do nothing: a decode node dials no other node."""
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """Handle a lost prefill node or link. Complete hand-offs continue, and incomplete hand-offs fail."""
+        """End the Offers of a lost prefill node, and the hand-offs that still need it."""
         error = PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}")
         for waiting in self.prealloc.take_of_source(peer):
             self._ctx.end(waiting.request.key, error)
@@ -183,15 +183,11 @@ class DecodeSide:
         self.transfers.groups.table.close()
 
     def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Report a failed hand-off only to its source.
-
-        Only the source knows why its pages are gone. For example, the source may have answered the request itself.
-        """
+        """Report a failed hand-off only to its source, which may have answered the request itself."""
         if self.transfers.open.get(handoff.key) is handoff:
             handoff.failure = error
             self._ctx.core.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Fail the hand-off if it is still open. Ignore later failures of the same hand-off."""
         if self.transfers.open.get(handoff.key) is handoff:
             self._ctx.core.fail(handoff.key, error)

@@ -1,7 +1,7 @@
 """Transfer: granted requests whose pages are being pulled.
 
-A pull is a closure that runs on the transfer stream. It first waits for the newest launched step, because a page's
-previous owner may still write to the page in that step.
+A pull runs on the transfer stream, after the newest launched step: a page's previous owner may still write in that
+step.
 
     Ready  ->  claim the range  (->  fetch into staging)  ->  pull into the request's own pages  ->  arrived (an input
                                                                                                     of a later tick)
@@ -31,7 +31,7 @@ LEASE_BITS = 32
 
 
 class Transfers:
-    """Owns granted hand-offs. Also owns rows of revoked hand-offs (`held`) while pulls still write to their pages."""
+    """Owns granted hand-offs. `held`: revoked hand-offs whose pages are still written by pulls."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -65,7 +65,7 @@ class Transfers:
         return handoff
 
     def _next_lease(self) -> int:
-        """Return a lease number that this node never used in any epoch, so that late messages match no newer lease."""
+        """Return a number that is new in all epochs, so that late messages match no newer lease."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases
@@ -78,8 +78,7 @@ class Transfers:
         return None
 
     def ready(self, handoff: HandoffIn, received: Received, ready: Ready, now: float) -> None:
-        """Pull a range of pages, unless the same range was announced before. Raise HandoffFailed for an invalid
-        range."""
+        """Pull announced pages once. Raise HandoffFailed for an invalid range."""
         handoff.touched = now
         count = len(ready.pages)
         if not count:
@@ -103,7 +102,7 @@ class Transfers:
         )
 
     def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
-        """Keep the record. Raise HandoffFailed if the record doesn't fit the request or the vocabulary."""
+        """Keep the record. Raise HandoffFailed if it doesn't fit the request or the vocabulary."""
         handoff.touched = now
         if handoff.record is not None:
             return
@@ -117,10 +116,7 @@ class Transfers:
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Pull fetched pages, record finished pulls, and free the rows that waited for these pulls.
-
-        Return the hand-offs whose fetch or pull failed.
-        """
+        """Return the hand-offs whose fetch or pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
         for fetched in self.groups.poll():
             handoff = fetched.handoff
@@ -162,7 +158,7 @@ class Transfers:
         ]
 
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
-        """Forget the hand-off. Its row becomes free once no pull writes to the row's pages."""
+        """Forget the hand-off. Its row becomes free when no pull writes to the row's pages."""
         handoff = self.open.pop(key, None)
         if handoff is not None:
             self.groups.forget(handoff)
@@ -182,6 +178,5 @@ class Transfers:
         return [handoff for handoff in self.open.values() if handoff.source == source]
 
     def forget_dead(self) -> None:
-        """Close the open pools of dead prefill nodes."""
         for name, receiver in self._receivers.items():
             self._tidying.launch(name, receiver.forget_dead, "forget_dead")

@@ -17,21 +17,20 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # how long to remember a used ticket after its end, because a later Welcome may move the end
+KEPT_LONGER_S = 60.0  # a used ticket is kept longer, because a later Welcome may move its end
 
 
 class Vouchers:
-    """Owned by Prealloc. `_spent` remembers the requests of at most MAX_SPENT used tickets, and drops the oldest."""
+    """Owned by Prealloc. `_spent`: the requests of the newest MAX_SPENT used tickets."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
         self._spent: OrderedDict[RequestKey, float] = OrderedDict()
 
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
-        """Return why an Offer is refused. Return None if the router vouches for it, or if this node does not know the
-        router yet.
+        """Return why an Offer is refused; None if its ticket is valid or its router is not known yet.
 
-        If the ticket ends before the request's deadline, the ticket's end becomes the request's deadline.
+        The ticket's end bounds the request's deadline.
         """
         word = self._ctx.routers.word_of(req.key)
         if word is None:

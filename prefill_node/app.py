@@ -1,4 +1,4 @@
-"""The prefill daemon: `run(config)`. It loads heavy modules after it has applied the plan of CPU cores."""
+"""The prefill daemon. Heavy modules load after the plan of CPU cores is applied."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bootstrap: requests whose Offer was sent and has no Grant yet. Such requests may already be prefilled.
+"""Bootstrap: requests whose Offer has no Grant yet. Some of them are already prefilled.
 
-With a prefix cache, siblings (n > 1) are offered once the first sequence, their leader, is installed. By then the
-decode node has cached the shared pages, so only later pages travel.
+With a prefix cache, siblings (n > 1) are offered after their leader, the first sequence, is installed. By then the
+decode node has cached the shared pages.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # While this request waited for its leader, its first token may have been sampled. The Offer leaves this
-            # token out, because the decode node samples it again. The request's state shows the token earlier than
-            # the scheduler's event does.
+            # A sibling may have its first token before its Offer. The decode node gets this token with the record. The
+            # request's state shows the token before the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,
@@ -75,12 +74,12 @@ class Bootstrap:
                 self.offer(handoff, now)
 
     def find(self, key: RequestKey) -> HandoffOut | None:
-        """Return the request's hand-off, even if the request is a sibling that waits for its leader."""
+        """Return the request's hand-off, even if it is not offered yet."""
         offered = self.offered.get(key)
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
 
     def forget(self, key: RequestKey) -> HandoffOut | None:
-        """Forget a hand-off. Return the hand-off only if the peer has its Offer."""
+        """Forget a hand-off. Return it only if the peer has its Offer."""
         for leader, handoffs in list(self._followers.items()):
             self._followers[leader] = [handoff for handoff in handoffs if handoff.key != key]
         return self.offered.pop(key, None)

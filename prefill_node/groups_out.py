@@ -1,9 +1,9 @@
-"""Send pages through process groups, in the order in which a decode node asks for them.
+"""Send pages through process groups, in the order of a decode node's Takes.
 
     Join -> group    Take -> posted -> over.
 
-Every Take is answered, even if its request has ended, because the peer relies on the order of the answers. If a page
-was freed before it was sent, its digest does not match at the peer.
+Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, its digest is
+wrong at the peer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroupsOut:
 
     def _take(self, peer: str, take: Take) -> None:
         entry = self.table.get(peer, take.group)
-        if entry is None:  # the group has ended here, and the peer may not know that
+        if entry is None:  # the peer may not know yet that the group has ended
             self._ctx.outbox.send(peer, Broken(take.group, "the group is over"))
             return
         if take.order < entry.num_agreed:

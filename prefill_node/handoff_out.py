@@ -14,31 +14,28 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Page numbers follow the order of the request's tokens. Pages before `next_page` are cached at the peer or already
-    described.
+    """Before `layers_end`, the first layers of a page are described as soon as they are computed.
 
-    For pages before `layers_end`, the first layers are described as soon as they are computed.
-
-        | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
-                                               ^ next_page                                 ^ layers_end
+    | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
+                                           ^ next_page                                 ^ layers_end
     """
 
     request: Request
     peer: str
     endpoint: str
     ticket: Ticket | None
-    since: float  # time when the hand-off entered its present queue
-    touched: float = 0.0  # time of the last message to or from the peer
-    heard_at: float | None = None  # time of the peer's last answer
-    offered: list[str] = field(default_factory=list)  # the offered transports, the preferred one first
+    since: float  # entry into the present queue
+    touched: float = 0.0  # last message to or from the peer
+    heard_at: float | None = None  # the peer's last answer
+    offered: list[str] = field(default_factory=list)  # transports, the preferred one first
     lease: int = 0
     sender: PageSender | None = None  # None until granted
     next_page: int = 0
     layers_end: int = 0
-    launched: list[ChunkLaunched] = field(default_factory=list)  # chunks that were launched before the Grant
+    launched: list[ChunkLaunched] = field(default_factory=list)  # chunks launched before the Grant
     num_final_tokens: int = 0
-    num_describing: int = 0  # number of page sets that the transfer stream describes
-    untaken: deque[int] = field(default_factory=deque)  # size of each Ready's frames, in bytes; see unread.py
+    num_describing: int = 0  # page sets that the transfer stream is describing
+    untaken: deque[int] = field(default_factory=deque)  # bytes of each Ready's frames; see unread.py
     record: PrefillDone | None = None
     record_sent: bool = False
     done_at: float = 0.0
@@ -49,5 +46,5 @@ class HandoffOut:
 
     @property
     def silent_since(self) -> float:
-        """The time of the peer's last answer; the time of the Offer if no answer has come."""
+        """The time of the peer's last answer, or of the Offer before any answer."""
         return self.since if self.heard_at is None else self.heard_at

@@ -1,7 +1,6 @@
 """Inflight: granted requests. The transfer stream describes their pages, and the node announces them.
 
-A step's first layers are sent while the step computes later layers. The other layers and the record follow. Pages stay
-pinned until the peer answers or is gone.
+First layers are sent while the step computes later layers. Pages stay pinned until the peer answers or is gone.
 
     step     | layers 0..4 | 5..9 | ... | 25..29, sampling |
     describe               | 0..4 | 5..9 | ...             | 25.. to the end of the page |
@@ -43,13 +42,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computing:
-    """Pages whose layers are being computed."""
-
     handoff: HandoffOut
     first: int
     pages: PageList
     layers: LayerMarks
-    waits_for: int = 0  # index of the layer mark that must be reached next
+    waits_for: int = 0  # index of the next layer mark
 
 
 class Inflight:
@@ -60,7 +57,7 @@ class Inflight:
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._waiting: deque[Waiting] = deque()  # page sets that wait in this order until their peers have room
+        self._waiting: deque[Waiting] = deque()  # page sets in order, until their peers have room
         self._unread = unread
         self.granted: dict[RequestKey, HandoffOut] = {}
 
@@ -115,12 +112,12 @@ class Inflight:
     def _launch_waiting(self, now: float) -> None:
         """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
-        # The peers without room. A later, smaller page set waits too, or it would take the room that a large one needs.
+        # Peers without room. Their smaller page sets wait too, so that a large one finds room.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
             if sender is None or self.granted.get(handoff.key) is not handoff:
-                continue  # the hand-off has ended meanwhile
+                continue
             num_bytes = self._frame_bytes(entry, sender)
             if handoff.peer in full or not self._unread.has_room(handoff, sender, num_bytes, self.granted.values()):
                 full.add(handoff.peer)
@@ -137,14 +134,13 @@ class Inflight:
         return len(entry.pages) * (where.stop - where.start) if sender.is_inline else 0
 
     def taken(self, handoff: HandoffOut, now: float) -> None:
-        """Record that the peer has taken a Ready's frames. `poll` then sends waiting pages."""
         if take(handoff):
             handoff.touched = now
 
     # ---- layers sent while later layers are computed
 
     def launched(self, handoff: HandoffOut, event: ChunkLaunched) -> None:
-        """Send this step's pages and earlier pages layer by layer."""
+        """Start to send the pages up to this chunk's end, layer by layer."""
         page_size = self._ctx.core.settings.page_size
         end = page_count(event.num_tokens, page_size) if event.is_last else event.num_tokens // page_size
         first = max(handoff.next_page, handoff.layers_end)
@@ -160,7 +156,6 @@ class Inflight:
         self._computing = [left for entry in self._computing if (left := self._advance(entry)) is not None]
 
     def _advance(self, entry: Computing) -> Computing | None:
-        """Describe the layers that are computed. Return None if no layer is left to describe."""
         marks, index = entry.layers, entry.waits_for
         while index < len(marks.ends) and marks.events[index].query():
             if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
@@ -171,7 +166,6 @@ class Inflight:
         return replace(entry, waits_for=index) if index < len(marks.ends) else None
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Announce described pages. Return the hand-offs that failed or stalled."""
         self._describe_computed()
         failed = []
         for done in self._jobs.take_done():
@@ -205,7 +199,7 @@ class Inflight:
 
 
 def renewal(handoff: HandoffOut) -> Ready:
-    """Return a Ready without pages. It renews the lease."""
+    """Return a Ready without pages."""
     return Ready(
         key=to_wire(handoff.key),
         lease=handoff.lease,

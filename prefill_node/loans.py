@@ -1,10 +1,9 @@
-"""Loans: cached pages of this node that other prefill nodes copy. A loan is the source's side of a pull.
+"""Loans: cached pages that other prefill nodes copy, seen from their source.
 
     Pull -> checked, matched, pinned -> Lent, Ready ... -> Returned, the peer is gone, or the loan's time is over.
 
-The peer copies and checks the pages, like a decode node. The peer can't write the pages, and a loan ends by itself when
-its time is over. So the only harm from a peer that dies or lies is that pages stay pinned until the loan ends. The
-limits below bound the number of these pages.
+A peer can't write the pages, and each loan ends by itself. So a dead or lying peer only keeps some pages pinned for a
+while.
 """
 
 from __future__ import annotations
@@ -33,20 +32,19 @@ from shared.wire.messages import Fingerprint, FramesTaken, Key, Lent, Pull, Retu
 from shared.wire.tickets import is_genuine
 
 MOST_LOANS, MOST_OF_ONE_PEER = 32, 8
-MOST_LENT = 0.25  # Share of the pool's pages that loans may pin.
-# Share of the pages that one peer's loans may pin. In a small pool the peer's first loan may be larger.
-MOST_LENT_TO_ONE = 0.125
+MOST_LENT = 0.25  # share of the pool's pages that loans may pin
+MOST_LENT_TO_ONE = 0.125  # share that one peer's loans may pin; the peer's only loan may be larger
 LONGEST_S = 10.0
-LATER_S = 1.0  # a loan lasts longer than the peer waits, because messages may be on their way
+LATER_S = 1.0  # a loan outlasts the peer's wait, because messages may be on their way
 OWN_NEED = "its own requests need the pages"
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # time for which an expired used ticket is kept, because a later Welcome may move its end
+KEPT_LONGER_S = 60.0  # a used ticket is kept longer, because a later Welcome may move its end
 
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """Pages that one peer may copy. The scheduler's budget has the lock that pins these pages. So the scheduler can
-    unpin them if its own requests need the memory (rule f)."""
+    """Pages that one peer may copy. The scheduler's budget has the lock on them, and can unpin them for other needs
+    (rule f)."""
 
     key: Key
     peer: str
@@ -54,20 +52,18 @@ class Loan:
     num_pages: int
     sender: PageSender
     until: float
-    untaken: deque[int] = field(default_factory=deque)  # size of each Ready's frames, in bytes; see unread.py
+    untaken: deque[int] = field(default_factory=deque)  # bytes of each Ready's frames; see unread.py
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A set of pages that must be described. pages[0] is page `first` of the prompt."""
-
     loan: Loan
     first: int
     pages: PageList
 
 
 class Loans:
-    """Owns all loans. `senders` has one sender for each transport in pulls.TRANSPORTS."""
+    """Owns all loans. The keys of `senders` are names from pulls.TRANSPORTS."""
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender], unread: Unread) -> None:
         self._ctx = ctx
@@ -76,7 +72,7 @@ class Loans:
         self._jobs: TransferJobs[tuple[Loan, int], PageSet] = TransferJobs(ctx.core.engine)
         self._waiting: deque[Waiting] = deque()
         self._spent: OrderedDict[tuple[str, int, str, int], float] = OrderedDict()
-        self.open: dict[LoanName, Loan] = {}  # the key is (peer, lease)
+        self.open: dict[LoanName, Loan] = {}  # by (peer, lease)
 
     # ---- messages
 
@@ -85,7 +81,7 @@ class Loans:
             self._end((peer, message.lease))
         elif isinstance(message, FramesTaken):
             if (loan := self.open.get((peer, message.lease))) is not None:
-                take(loan)  # `poll` then sends waiting frames
+                take(loan)
         elif (peer, message.lease) not in self.open:  # otherwise the Pull is a duplicate
             try:
                 self._lend(peer, message, now)
@@ -95,7 +91,7 @@ class Loans:
                 self._ctx.outbox.send(peer, Lent(message.key, message.lease, 0, "", error.message), back=True)
 
     def _lend(self, peer: str, pull: Pull, now: float) -> None:
-        """Pin the requested pages that are cached. Raises HandoffFailed if no page may be lent."""
+        """Pin the requested pages that are cached. Raise HandoffFailed if no page may be lent."""
         cache, facts = self._ctx.core.kv.cache, self._ctx.facts
         until = self._vouched_until(peer, pull, now)
         if self._ctx.draining or not isinstance(cache, PrefixCache) or not cache.enabled:
@@ -148,7 +144,7 @@ class Loans:
         return HandoffFailed(why)
 
     def _keys_of(self, peer: str, pull: Pull) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return this node's keys of the requested pages. Raises HandoffFailed if the ticket names other pages."""
+        """Return this node's keys of the requested pages. Raise HandoffFailed if the ticket names other pages."""
         settings = self._ctx.core.settings
         if pull.adapter and pull.adapter not in settings.adapters:
             raise HandoffFailed("its adapter is not here")
@@ -163,7 +159,6 @@ class Loans:
         return np.frombuffer(keys, np.int64)
 
     def _why_not(self, peer: str, num_cached: int, first_page: int) -> str:
-        """Return the reason why the cached pages may not be lent; "" if they may be lent."""
         core, theirs = self._ctx.core, [loan.num_pages for loan in self.open.values() if loan.peer == peer]
         if num_cached <= first_page:
             return "the pages are not cached any more"
@@ -185,7 +180,6 @@ class Loans:
         self._launch_waiting()
 
     def _launch_waiting(self) -> None:
-        """Launch page sets in order, but skip peers without room for frames."""
         entries, self._waiting = self._waiting, deque()
         full: set[str] = set()
         for entry in entries:
@@ -201,7 +195,6 @@ class Loans:
             self._jobs.launch((loan, entry.first), partial(loan.sender.describe, entry.pages), f"lend({entry.first})")
 
     def poll(self, now: float) -> None:
-        """Announce described pages, and end loans whose time is over."""
         for done in self._jobs.take_done():
             loan, first = done.tag
             self._unread.described(loan.peer, done.value)
@@ -247,7 +240,7 @@ class Loans:
 
 
 def other_pages(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return the first field in which the two nodes' pages differ; "" if the pages are alike. Both nodes use every
-    plane of a page, so the planes of drafts must be equal too."""
+    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count: nodes use every
+    plane."""
     names = (name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), "")

@@ -1,12 +1,11 @@
-"""Pulls: prompts whose pages are copied from another prefill node's cache instead of being computed.
+"""Pulls: copy pages of prompts from another prefill node's cache instead of computing them.
 
     source named -> Pull sent -> Lent: row and pages reserved -> Ready: copied, checked -> in the prefix cache
                         |                 |                               |
                         '-----------------'--- no, late or broken --------'-> the prompt is computed.
 
-The request waits in the scheduler without row and pages. It waits at most as long as computing the pages would take,
-according to the router's measurements. A row stays reserved until the last copy into its pages has ended, even if the
-pull ended earlier.
+The request waits in the scheduler without row and pages, at most as long as computing the pages would take. A row stays
+reserved until the last copy into it has ended, even after the pull.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ LEASE_BITS = 32
 MOST_PULLS, MOST_OF_ONE_SOURCE = 32, 8
 MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
 LONGEST_S = 10.0
-SHUNNED_S = 5.0  # time for which this node does not ask a source that was late
+SHUNNED_S = 5.0  # a source that was late is not asked for this time
 MAX_SHUNNED = 256
-TRANSPORTS = ("shm", "zmq")  # These transports need neither a process group nor a library's handle.
-NO_COST = ("ended", "lost")  # Pulls with these outcomes do not show a pull's cost, so their time is not counted.
+TRANSPORTS = ("shm", "zmq")  # without a process group or a library's handle
+NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their time is not counted
 
 
 @dataclass(slots=True, eq=False)
 class PrefixPull:
-    """Pulls pages [first, num_pages) of a prompt. `keys`: the keys of all `num_pages` pages. `row` is 0 until the
-    source has lent the pages."""
+    """Pulls pages [first, num_pages) of a prompt. `keys`: of all `num_pages` pages. `row`: 0 until the source lends
+    pages."""
 
     key: Key
     request: Request
@@ -59,7 +58,7 @@ class PrefixPull:
 
 
 class Pulls:
-    """Owns pulls. It also owns rows whose pull has ended while copies still write into them (`held`)."""
+    """Owns pulls. `held`: ended pulls whose rows are still written by copies."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -67,14 +66,14 @@ class Pulls:
         self._jobs: TransferJobs[tuple[PrefixPull, Ready], None] = TransferJobs(ctx.core.engine)
         self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
         self._num_leases = 0
-        self._shunned: dict[str, float] = {}  # source -> the time until which this node does not ask it
-        self._sources: set[str] = set()  # asked sources, except sources that are known to be gone
+        self._shunned: dict[str, float] = {}  # source -> time until which it is not asked
+        self._sources: set[str] = set()  # asked sources that are not known to be gone
         self._by_request: dict[RequestKey, PrefixPull] = {}
-        self.open: dict[int, PrefixPull] = {}  # pulls by lease
+        self.open: dict[int, PrefixPull] = {}  # by lease
         self.held: list[PrefixPull] = []
 
     def begin(self, generate: Generate, req: Request, now: float) -> str | None:
-        """Request pages from the source that the router named. Return the source's name; None if no pull has begun."""
+        """Request pages from the source that the router named. Return the source; None if no pull has begun."""
         source = generate.source
         if source is None or req.key not in self._ctx.core.requests or not self._can_pull(req):
             return None
@@ -126,8 +125,8 @@ class Pulls:
         return len(self.open) < MOST_PULLS and num_asked < MOST_OF_ONE_SOURCE
 
     def _can_pull(self, req: Request) -> bool:
-        """Return False if the cache drops pages behind a window, or if the request wants log-probabilities of early
-        prompt tokens."""
+        """Return False if the cache drops pages behind a window, or if log-probabilities of early prompt tokens are
+        wanted."""
         cache = self._ctx.core.kv.cache
         has_cache = isinstance(cache, PrefixCache) and cache.enabled
         return has_cache and bool(self._receivers) and req.first_unscored is None
@@ -138,7 +137,7 @@ class Pulls:
         return len(match.pages)
 
     def _next_lease(self) -> int:
-        """Return a lease number that this node never used in any epoch, so that late messages match no newer pull."""
+        """Return a number that is new in all epochs, so that late messages match no newer pull."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases
@@ -173,8 +172,8 @@ class Pulls:
         pull.row, pull.num_pages, pull.transport = row, lent.num_pages, lent.transport
 
     def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
-        """Reserve memory that no waiting prompt and no running row needs. Return the reserved row; None if too little
-        memory is free."""
+        """Reserve a row, and memory that no waiting prompt and no running row needs. Return None if too little is
+        free."""
         scheduler, kv = self._ctx.core.scheduler, self._ctx.core.kv
         waiting = [req for req in scheduler.waiting if req.may_begin]
         if waiting and kv.rows.num_free <= len(waiting) + 1:
@@ -187,8 +186,7 @@ class Pulls:
         return scheduler.budget.reserve_pulled(pull.keys, pull.first, num_pages, keep_free, owner)
 
     def _ready(self, pull: PrefixPull, received: Received, ready: Ready) -> None:
-        """Pull a range of pages, unless the same range was announced before. Raises HandoffFailed for a range that does
-        not belong to the pull."""
+        """Pull announced pages once. Raise HandoffFailed for pages that were not lent."""
         if not ready.pages:
             return
         pages = range(ready.first_page, ready.first_page + len(ready.pages))
@@ -213,7 +211,6 @@ class Pulls:
     # ---- one round
 
     def poll(self, now: float) -> None:
-        """Record finished copies, and end pulls whose time is over."""
         for done in self._jobs.take_done():
             pull, ready = done.tag
             pull.num_pulling -= 1
@@ -234,7 +231,7 @@ class Pulls:
         self.held = [pull for pull in self.held if pull.num_pulling]
 
     def _complete(self, pull: PrefixPull, now: float) -> None:
-        """Put the pages into the prefix cache. The pull's request then finds them there, as any other request does."""
+        """Put the pages into the prefix cache, where the pull's request finds them."""
         core, num_pages = self._ctx.core, pull.num_pages - pull.first
         core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
         core.scheduler.release_held(pull.row)
@@ -244,7 +241,7 @@ class Pulls:
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def _give_up(self, pull: PrefixPull, outcome: str, why: str, now: float) -> None:
-        """Let the prompt be computed instead, and let the source unpin the pages."""
+        """Let the prompt be computed. Let the source unpin the pages."""
         self._ctx.log.info((pull.source, outcome), "computes a prefix", source=pull.source, outcome=outcome, why=why)
         self._drop(pull, outcome, now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
@@ -275,19 +272,18 @@ class Pulls:
     # ---- ends
 
     def ended(self, key: RequestKey, now: float) -> None:
-        """End the pull of a request that is over."""
         pull = self._by_request.get(key)
         if pull is not None:
             self._drop(pull, "ended", now)
             self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def gave_way(self, row: int, now: float) -> None:
-        """Give up the pull into this row, because the scheduler has taken its memory."""
+        """Give up the pull into this row, whose memory the scheduler has taken."""
         for pull in [pull for pull in self.open.values() if pull.row == row]:
             self._give_up(pull, "gave_way", "others need the memory", now)
 
     def peer_closed(self, peer: str, error: BatonError) -> None:
-        """End the pulls from a source that is gone. Send no message, because it would only wait in a queue."""
+        """End the pulls from a lost source, without a message."""
         lost = [pull for pull in self.open.values() if pull.source == peer]
         for pull in lost:
             self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)

@@ -3,15 +3,15 @@
     dialled -> up -> gone (hung up)
        '--nothing for silence_s: overdue, so unreachable.
 
-The link reports closed connections and failed dials (PeerClosed), but not a silent peer that accepted the connection.
-PeerUp or any message shows that a peer is up.
+The link reports closed connections and failed dials (PeerClosed), but no silent peers. Any message shows that a peer is
+up.
 """
 
 from __future__ import annotations
 
 
 class Reach:
-    """Owned by the prefill side. Contains only peers that this node dialled."""
+    """Owned by the prefill side. Has only peers that this node dialled."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
@@ -19,7 +19,6 @@ class Reach:
         self._looked_at: float | None = None
 
     def dialled(self, peer: str, now: float) -> None:
-        """Start waiting for the peer, unless it was dialled before."""
         self._silent_since.setdefault(peer, now)
 
     def up(self, peer: str) -> None:
@@ -30,10 +29,9 @@ class Reach:
         self._silent_since.pop(peer, None)
 
     def overdue(self, now: float) -> list[str]:
-        """Return the peers that have been silent for too long. Call this method in every round.
+        """Return the peers that have been silent for too long. Call this in every round.
 
-        After a freeze or a long step, a round is late, and the node has read no answers since the last round. So at
-        most half of `silence_s` is counted for the time between two rounds.
+        Between two rounds, at most half of `silence_s` is counted: after a long step, answers may be unread.
         """
         absence = 0.0 if self._looked_at is None else now - self._looked_at - self._silence_s / 2
         self._looked_at = now

@@ -1,9 +1,8 @@
-"""The prefill side of a node: sends offers, pages and records; receives grants, answers and refusals.
+"""The prefill side of a node.
 
     bootstrap (Offer sent)  ->  inflight (Grant here)  ->  gone (Installed)        the scheduler computes meanwhile.
 
-After a request's first failure, later failures change nothing. When a request ends here, this side sends the decode
-node an Abort, and the router gets a typed error.
+When a request ends here, the decode node gets an Abort, and the router gets a typed error.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class PrefillSide:
     def __init__(
         self, ctx: NodeContext, senders: Mapping[str, PageSender], receivers: Mapping[str, PageReceiver] = NOTHING
     ) -> None:
-        """`receivers` bring prefixes from other prefill nodes; without receivers, this node pulls no prefix."""
+        """Without `receivers`, this node pulls no prefix."""
         self._ctx = ctx
         unread = Unread(ctx.wake)
         self.choice = TransportChoice(ctx.facts.transports, ctx.log, ctx.facts.about_transports)
@@ -135,7 +134,7 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
-            # This time leaves out the wait for memory, because a local prompt waits for memory too.
+            # Leave out the wait for memory: a local prompt waits for memory, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
@@ -146,7 +145,7 @@ class PrefillSide:
         self.bootstrap.leader_gone(handoff.key, now)
 
     def _taken(self, peer: str, message: FramesTaken, now: float) -> None:
-        """Record that the peer has taken a hand-off's frames. Without such a hand-off, they are a loan's frames."""
+        """Record that the peer has taken frames of a hand-off, or else of a loan."""
         handoff = self.inflight.granted.get(key_of(message.key))
         if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
             self.inflight.taken(handoff, now)
@@ -203,7 +202,7 @@ class PrefillSide:
     def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
         key = event.request.key
         handoff = self.inflight.granted.get(key) or self.bootstrap.find(key)
-        if handoff is None or not event.request.row:  # without a row, the request was unpinned meanwhile
+        if handoff is None or not event.request.row:
             return
         if isinstance(event, ChunkReady):
             handoff.num_final_tokens = max(handoff.num_final_tokens, event.num_tokens)
@@ -238,7 +237,7 @@ class PrefillSide:
         self._reach.up(peer)
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """Handle a lost connection. The connections that peers dialled serve only loans."""
+        """Handle a lost connection. Connections that peers dialled serve only loans."""
         if accepted:
             self.loans.peer_closed(peer)
         else:
@@ -250,7 +249,7 @@ class PrefillSide:
         self._give_up(peer, PeerUnreachable(f"{own} could not reach {peer} in {silence_s:g} s"))
 
     def _give_up(self, peer: str, error: PeerUnreachable) -> None:
-        """End all hand-offs to the peer, and pulls from it. The next hand-off dials again."""
+        """End all hand-offs to the peer and all pulls from it. The next hand-off dials again."""
         lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
         for handoff in lost:  # forget them first: an Abort to a closed peer would stay queued
             self.bootstrap.forget(handoff.key)

@@ -1,13 +1,11 @@
 """Choose which transport an Offer to a decode node names first.
 
-Each transport that both nodes can use is tried TRIALS times, in turn. Then the transport with the shortest time from a
-prompt's last chunk to its installation is kept, because requests wait for that time. In every AGAIN_EVERY-th offer, the
-next transport in turn is tried again.
+Each common transport is tried TRIALS times. Then the one with the shortest time from a prompt's last chunk to its
+installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next one again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use. So it can't use the transports that the Offer names
-before the granted one.
+A decode node takes the first offered transport that it can use. So it can't use the transports before the granted one.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from statistics import median
 from shared.observe.log_once import LogOnce
 
 TRIALS = 5
-KEPT = 15  # how many of the newest hand-offs the median covers
+KEPT = 15  # newest hand-offs that the median covers
 AGAIN_EVERY = 64
-NEAR = 0.9  # another transport replaces the chosen one if its time is below this share of the chosen one's time
-FAILED_S = 60.0  # time that is recorded for a failed hand-off
+NEAR = 0.9  # another transport must take less than this share of the chosen transport's time
+FAILED_S = 60.0  # recorded for a failed hand-off
 
 
 @dataclass(slots=True)
 class Measured:
-    """One peer's measured times. `seconds` has an entry for each transport that both nodes can use."""
+    """One peer's times. `seconds`: by common transport."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""
@@ -37,9 +35,7 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `about`: text that is appended to each reason.
-
-    `transports`: in order of likely speed, the fastest first."""
+    """Owned by the node's loop. `transports`: the likely fastest first. `about` is appended to each reason."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)
@@ -78,7 +74,6 @@ class TransportChoice:
         self._peers.pop(peer, None)
 
     def reasons(self) -> dict[str, str]:
-        """Return each decode node's transport, and the reason for it."""
         more = f" ({self._about})" if self._about else ""
         said = {peer: f"{known.chosen or 'in turn'}: {known.why}{more}" for peer, known in self._peers.items()}
         return {peer.partition("@")[0]: why for peer, why in said.items()}

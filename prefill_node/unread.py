@@ -3,8 +3,7 @@
     describe -> Ready and frames -> | our queue, TCP, the peer's inbox | -> taken by the peer's loop -> FramesTaken
     describe -> frames, in a block of the sender -> | queue of the peer's connection | -> gone, and the block is back.
 
-The peer's inbox has only one limit: the peer's watch (shared/wire/watch.py) closes a connection with too many unread
-bytes. Only pages of a GPU's pool travel in blocks (shared/transfer/host_bytes.py).
+Only pages of a GPU's pool travel in blocks (shared/transfer/host_bytes.py).
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from typing import Protocol
 from shared.transfer.interface import PageSender, PageSet
 
 SHARES = 4  # one peer may hold 1/SHARES of the blocks
-UNTAKEN_BYTES = 24 << 20  # limit of a peer's untaken frames; the peer's watch closes a connection with 80 MiB unread
+UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/watch.py)
 
 
 class Sent(Protocol):
-    """A hand-off or a loan. `untaken`: bytes of each Ready with frames that the peer has not taken, in order."""
+    """A hand-off or a loan. `untaken`: frame bytes of each Ready that the peer has not taken, in order."""
 
     peer: str
     untaken: deque[int]
 
 
 def take(sent: Sent) -> bool:
-    """Record that the peer has taken the oldest Ready. Return False if no Ready was on its way."""
+    """Drop the oldest Ready, which the peer has taken. Return False if there is none."""
     if not sent.untaken:
         return False
     sent.untaken.popleft()
@@ -41,14 +40,14 @@ class Unread:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._num: Counter[str] = Counter()  # by peer: number of page sets that are not read yet
+        self._num: Counter[str] = Counter()  # by peer: page sets that are not read yet
         self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers that have read a set; filled on any thread
 
     def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
-        """Whether a page set may go to the peer of `sent`. `num_bytes`: the size of the set's frames; 0 without frames.
+        """Return whether a page set with `num_bytes` of frames may go to the peer of `sent`.
 
-        `others`: all hand-offs or all loans. If a peer has no untaken frames, a set of any size fits. Return False if
-        no block is free, because the transfer thread would wait for a block."""
+        `others`: all hand-offs or all loans. A peer without untaken frames gets a set of any size. Without a free
+        block, the transfer thread would wait."""
         untaken = sum(sum(other.untaken) for other in others if other.peer == sent.peer) if num_bytes else 0
         fits = not untaken or untaken + num_bytes <= UNTAKEN_BYTES
         return fits and self._has_block(sent.peer, sender)
@@ -63,7 +62,7 @@ class Unread:
             sent.untaken.append(num_bytes)
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
-        """Mark a page set as read. If it is in a block, mark it only when the peer has read the block."""
+        """Mark a page set as read, but a set in a block only when the peer has read the block."""
         if page_set is None or page_set.block is None:
             self._read.put(peer)
         else:
@@ -74,7 +73,7 @@ class Unread:
         self._wake()
 
     def take_read(self) -> None:
-        """Stop counting the page sets that were marked as read since the last call."""
+        """Stop counting the page sets marked as read."""
         while not self._read.empty():
             peer = self._read.get()
             self._num[peer] -= 1

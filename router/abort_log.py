@@ -1,4 +1,4 @@
-"""Record when each peer last got an Abort for a request. Old records are dropped."""
+"""Record when each peer last got an Abort for a request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from shared.wire.messages import Key
 
 MAX_REMEMBERED = 4096
-REPEAT_S = 1.0  # after this time an Abort is sent again: it may be lost in a full queue, or overtake its request
+REPEAT_S = 1.0  # then an Abort is sent again: it may be lost in a full queue, or overtake its request
 
 
 class AbortLog:

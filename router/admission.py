@@ -20,8 +20,7 @@ from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Requests that arrive together. `cost`: the sum of the requests' costs. `within_s`: seconds until the requests'
-    common deadline."""
+    """Requests that arrive together. `cost`: their total cost. `within_s`: seconds until their deadline."""
 
     tenant: Tenant
     num_requests: int
@@ -47,8 +46,7 @@ class Admission:
         self.queue, self._pace = FairQueue(), Pace()
 
     def check(self, new: Newcomer, now: float) -> list[OpenRequest]:
-        """Return the queued requests that must be dropped in favour of the new requests. Raise QueueFull,
-        DeadlineExceeded or DeadlineUnreachable."""
+        """Return the queued requests to drop. Raise QueueFull, DeadlineExceeded or DeadlineUnreachable."""
         self._check_deadline(new)
         excess = len(self.queue) + new.num_requests - self._max_queued
         num = math.ceil(max(0, excess - self.room(now))) if excess > 0 else 0
@@ -58,8 +56,8 @@ class Admission:
         return victims
 
     def _check_deadline(self, new: Newcomer) -> None:
-        """Raise an error if the deadline can't be met. The wait is estimated only if the queue's pace is known: a wrong
-        estimate could refuse requests for ever."""
+        """Raise an error if the deadline can't be met. Estimate the wait only with a known pace: wrong estimates could
+        refuse requests for ever."""
         if new.within_s <= 0:
             raise DeadlineExceeded("the request arrived after its deadline")
         wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost)) if len(self.queue) else None
@@ -92,8 +90,8 @@ class Admission:
         return request
 
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
-        """Whether a request that has waited can no longer end before its deadline. The last queued request starts
-        anyway, to test the estimate."""
+        """Return whether a waiting request can't end in time. The last queued request starts anyway, to test the
+        estimate."""
         late = now + self._pace.service_s(request.cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 
@@ -104,7 +102,7 @@ class Admission:
 
     def room(self, now: float) -> float:
         """Return how many sequences may start now. Without nodes, only the limit on open requests applies, and
-        placement raises NoNodes later."""
+        placement raises NoNodes."""
         nodes = self._registry.usable(now)
         prefills = not_held_back([node for node in nodes if node.role == "prefill"])
         decodes = not_held_back([node for node in nodes if node.role == "decode"])

@@ -89,15 +89,14 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name in the key ring, else the configured name, else a random name. A node serves only the first of
-    two routers with the same name."""
+    """Return the name from the key ring, the settings, or random bits. A node serves only one router of each name."""
     if ring is not None:
         return ring.name
     return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
 
 
 def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
-    """Bind the node endpoint. Raise ConfigError if it can't be bound."""
+    """Raise ConfigError if the node endpoint can't be bound."""
     raise_limit()
     options = LinkOptions.for_silence(config.timeouts.node_silence_s, limits=AT_ROUTER, ring=ring)
     return RouterLink(config.router.node_endpoint, options)
@@ -155,7 +154,7 @@ async def serve_all(
 
 
 def start_background(config: RouterProcessConfig, keys: RouterKeys, log: Logger) -> list[asyncio.Task[None]]:
-    """Start the tasks that run beside the server until the caller cancels them."""
+    """Start the tasks that run until the caller cancels them."""
     return [
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
         asyncio.create_task(return_freed_memory()),
@@ -187,5 +186,5 @@ def make_gateway(
 
 
 def new_epoch() -> int:
-    """Return a number that grows with each start. The number's random bits distinguish starts in one millisecond."""
+    """Return a number that grows with each start. Random bits distinguish starts in one millisecond."""
     return (time.time_ns() // 1_000_000) << 16 | secrets.randbits(16)

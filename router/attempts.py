@@ -1,8 +1,7 @@
-"""Begin, end and repeat attempts for the dispatcher. An attempt is one run of a request on its nodes. Sans-IO.
+"""Begin, end and repeat attempts. An attempt is one run of a request on its nodes. Sans-IO.
 
     start --Generate--> the request's nodes
-    a node is lost, drains, refuses or fails: withdraw the attempt (Abort to the request's nodes). Once a node is
-    usable, begin the next attempt, which continues after the emitted tokens. If no attempts or time are left: Failure
+    a node is lost, drains, refuses or fails --Abort--> the next attempt, after the emitted tokens, or Failure
 
 A request has one attempt at a time. Messages of earlier attempts have older keys.
 """
@@ -25,13 +24,13 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # limit of a request's failed attempts that are not charged
+MAX_EXCUSED = 4  # failed attempts of a request that are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
 
 class Attempts:
-    """Owned by the dispatcher. `max_attempts` and `resume_wait_s`: see DispatchLimits."""
+    """Owned by the dispatcher. DispatchLimits explains the limits."""
 
     def __init__(
         self,
@@ -57,14 +56,14 @@ class Attempts:
         self._sources = sources
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
-        # set after a freeze of this router: lost nodes cost no attempt until this time
+        # after a freeze of this router: until this time, lost nodes cost no attempt
         self._excused_until = -float("inf")
 
     def excuse(self, until: float) -> None:
         self._excused_until = until
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
-        """Send a request to nodes, or park it. A new request is parked for NODES_AWAY_S at most. Raises nothing."""
+        """Send a request to nodes, or park it. Raise nothing."""
         try:
             placement = self._place(request, now)
         except NoNodes as error:
@@ -125,17 +124,15 @@ class Attempts:
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Resume this node's requests elsewhere. Requests that were sent after the node's last message are not charged.
+        """Resume this node's requests elsewhere. Charge no request that was sent after the node's last message.
 
-        The node was probably gone when these requests were sent. For example, if this router is cut off, its links to
-        nodes end one by one."""
+        Links of a router that is cut off end one by one, so the node was probably gone by then."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Judge a dead node's requests and resume them. Suspects go first, because each of them needs a node of its
-        own."""
+        """Judge and resume a dead node's requests. Suspects go first, because each needs a node of its own."""
         if effects.now < self._excused_until:  # this router was frozen, so the node may still be alive
             self.leave(node, error, effects)
             return
@@ -151,7 +148,7 @@ class Attempts:
                 self.resume_or_fail(request, error, effects, is_free=is_free)
 
     def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
-        """Return the requests that need this node. After its hand-off a request doesn't need the prefill node."""
+        """After its hand-off, a request needs no prefill node."""
         return [
             request
             for request in self._journal.served_by(node)
@@ -174,9 +171,8 @@ class Attempts:
     ) -> None:
         """Begin the next attempt after the emitted tokens, or fail the request.
 
-        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Up to
-        MAX_EXCUSED other attempts that failed without the request's fault are not charged either. Without `at_once` the
-        next attempt waits for the next tick, when more is known about the nodes."""
+        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Without
+        `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
@@ -191,7 +187,7 @@ class Attempts:
         if request.is_done:
             self.forget(request, effects.now)
         elif not at_once or isinstance(error, PeerUnreachable):
-            # One node of the pair may have died. At the next tick this router knows which one, and judges its requests.
+            # One node of the pair may have died. The next tick shows which one.
             request.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)
@@ -207,8 +203,7 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Count the attempt as failed or excused. MAX_EXCUSED keeps two nodes from passing a request back and forth for
-        ever."""
+        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing a request back and forth for ever."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:
@@ -226,7 +221,6 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
-        """Restart the open sequences. Close a sequence that lacks only its SequenceEnd."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue
@@ -253,13 +247,13 @@ class Attempts:
         self.forget(request, now)
 
     def _no_verdict(self, request: OpenRequest) -> None:
-        """Allow another probe of the nodes if this request was a probe and ended without a result."""
+        """Allow another probe of the nodes if this request was a probe without a result."""
         for node in request.nodes:
             node.breaker.abandoned()
         self._placer.pairs.left(request)
 
     def forget(self, request: OpenRequest, now: float) -> None:
-        """Forget a request without telling its client. Later messages for it are dropped."""
+        """Forget a request without telling its client."""
         self._admission.over(request, now)
         for sequence in request.sequences:
             sequence.is_closed = True

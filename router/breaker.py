@@ -1,6 +1,6 @@
 """Keep requests away from a failing node, except for occasional probes. Sans-IO.
 
-Only the node's faults count: errors and refused sends, never a 4xx or a client that hangs up.
+Only the node's faults count: errors and refused sends, no 4xx and no client that hangs up.
 
     closed --max_faults in a row--> open --open_s passed--> half open --one probe--> closed, or open again
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_OPEN_S = 60.0
-MAX_DOUBLINGS = 10  # after this number of doublings, any wait has reached MAX_OPEN_S
+MAX_DOUBLINGS = 10  # any wait has reached MAX_OPEN_S by then
 
 
 @dataclass(slots=True)
@@ -21,18 +21,18 @@ class Breaker:
     open_s: float = 2.0
 
     _faults: int = 0
-    _open_until: float | None = None  # None while the breaker is closed
+    _open_until: float | None = None
     _times_opened: int = 0
     _probing: bool = False
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be sent to the node. A half-open breaker allows one request at a time."""
+        """Return whether a request may be sent. A half-open breaker allows one at a time."""
         if self._open_until is None:
             return True
         return now >= self._open_until and not self._probing
 
     def sent(self) -> None:
-        """Record that a request was sent. For a half-open breaker, this request is the probe."""
+        """Record a sent request, the probe of a half-open breaker."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:
@@ -42,9 +42,9 @@ class Breaker:
         self._probing = False
 
     def failed(self, now: float) -> None:
-        """Count a fault. Each fault after a wait doubles the next wait.
+        """Record a fault. Each fault after a wait doubles the next wait.
 
-        Faults during a wait change nothing, because most of the failed requests were sent before the breaker opened."""
+        Faults during a wait change nothing, because most of the requests were sent before it."""
         self._faults += 1
         self._probing = False
         is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until
@@ -53,5 +53,4 @@ class Breaker:
             self._times_opened += 1
 
     def abandoned(self) -> None:
-        """Allow another probe, because the last one had no result."""
         self._probing = False

@@ -1,10 +1,8 @@
-"""Run requests on nodes: attempts, tokens, aborts, lost nodes, deadlines. Sans-IO: every call returns Effects.
+"""Run requests on nodes. Sans-IO: every call returns Effects, which gateway.py carries out.
 
-    open --room--> start --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
-      |                     |lost, drained, refused or failed: the next attempt (attempts.py)
-      '--client gone, stop string, deadline: Abort to every node that runs a part of the request
-
-progress.py handles nodes' messages. gateway.py carries out the Effects.
+open --room--> start --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
+  |                     |lost, drained, refused or failed: the next attempt (attempts.py)
+  '--client gone, stop string, deadline: Abort to every node that runs a part of the request
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    max_open: int  # limit of requests that run on nodes at once
-    max_attempts: int  # limit of a request's failed attempts; attempts on nodes that drain are not counted
+    max_open: int  # requests that run on nodes at once
+    max_attempts: int  # failed attempts of a request, except on draining nodes
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
-    max_queued: int = 512  # limit of requests that wait in the router
+    max_queued: int = 512  # requests that wait in the router
     pulls_prefixes: bool = True  # whether prefill nodes copy cached pages from each other
-    # assumed seconds per prompt token, until they are measured; None: no pulls before the first measurement
+    # seconds per prompt token until measured; None: no pulls until then
     assumed_token_s: float | None = None
 
 
@@ -52,7 +50,7 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
-    adapter: str = ""  # the adapter's digest
+    adapter: str = ""
     cache_salt: int = 0
     affinity: str = ""
     tenant: Tenant = EVERYBODY
@@ -92,9 +90,9 @@ class Dispatcher:
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
-        """Queue all these requests of one tenant, or none of them. The requests start when nodes have room.
+        """Queue all these requests of one tenant, or none of them. They start when nodes have room.
 
-        Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
+        Raise QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes, without a change."""
         if not self._placer.is_possible(now):
             raise NoNodes("no node can take requests now; try again")
         effects = Effects(now)
@@ -114,7 +112,6 @@ class Dispatcher:
         return limit_s if new.within_s is None else min(new.within_s, limit_s)
 
     def _start_next(self, effects: Effects) -> None:
-        """Start queued requests while nodes have room."""
         now = effects.now
         while (request := self._admission.next(now)) is not None:
             effects.queue_waits.append(now - request.queued_at)
@@ -141,7 +138,6 @@ class Dispatcher:
         )
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:
-        """Abort these requests, because their client is gone or needs no more tokens."""
         effects = Effects(now)
         for request in filter(None, map(self._journal.find, rids)):
             self._attempts.abandon(request, effects)
@@ -173,8 +169,8 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. A silent link ends after a time
-        limit. If the node was silent for this time, the link or the machine has failed, and no request is suspected."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. After a longer silence than links
+        allow, the link or the machine has failed, and no request is suspected."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -200,13 +196,12 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Charge no attempt for a node that is lost before `excused_until`. This router was frozen, and it notices
-        broken links one by one."""
+        """Charge no attempt for nodes lost before `excused_until`: this router was frozen, and notices broken links
+        late."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
-        """Send the node no new requests. Move its open requests after `move_after_s`. The node informs other
-        routers."""
+        """Send the node no new requests. Move its requests after `move_after_s`. The node informs other routers."""
         effects = Effects(now)
         node.is_draining, node.drain = True, drain
         node.move_at = now + move_after_s
@@ -217,7 +212,7 @@ class Dispatcher:
         return bool(self._journal.served_by(node))
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:
-        """Handle a message that was not sent, because its queue was full or its peer was not connected."""
+        """Handle a message that was not sent: the queue was full, or the peer was not connected."""
         effects = Effects(now)
         if isinstance(message, Generate):
             node = self._registry.by_peer(peer)
@@ -226,7 +221,7 @@ class Dispatcher:
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
                 self._attempts.avoid(request, request.prefiller)
-                if request.attempt:  # the message was not sent, so the attempt did not fail; the next tick tries again
+                if request.attempt:  # the attempt did not fail; the next tick tries again
                     self._attempts.withdraw(request, effects)
                     request.parked_until = now + self._limits.resume_wait_s
                 else:
@@ -235,7 +230,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> Effects:
         effects = Effects(now)
-        self._placer.is_possible(now)  # this call records the last time when nodes were connected
+        self._placer.is_possible(now)  # records when nodes were last connected
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
@@ -250,7 +245,7 @@ class Dispatcher:
         return effects
 
     def _look_at_pairs(self, effects: Effects) -> None:
-        """Report broken pairs one tick late, because the pairs of dead nodes are dropped before the next tick."""
+        """Report broken pairs one tick late: pairs of dead nodes are dropped by then."""
         pairs = self._placer.pairs
         pairs.look(self._journal.find)
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())

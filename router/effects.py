@@ -1,7 +1,4 @@
-"""The dispatcher's results, as plain data: messages to nodes, news for clients, alarms for the log.
-
-gateway.py carries them out.
-"""
+"""The dispatcher's results, as plain data: messages to nodes, news for clients, alarms for the log."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
 class Update(msgspec.Struct, frozen=True):
-    """New tokens of one sequence, and its end if known. Updates are msgspec Structs, which are cheap to make, because
-    each token needs one."""
+    """New tokens of one sequence, and its end if known. A cheap Struct, because each token needs one."""
 
     rid: str
     seq_index: int
@@ -26,8 +22,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Log-probabilities of a prompt's next tokens. A request's first Scored begins with the prompt's second token.
-    All Scored objects of a request precede its Updates."""
+    """Log-probabilities of the next prompt tokens, from the second token on. They come before the first Update."""
 
     rid: str
     logprobs: Sequence[TokenLogprob]
@@ -56,9 +51,9 @@ class Effects:
     sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
     news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
-    num_resumed: int = 0  # number of requests that get another attempt
-    num_by_cost: int = 0  # number of requests that their decode node runs alone, because a hand-off costs more
+    num_resumed: int = 0  # requests that get another attempt
+    num_by_cost: int = 0  # requests that run without a hand-off, because it costs more
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
-    sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes on other nodes
+    sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited
-    num_moved: int = 0  # number of requests moved to a decode node with free memory
+    num_moved: int = 0  # requests moved to a decode node with free memory

@@ -1,16 +1,13 @@
-"""Order the requests that wait in the router, for Admission. Sans-IO.
+"""Order the requests that wait in the router. Sans-IO.
 
     priority 1     alice   [r r r]
     priority 0     bob     [r r r r r r]     these two in turns, by tokens
                    carol   [r]
 
-A higher priority always starts first. Tenants of equal priority share by deficit round robin: each round lets each
-tenant start QUANTUM more tokens (prompt and longest answer). When a request ends, its tenant gets the unused tokens
-back, but only if the tenant's queue has never been empty since the request started. When a tenant's last queued request
-starts, the tenant's deficit is dropped.
-
-Requests that other routers start for a waiting tenant (tenants/spending.py) lower its deficit, too. A deficit stays at
-most MOST_DEBT tokens below the highest deficit of the same priority.
+A higher priority starts first. Tenants of equal priority share by deficit round robin: each round lets each tenant
+start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, while it lasts.
+Requests that other routers start (tenants/spending.py) lower the deficit too, to at most MOST_DEBT tokens below the
+highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class Line:
     requests: deque[OpenRequest] = field(default_factory=deque)
     num_tokens: int = 0
     deficit: int = 0  # tokens that the tenant may start; if negative, other tenants start first
-    elsewhere: int = 0  # tokens that were charged for requests which other routers started
+    elsewhere: int = 0  # tokens charged for requests of other routers
 
     @property
     def next_cost(self) -> int:
@@ -46,7 +43,7 @@ class FairQueue:
     """Owned by Admission."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, Line] = {}  # lines by tenant, in the order of their turns
+        self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
         self._paid: dict[str, Line] = {}  # rid of a started request -> the line that paid
         self._num = 0
         self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, minus unused tokens
@@ -59,13 +56,13 @@ class FairQueue:
 
     def push(self, request: OpenRequest) -> None:
         line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
-        line.tenant = request.tenant  # the tenant's priority may have changed
+        line.tenant = request.tenant  # its priority may have changed
         line.requests.append(request)
         line.num_tokens += request.cost
         self._num += 1
 
     def take(self) -> OpenRequest:
-        """Remove and return the next request. At least one request must be waiting."""
+        """Remove and return the next request of a queue that is not empty."""
         top = max(line.tenant.priority for line in self)
         ring = [line for line in self if line.tenant.priority == top]
         rounds = max(0, min(-((line.deficit - line.next_cost) // QUANTUM) for line in ring))
@@ -77,12 +74,12 @@ class FairQueue:
         self.started[line.tenant.name] += request.cost
         self._paid[request.rid] = line
         self.remove(request)
-        if line.requests and line.next_cost > line.deficit:  # the tenant's turn has ended
+        if line.requests and line.next_cost > line.deficit:
             self._lines[line.tenant.name] = self._lines.pop(line.tenant.name)
         return request
 
     def remove(self, request: OpenRequest) -> bool:
-        """Remove a waiting request. Return False if the request does not wait."""
+        """Return False if the request does not wait."""
         line = self._lines.get(request.tenant.name)
         if line is None or request not in line.requests:
             return False
@@ -94,7 +91,6 @@ class FairQueue:
         return True
 
     def over(self, request: OpenRequest) -> None:
-        """Settle an ended request: remove it if it waits, else return its unused tokens."""
         line = self._paid.pop(request.rid, None)
         if line is None:
             self.remove(request)
@@ -105,8 +101,7 @@ class FairQueue:
             line.deficit += unused
 
     def started_elsewhere(self, name: str, num_tokens: int) -> None:
-        """Charge a waiting tenant for tokens that another router started. If `num_tokens` is negative, give charged
-        tokens back."""
+        """Charge a waiting tenant for tokens that another router started. A negative number gives tokens back."""
         line = self._lines.get(name)
         if line is None:
             return
@@ -125,7 +120,7 @@ class FairQueue:
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
         """Return the requests to drop for a newcomer; None to refuse the newcomer.
 
-        Victims are the youngest requests of the lowest priority, each from the tenant with the most waiting tokens."""
+        Victims are the youngest requests of the lowest priority, each of the tenant with the most waiting tokens."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
         weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}
@@ -141,8 +136,7 @@ class FairQueue:
         return victims
 
     def ahead(self, newcomer: Tenant, cost: int) -> int:
-        """Estimate how many tokens start before a newcomer. The estimate assumes that all tenants of one priority start
-        the same number of tokens."""
+        """Estimate how many tokens start before a newcomer, if all tenants of one priority start equally many."""
         own = self._lines.get(newcomer.name)
         mine = own.num_tokens if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)
@@ -154,7 +148,6 @@ class FairQueue:
         return higher + mine + sum(beside)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError for a wrong count or an empty line."""
         for line in self:
             if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
                 raise IntegrityError(f"the queue of tenant {line.tenant.name} does not add up")

@@ -28,7 +28,6 @@ CLIENTS_WORD: dict[type[BatonError], type[BatonError]] = {
 
 
 def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
-    """Return the error for which a sequence ended; None if the sequence ended without an error."""
     if end.reason in _GOOD:
         return None
     if end.reason == FinishReason.ABORT.value:
@@ -43,8 +42,7 @@ def is_partners(error: BatonError) -> bool:
 
 
 def is_node_fault(error: BatonError) -> bool:
-    """Whether the node is to blame. A node is to blame for every 5xx, except a passed deadline, a missing adapter, an
-    unreachable peer or a partner's fault."""
+    """Return whether the node is to blame. Not every 5xx is a node's fault."""
     nobodys = isinstance(error, DeadlineExceeded | AdapterMissing | PeerUnreachable)
     return error.status >= 500 and not nobodys and not is_partners(error)
 
@@ -55,12 +53,12 @@ def is_nobodys_fault(error: BatonError) -> bool:
 
 
 def can_resume(error: BatonError) -> bool:
-    """Whether another node may succeed. No node succeeds with an invalid request or after the deadline."""
+    """Whether another node may succeed."""
     return not isinstance(error, InvalidRequest | DeadlineExceeded)
 
 
 def given_up(error: BatonError, num_attempts: int) -> BatonError:
-    """Return the last attempt's error for the client, without mention of a hand-off partner."""
+    """Return the last attempt's error for the client, who knows no hand-off partners."""
     kind = CLIENTS_WORD.get(type(error), type(error))
     tried = f"; given up after {num_attempts} attempts" if num_attempts > 1 else ""
     return kind(error.message + tried, subject=error.subject)

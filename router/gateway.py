@@ -1,6 +1,6 @@
 """Receive nodes' messages, apply the dispatcher's Effects, wake HTTP tasks and tick.
 
-HTTP handlers call the gateway. Everything runs on the event loop's thread; nothing blocks.
+Everything runs on the event loop's thread; nothing blocks.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
-# This router counts as frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
-# of that time covers messages in flight.
+# This router was frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
+# covers messages in flight.
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
 
 
 class Link(Protocol):
-    """The methods of RouterLink that the gateway uses. The simulated network of the tests has them, too."""
+    """RouterLink, or the simulated network of the tests."""
 
     @property
     def endpoint(self) -> str: ...
@@ -64,7 +64,7 @@ class Link(Protocol):
 
 
 class Gateway:
-    """`is_stopping`: whether new requests are refused, while open requests continue."""
+    """`is_stopping`: new requests are refused, while open requests continue."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Gateway:
             self._mailboxes.pop(rid, None)
 
     def abort(self, answer_id: str, error: BatonError) -> bool:
-        """End an open answer with an error, and abort it on its nodes. Return False for an unknown answer."""
+        """End an open answer with an error. Return False for an unknown answer."""
         found = [(rid, mailbox) for rid, mailbox in self._mailboxes.items() if mailbox.answer_id == answer_id]
         for rid, mailbox in found:
             mailbox.put(Failure(rid, error))
@@ -195,8 +195,7 @@ class Gateway:
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
 
     def _note_absence(self, now: float) -> None:
-        """Detect that this router was frozen. Call this before a message is handled, because nodes may have dropped the
-        router meanwhile."""
+        """Detect that this router was frozen, before a message is handled: nodes may have dropped the router."""
         silence_s = self._registry.silence_s
         may_be_missed_s = AWAY_SHARE * link_silence(silence_s).shortest_s
         if self._awake_at is not None and now - self._awake_at > may_be_missed_s:
@@ -251,13 +250,13 @@ class Gateway:
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is None:  # the node's list of routers lacked us for a while, so it doesn't know that we removed it
+        if node is None:  # the node's list of routers lacked us, so we removed the node
             self._link.send(peer, Welcome(*self._identity, connection=0))
         else:
             self._metrics.update(report_of(node, beat))
             self._tell_share(node)
             self._apply(self._dispatcher.reported(now))
-            if node.drain is not None and not beat.draining:  # the Drain was lost with a connection or in a full queue
+            if node.drain is not None and not beat.draining:  # the Drain was lost
                 self._link.send(node.peer, node.drain_now(node.drain, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))
             if beat.leaves and not self._dispatcher.needs(node):  # a lost Release is sent again at the next heartbeat
@@ -271,7 +270,7 @@ class Gateway:
             self._log.warning("node is slower than its peers, and gets less work", node=node.node_id, times=times)
 
     def _ask(self, peer: str, replay: CacheReplay | None) -> None:
-        """Send a replay request, if any. If the request is lost, the next heartbeat causes another."""
+        """Send a replay request, if any. The next heartbeat replaces a lost request."""
         if replay is not None:
             self._link.send(peer, replay)
 
@@ -283,7 +282,7 @@ class Gateway:
             self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
-        """Remove a node that serves another router of this name. The node is not at fault."""
+        """Remove a node that serves another router of this name."""
         self._log_once.error(
             ("unwelcome", message.endpoint),
             "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",

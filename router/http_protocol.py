@@ -28,10 +28,10 @@ from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
-MOST_AHEAD = 32  # limit of the pipelined requests on one connection
+MOST_AHEAD = 32  # pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
-PER_HEADER = 4  # bytes that the colon, the space and the line end add to each header
-FRAMING_FACTOR = 2  # limit of framing bytes between two pieces of a chunked body, in multiples of a head's limit
+PER_HEADER = 4  # bytes of colon, space and line end
+FRAMING_FACTOR = 2  # most framing between pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class HttpRules:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
 
-    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes of chunk framing since the last bytes of a body."""
+    `_head_bytes`: of the unfinished head. `_framing`: chunk framing since the last bytes of a body."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._named_bytes = 0  # bytes of the request line and complete headers
         self._framing = 0
-        self._passed_body = False  # whether this piece of input began in a body, or contained the end of a head
-        self._has_contents = False  # whether this piece of input contained contents of a body
+        self._passed_body = False  # whether this input began in a body, or contained a head's end
+        self._has_contents = False  # whether this input contained contents of a body
         self._refusal: BatonError | None = None
         self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
 
@@ -98,7 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse invalid HTTP. If one of our callbacks raised an error, send that error."""
+        """Refuse invalid HTTP, or send the error that one of our callbacks raised."""
         self._refuse(self._refusal or BadHttp("this is not a valid HTTP request"))
 
     # ---- the parser's side
@@ -155,7 +155,6 @@ class LimitedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
 
     def _room(self, num_bytes: int) -> int:
-        """Return how many of these bytes the parser may get, within the head's limit."""
         limit = self._rules.limits.max_header_bytes
         return min(num_bytes, limit - self._head_bytes if self._is_in_head else limit)
 
@@ -180,7 +179,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return HeadersTooLarge(f"the request's headers are above the limit of {limit} bytes")
 
     def _end_parsing(self, error: BatonError) -> None:
-        """Raise the error through the parser. The parser then calls `send_400_response`."""
+        """Raise the error through the parser, which then calls `send_400_response`."""
         self._refusal = error
         raise error
 
@@ -200,7 +199,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(HeaderTimeout("the request's headers did not arrive in time"), says_so=self._head_bytes > 0)
 
     def _refuse(self, error: BatonError, *, says_so: bool = True) -> None:
-        """Hang up. If `says_so` and no other answer is being sent, send the error as an answer first."""
+        """Hang up. If `says_so` and no other answer is under way, send the error first."""
         self._rules.metrics.refused(error.code)
         self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
         self._disarm()
@@ -212,18 +211,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self._hang_up)
 
     def _tell_gone(self) -> None:
-        """Tell the oldest and the newest open request that their client is gone. The library tells only the newest."""
+        """Tell the oldest and the newest open request that the client is gone. The library tells only the newest."""
         for cycle in (self._answering, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
     def _hang_up(self) -> None:
-        """Close at once. `close` would wait for ever if the client does not read."""
+        """Close at once. `close` could wait for ever."""
         self.transport.abort()
 
     def _is_reading_first(self) -> bool:
-        """Whether the refused bytes belong to the body of the only open request, whose answer has not begun."""
+        """Return whether the refused bytes are the body of the only open request, whose answer has not begun."""
         return not self._is_in_head and not self.pipeline and not self.cycle.response_started
 
 

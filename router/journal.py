@@ -1,7 +1,7 @@
 """Record each open request and its tokens. Only this record outlives a node. Sans-IO.
 
-The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one.
-A later token waits until the gap is closed.
+The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one, and a
+later one waits.
 
     emitted   [t0 t1 t2]            next position: 3
     run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
@@ -37,7 +37,7 @@ NOTHING_TAKEN = Taken((), (), False)
 
 @dataclass(slots=True)
 class SequenceJournal:
-    """`end` may arrive before the last tokens. It takes effect when all tokens have arrived."""
+    """`end` takes effect when all tokens before it have arrived."""
 
     max_tokens: int
     ids: list[int] = field(default_factory=list)
@@ -67,12 +67,11 @@ class SequenceJournal:
         return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
 
     def restart(self) -> None:
-        """Prepare a new attempt after the emitted tokens. Drop the old attempt's later tokens."""
         self._waiting.clear()
         self.end = None
 
     def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
-        """If the emitted tokens end the sequence without a SequenceEnd, return the finish reason, else None."""
+        """Return the finish reason if the emitted tokens already end the sequence."""
         if self.ids and self.ids[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None
@@ -85,13 +84,12 @@ class SequenceJournal:
 
     @property
     def has_all(self) -> bool:
-        """Whether the end and every token before it have come."""
         return self.end is not None and len(self.ids) >= min(self.end.num_output_tokens, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a node that ran a request. The request had emitted `num_emitted` tokens."""
+    """The death of a node that ran a request, after `num_emitted` tokens."""
 
     peer: str
     num_emitted: int
@@ -103,7 +101,7 @@ def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams) ->
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """The record of one rid: one prompt, and n sequences on the same nodes. It has one attempt at a time."""
+    """One rid: one prompt, and n sequences on the same nodes."""
 
     rid: str
     prompt_ids: list[int]
@@ -111,9 +109,9 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # scores of the prompt's tokens, except the first token
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens, from the second token on
     lacks_scores: bool = False
-    adapter: str = ""  # the adapter's digest, because another adapter may take the adapter's name
+    adapter: str = ""  # the adapter's digest, because a name may pass to another adapter
     cache_salt: int = 0
     pages: PromptPages | None = None
     affinity: str = ""  # the client's name for itself or its session
@@ -123,21 +121,21 @@ class OpenRequest:
     attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
     num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
-    # peers that failed the request; they are used only if there are no others
+    # peers that failed the request; used only if there are no others
     avoid: set[str] = field(default_factory=set)
-    parked_until: float | None = None  # the time when the request's wait for a usable node ends
+    parked_until: float | None = None  # end of the wait for a usable node
     sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # the time since which the request waits for memory of its decode node
+    waits_since: float | None = None  # since when it waits for memory of the decode node
     num_moves: int = 0
-    waits_for_prefill: bool = False  # whether the request's prompt counts as work of `prefiller`
-    prompt_work: int = 0  # number of prompt tokens that `prefiller` had not cached
-    begun_by_decode: set[int] = field(default_factory=set)  # sequences that the decode node has begun
-    has_begun: bool = False  # whether `prefiller` has begun the request's prompt
-    ran_on: str = ""  # while the request is parked: the peer that had begun its last attempt, if any
-    death: Death | None = None  # the death of the last node that died while it ran this request
-    is_alone: bool = False  # whether this request is a suspect on a node without other requests of ours
+    waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
+    prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
+    begun_by_decode: set[int] = field(default_factory=set)
+    has_begun: bool = False  # whether `prefiller` has begun the prompt
+    ran_on: str = ""  # while parked: the peer that had begun the last attempt, if any
+    death: Death | None = None  # of the last node that died while it ran this request
+    is_alone: bool = False  # whether this is a suspect on a node without other requests of ours
 
     @property
     def nodes(self) -> tuple[RegisteredNode, ...]:
@@ -157,31 +155,27 @@ class OpenRequest:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether the request's decode node has begun a sequence that is still open."""
         begun = self.begun_by_decode
         return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
 
     def runs_on(self, node: RegisteredNode) -> bool:
-        """Whether the node is known to compute this request's prompt or tokens now. Return False for a prefill node
-        that has computed the prompt, and for a decode node that still waits for the hand-off."""
+        """Return whether the node is known to compute this request's prompt or tokens now."""
         if node is self.decode and self.is_decoded:
             return True
         return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of the prompt and of the longest open sequence: a new attempt needs KV for them."""
+        """The tokens of the prompt and the longest open sequence, for which a new attempt needs KV."""
         emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
         return len(self.prompt_ids) + max(emitted, default=0)
 
     @property
     def cost(self) -> int:
-        """The number of tokens that this request charges to its tenant's share."""
         return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling)
 
     @property
     def num_used(self) -> int:
-        """The used part of the request's cost: prompt and emitted tokens."""
         return len(self.prompt_ids) + self.num_emitted
 
     @property
@@ -201,7 +195,6 @@ class OpenRequest:
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
 
     def occupy(self) -> None:
-        """Add the request to its nodes' load, which policies compare."""
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
         self.prompt_work = self._lacking(prefiller)
@@ -216,12 +209,10 @@ class OpenRequest:
             node.breaker.sent()
 
     def _lacking(self, node: RegisteredNode) -> int:
-        """Return how many prompt tokens the node has not cached, as far as known."""
         cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
         return len(self.prompt_ids) - cached
 
     def prompt_done(self) -> None:
-        """Remove the prompt from its node's load, because it is computed or aborted."""
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
             self.prefiller.open_prompt_work -= self.prompt_work
@@ -235,8 +226,7 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid. `nonce` makes rids unguessable, so each node knows only the rids of its own
-    requests."""
+    """All open requests by rid. `nonce` makes rids unguessable: a node knows only the rids of its own requests."""
 
     def __init__(self, nonce: Callable[[], str]) -> None:
         self._nonce = nonce
@@ -272,7 +262,6 @@ class Journal:
         return list(self._open.values())
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError for a request whose sequences are all closed."""
         done = [request.rid for request in self._open.values() if request.is_done]
         if done:
             raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

@@ -22,7 +22,7 @@ class Kind:
 
     role: str
     fingerprint: Fingerprint
-    node_ids: dict[str, None] = field(default_factory=dict)  # the nodes' ids in order of arrival
+    node_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
     apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
 
     @property
@@ -31,8 +31,6 @@ class Kind:
 
 
 class Kinds:
-    """The registered nodes' kinds. A new kind is compared with each known kind."""
-
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, Fingerprint], Kind] = {}
         self._misfits: list[Misfit] | None = []  # None if they must be computed again
@@ -63,8 +61,7 @@ class Kinds:
         return kind
 
     def misfits(self) -> list[Misfit]:
-        """Return pairs of nodes that can't work together: each node of the smaller kind is paired with the other kind's
-        first node."""
+        """Return pairs of nodes that can't work together, one for each node of the smaller kind."""
         if self._misfits is None:
             self._misfits = sorted(self._find())
         return self._misfits

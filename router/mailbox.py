@@ -1,6 +1,6 @@
 """Pass nodes' news to the task that answers one HTTP request.
 
-A token needs no task, timer or future of its own: `put` appends to a list, and one future per wait wakes the reader.
+A token needs no task, timer or future of its own: one future per wait wakes the reader.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from router.effects import News
 
 
 class Mailbox:
-    """The news of one HTTP request. Its prompt and max_tokens limit the amount. Owned by the event loop's thread."""
+    """One HTTP request's news, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 
@@ -28,7 +28,7 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[News]:
-        """Return all news since the last call. If there is none, wait for news."""
+        """Return all news since the last call. Wait if there is none."""
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

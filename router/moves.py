@@ -1,15 +1,13 @@
 """Move requests that wait for memory on a full decode node to a decode node with room. Sans-IO.
 
-The dispatcher checks at each tick. A request moves if both conditions were true for MOVE_AFTER_S without a break:
+A request moves, at most MAX_MOVES times, if both conditions were true for MOVE_AFTER_S without a break:
 
-- Its prompt is computed (its first tokens have arrived), and its decode node has begun none of its open sequences.
+- Its first tokens have arrived, and its decode node has begun none of its open sequences.
 - The decode node's last report shows waiting requests, and no room for this request.
 
-The new decode node must be reachable from the prefill node. The new node must not have waiting requests, and must have
-SPARE times the room that the request needs. The prefill node stays, because its prefix cache has the prompt. A move
-counts neither as a failed attempt nor as a node's fault.
-
-A request moves at most MAX_MOVES times. Tokens that move to a node reduce this node's room until its next report.
+The new decode node must fit and reach the prefill node, and have SPARE times the needed room and no waiting requests.
+The prefill node stays, because its prefix cache has the prompt. A move counts neither as a failed attempt nor as a
+node's fault.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
 MAX_MOVES = 2
-SPARE = 2  # the new node must have room for SPARE times the request's tokens
+SPARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Move:
 
 @dataclass(slots=True)
 class Promise:
-    """Tokens that were moved to a node since it reported `load`."""
+    """Tokens moved to a node since it reported `load`. They reduce its room."""
 
     load: NodeLoad | None
     num_tokens: int = 0
@@ -59,7 +57,6 @@ class Moves:
         return [move for request in late if (move := self._move(request, roomy, now)) is not None]
 
     def _with_room(self) -> list[RegisteredNode]:
-        """Return the decode nodes with room, except nodes where a suspect runs alone and nodes that are held back."""
         apart = self._suspects.nodes()
         free = [node for node in self._registry if node.peer not in apart and not node.is_held_back]
         return [node for node in free if self._room(node) > 0]
@@ -71,7 +68,7 @@ class Moves:
         }
 
     def _has_waited(self, request: OpenRequest, now: float) -> bool:
-        """Record when the request began to wait. Return whether the request may move."""
+        """Return whether the request may move, and keep the time when it began to wait."""
         if not waits_for_memory(request):
             request.waits_since = None
             return False
@@ -89,7 +86,6 @@ class Moves:
         return Move(request, target)
 
     def _room(self, node: RegisteredNode) -> float:
-        """Return the node's free tokens; 0 for prefill nodes, and for nodes where requests wait."""
         if node.role != "decode" or node.load is None or node.load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
@@ -102,6 +98,6 @@ def waits_for_memory(request: OpenRequest) -> bool:
     if decode is None or request.prefill is None or request.waits_for_prefill:
         return False
     load = decode.load
-    if load is None or not load.waiting or request.is_decoded:  # cheap checks first: each tick checks each request
+    if load is None or not load.waiting or request.is_decoded:  # cheap checks first
         return False
     return not decode.has_room(request.num_tokens)

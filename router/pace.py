@@ -1,4 +1,4 @@
-"""Measure how fast queued requests start, and how long they then take. Admission uses both. Sans-IO.
+"""Measure how fast queued requests start, and how long they then take. Sans-IO.
 
 Both measures are recent averages per token of a request's cost (prompt and longest answers).
 """
@@ -25,9 +25,7 @@ class Pace:
         self._service_s = 0.0  # mean service time per token of cost
 
     def note(self, now: float, num_started: int, *, is_backed_up: bool) -> None:
-        """Add the cost, in tokens, of the requests that started since the last call.
-
-        Time without a queue is left out."""
+        """Add the cost of requests that started since the last call. Time without a queue is left out."""
         if self._was_backed_up:
             passed = max(0.0, now - self._at)
             fade = math.exp(-passed / MEMORY_S)

@@ -2,8 +2,7 @@
 
     closed --"can't reach" by one of the two--> open --open_s--> half open --one probe--> closed, or open twice as long
 
-Only broken pairs of connected nodes are kept. A restarted node has a new peer name, so its pairs are new. Nodes'
-breakers don't count these faults.
+A restarted node has a new peer name, so its pairs are new. Nodes' breakers ignore these faults.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ALARM = "a prefill and a decode node can't reach each other"
 
 @dataclass(slots=True, eq=False)
 class BrokenPair:
-    """`probe`: rid and attempt of the only request that was sent to the pair since it broke."""
+    """`probe`: rid and attempt of the only request sent to the pair since it broke."""
 
     prefill: RegisteredNode
     decode: RegisteredNode
@@ -36,7 +35,7 @@ class BrokenPair:
 
 
 class Pairs:
-    """Owned by the placer; the dispatcher reports how requests fared."""
+    """Owned by the placer."""
 
     def __init__(self) -> None:
         self._broken: dict[tuple[str, str], BrokenPair] = {}  # by peer names
@@ -55,14 +54,14 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """Record that a request was sent. A request to a broken pair of nodes is that pair's probe."""
+        """Record a sent request. On a broken pair, it is the pair's probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()
             pair.probe = (request.rid, request.attempt)
 
     def failed(self, request: OpenRequest, now: float) -> None:
-        """Record that the request's nodes can't reach each other. Once a pair is broken, only its probe counts."""
+        """Record that the request's nodes can't reach each other. On a broken pair, only the probe counts."""
         if request.prefill is None or request.decode is None:
             return
         pair = self._of(request)
@@ -76,7 +75,7 @@ class Pairs:
         pair.probe, pair.is_news = None, True
 
     def left(self, request: OpenRequest) -> None:
-        """If the request was its pair's probe, judge the pair. It has healed if the decode node began the request."""
+        """Judge the pair of a probe. It has healed if the decode node began the probe."""
         pair = self._of(request)
         if pair is None or pair.probe != (request.rid, request.attempt):
             return
@@ -87,7 +86,6 @@ class Pairs:
             pair.probe = None
 
     def look(self, find: Callable[[str], OpenRequest | None]) -> None:
-        """Mark a pair as healed once its probe has begun on the decode node."""
         for pair in self.all():
             request = find(pair.probe[0]) if pair.probe is not None else None
             if request is not None and (request.rid, request.attempt) == pair.probe and request.begun_by_decode:
@@ -100,7 +98,7 @@ class Pairs:
         return news
 
     def forget(self, node: RegisteredNode) -> None:
-        """Drop the pairs of a node that is gone, because that node may have been the cause."""
+        """Drop the pairs of a lost node, which may have been the cause."""
         self._broken = {key: pair for key, pair in self._broken.items() if node not in (pair.prefill, pair.decode)}
 
     def _of(self, request: OpenRequest) -> BrokenPair | None:

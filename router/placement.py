@@ -29,13 +29,13 @@ class Placement:
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
     is_alone: bool = False  # whether the node has no other requests of ours
-    is_by_cost: bool = False  # whether one node runs the request because a hand-off would cost more
+    is_by_cost: bool = False  # whether a hand-off would cost more
     picks: tuple[Picked, ...] = ()
 
 
 class Placer:
-    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides; until it
-    is measured, UNMEASURED_LOCAL_TOKENS is the limit."""
+    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides, or
+    UNMEASURED_LOCAL_TOKENS until it is measured."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
@@ -57,8 +57,8 @@ class Placer:
     ) -> Placement:
         """Choose a request's nodes. Raise NoNodes or AdapterMissing.
 
-        - `avoid`: peers used only if there are no other nodes, and then without a hand-off
-        - `most_tokens`: prompt and longest answer; nodes that can't hold these tokens are used only if no node can
+        - `avoid`: peers used only as a last resort, and then without a hand-off
+        - `most_tokens`: prompt and longest answer; nodes that can't hold them are used only if no node can
         - `adapter`: a digest that the nodes must have
         - `apart`: peers used only if their role has no other node
         - `on_one`: no hand-off"""
@@ -82,15 +82,10 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        A prompt is short if the decode node would compute at most `_local_tokens` of its tokens. The decode node runs
-        the request alone in three cases:
-
-        - No prefill node fits the decode node.
-        - The prompt is short, and no prefill node reaches the decode node.
-        - The prompt is short, and the measured cost does not decide.
-
-        If the prompt is longer and no prefill node reaches the decode node, the next decode node is tried. If no decode
-        node can be reached, the first one runs the request alone."""
+        Without a fitting prefill node, the decode node runs the request alone. It also runs a short prompt alone (at
+        most `_local_tokens` uncached) if no prefill node reaches it, or if the measured cost does not decide. If no
+        prefill node reaches it and the prompt is longer, the next decode node is tried. In the end, the first one runs
+        the request alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -106,9 +101,9 @@ class Placer:
         return Placement(None, first.node, picks=(first,))
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
-        """Choose the node that computes the prompt, by uncached tokens, measured figures and load.
+        """Choose the node that computes the prompt.
 
-        A decode node is chosen by cost only if it has room for this prompt and all prompts that wait there."""
+        The decode node is chosen by cost only if it has room for this prompt and all prompts that wait there."""
         prefill, decode, now = picked.node, picked_decode.node, wanted.now
         both = Placement(prefill, decode, picks=(picked, picked_decode))
         num_tokens = wanted.missing(decode)
@@ -128,8 +123,9 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """Choose a node without requests of ours, else the node with the fewest sequences. Decode nodes are preferred,
-        because no other prompts wait there. `apart`: peers where another suspect runs alone."""
+        """Choose a node without requests of ours, else the one with the fewest sequences.
+
+        Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")
@@ -141,7 +137,7 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Return usable nodes with the adapter. If some of them have enough context, leave out the other nodes."""
+        """Return usable nodes with the adapter, and with enough context if there are any."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:
@@ -166,8 +162,7 @@ class Placer:
         ]
 
     def is_possible(self, now: float) -> bool:
-        """Whether a node is connected, or was connected less than NODES_AWAY_S ago. When a router's key changes, all
-        nodes redial, so for a moment none is connected."""
+        """Return whether a node was connected within NODES_AWAY_S. All nodes redial when the router's key changes."""
         if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S

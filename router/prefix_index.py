@@ -1,10 +1,9 @@
 """Track one node's cached pages by its CacheEvents, and compute how much of a prompt they cover. Sans-IO.
 
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
-    heartbeat: 7 were sent                the last messages were lost; a CacheReplay asks for them
+    heartbeat: 7 were sent                a CacheReplay asks for the lost messages
 
-The registry updates the index, and policies read it. A wrong index costs at most a cache hit, because nodes match
-prompts themselves.
+A wrong index costs at most a cache hit, because nodes match prompts themselves.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from collections.abc import Sequence
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
-MAX_PAGES = 1 << 20  # limit of indexed pages of all nodes together; they take about 150 MB
-MAX_SCHEMES = 4  # limit of key schemes per prompt; nodes of one model normally share one scheme
+MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 150 MB
+MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one scheme
 
 
 class PageIndex:
-    """The cached pages of one incarnation of a node. `is_asked`: whether the index waits for a replay."""
+    """One node incarnation's cached pages. `is_asked`: whether a replay is awaited."""
 
     __slots__ = ("_names", "is_asked", "seq")
 
@@ -50,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Whether messages up to number `seq` are missing. If a node has forgotten this router, its messages
-        are numbered from 1 again."""
+        """Return whether messages up to number `seq` are missing. A node that has forgotten this router begins again at
+        1."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -63,8 +62,8 @@ class PageIndex:
     def num_pages(self, names: Sequence[bytes], *, has_window: bool) -> int:
         """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
 
-        All pages before a cached page are cached too, so bisection finds the last cached page. With a window only the
-        last few pages are cached, and these are enough."""
+        Without a window, all pages before a cached page are cached, so bisection works. With a window, only the last
+        few are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
@@ -86,7 +85,7 @@ class PromptPages:
         self._schemes: dict[tuple[int, int, int], list[bytes]] = {}
 
     def cached_tokens(self, index: PageIndex, hello: Hello) -> int:
-        """Return how many prompt tokens the node has cached, at most all tokens except one."""
+        """Return how many prompt tokens the node has cached. At least one token is left to compute."""
         if not len(index):
             return 0
         count = index.num_pages(self.names(hello), has_window=hello.has_window)
@@ -105,9 +104,8 @@ class PromptPages:
     def beginning(self, hello: Hello) -> bytes:
         """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        The identity is that of page number p, where p is the largest power of two up to half the number of the
-        prompt's pages, so that prompts of similar length agree. Shorter overlaps don't count (see
-        policy/prefix_aware.py)."""
+        It is the identity of the page at the largest power of two up to half of the pages: prompts of similar length
+        agree."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

@@ -4,8 +4,7 @@
     at S               | 0 ................ 11 |        S has 8 more: they are copied if that is faster than computing
     of the prompt      | 0 ............................ 17 |
 
-The prefill node does not choose the source. It asks the named source for the pages. Once it has waited as long as
-computing the pages takes, it computes them itself.
+The prefill node asks only this source, and waits at most as long as computing the pages takes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shared.wire.messages import Hello, PrefixSource
 from shared.wire.ranges import MAX_PULL_TOKENS
 
 LEAST_TOKENS = 64  # copying fewer tokens is not worth the messages
-SHORTEST_S = 0.004  # pages that are computed in less time are not worth the messages
+SHORTEST_S = 0.004  # pages computed in less time are not worth the messages
 LONGEST_S = 10.0
 
 
@@ -35,7 +34,6 @@ class PrefixSources:
         self._assumed_token_s = assumed_token_s
 
     def choose(self, request: OpenRequest, key: RequestKey, effects: Effects) -> PrefixSource | None:
-        """Return the source for a request just placed, or None if its prefill node must compute the prompt."""
         prefill, pages = request.prefill, request.pages
         if prefill is None or pages is None or request.wants_scores or prefill.hello.has_window:
             return None
@@ -65,7 +63,6 @@ class PrefixSources:
         )
 
     def _others(self, request: OpenRequest, prefill: RegisteredNode) -> Iterator[RegisteredNode]:
-        """Yield the nodes that can be asked, and whose pages are interchangeable with the prefill node's."""
         for node in self._registry:
             is_like = node.kind is prefill.kind and node.hello.key_lookahead == prefill.hello.key_lookahead
             is_there = node.is_there and node.peer not in request.avoid and can_dial(prefill.hello, node.hello)
@@ -78,7 +75,7 @@ class PrefixSources:
         return min(most, node.pages.num_pages(request.pages.names(node.hello), has_window=False))
 
     def _judge(self, prefill: RegisteredNode, source: RegisteredNode, num_tokens: int, now: float) -> tuple[str, float]:
-        """Return the outcome as metrics name it, and the seconds in which the node would compute the pages."""
+        """Return the outcome as metrics name it, and the seconds that computing the pages takes."""
         speed = prefill.prompts.speed(now) or source.prompts.speed(now)
         token_s = self._assumed_token_s if speed is None else speed.token_s
         if token_s is None:

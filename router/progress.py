@@ -35,7 +35,6 @@ class Progress:
         self._told = told
 
     def tokens(self, message: Tokens, now: float) -> Effects:
-        """Apply one step of a node: first its token runs, then the ends of sequences."""
         effects = Effects(now)
         node = self._registry.find(message.node_id, message.epoch)
         if node is None:
@@ -92,7 +91,7 @@ class Progress:
         return effects
 
     def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
-        """Take a sequence's tokens of one step. Keep checks few here, because they cost time for each token."""
+        """Take a sequence's tokens of one step. Keep checks few: each token pays for them."""
         key, ids, logprobs = run.key, run.ids, run.logprobs
         request = self._find(node, key, effects)
         if request is None:
@@ -119,8 +118,7 @@ class Progress:
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
         """Begin the next attempt and return True if scores are lost.
 
-        On a connection, scores precede the first sequence's tokens, so missing scores were lost in a full queue or with
-        a broken link."""
+        Scores precede the first sequence's tokens, so missing scores were lost in a full queue or with a link."""
         if key.seq_index:
             return False
         lost = NodeLost(f"node {node.node_id}'s log-probabilities of the prompt were lost")
@@ -148,12 +146,6 @@ class Progress:
             self._after_progress(request, effects)
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Begin the next attempt elsewhere, and choose the nodes to avoid.
-
-        - After a failed hand-off, avoid both nodes.
-        - If a node reports its partner full or draining, avoid the partner.
-        - If a node can't reach its partner, avoid only this pair.
-        - Otherwise, avoid the reporting node."""
         if isinstance(error, NodeDraining) and not is_partners(error):
             node.is_draining = True  # the node's next heartbeat will say the same
         elif is_node_fault(error):
@@ -177,7 +169,7 @@ class Progress:
             self._attempts.end(request, effects.now)
 
     def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
-        """Return the open request of a key. If there is none, send the node an Abort, at most once in REPEAT_S."""
+        """Return the open request of a key. Without one, send the node an Abort, at most once in REPEAT_S."""
         request = self._journal.find(wire_key.rid)
         if (
             request is not None

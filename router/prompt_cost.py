@@ -1,7 +1,6 @@
-"""Measure what a prompt costs each node, and find the cheaper node of a pair, for the placer. Sans-IO.
+"""Measure what a prompt costs each node, and find the cheaper node of a pair. Sans-IO.
 
-The unit is the stream-second: one second during which one stream waits. A stream is a running sequence. Two sums are
-compared:
+The unit is the stream-second: one stream, a running sequence, waits for one second. Two sums are compared:
 
     on the decode node    the wait for the prompts there
                           + the prompt's own time
@@ -9,10 +8,8 @@ compared:
     handed over           the same on the prefill node
                           + the time after the prompt until the KV is installed
 
-Only tokens that a node has not cached count. A prompt's time ends when its decode node can continue. After a hand-off,
-this moment is between the first and the second token. Chunked prefill bounds each pause of the streams. The fixed
-part of a step's time is added once per prompt. The number of streams comes from the last heartbeat, so it excludes
-later requests.
+Only uncached tokens count. Chunked prefill bounds each pause of the streams. The fixed part of a step is added once per
+prompt.
 
     seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
@@ -25,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HALF_LIFE_STEPS = 64  # after this number of further steps, a step has half its weight
+HALF_LIFE_STEPS = 64  # further steps that halve a step's weight
 ENOUGH_STEPS = 8
-UNLIKE = 0.1  # if lengths vary by less than this part of their mean, no line is fitted
+UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
-FRESH_S = 60.0  # older figures are dropped, because speeds may have changed
-MOST_LOCAL_TOKENS = 2048  # longer prompts are always handed over, because the cost ignores later streams
+FRESH_S = 60.0  # older figures are dropped: speeds may have changed
+MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over: the cost ignores later streams
 # Larger values are implausible.
 MOST_STEPS, MOST_TOKENS_PER_S, MOST_STEP_S, MOST_HANDOFF_S = 1e9, 1e8, 600.0, 600.0
 
@@ -49,14 +46,13 @@ class PromptSpeed:
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate at which the node computes a long prompt."""
         return 1.0 / self.token_s
 
 
 @dataclass(slots=True)
 class StepSums:
-    """The sums for fitting a line, with each step weighted by its age. All steps of one heartbeat are assumed to be
-    equally long."""
+    """Sums for fitting a line, with steps weighted by age. The steps of one heartbeat are assumed to be equally
+    long."""
 
     steps: float = 0.0
     tokens: float = 0.0
@@ -65,7 +61,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the new steps. Then add the new steps, which together weigh at most HALF_LIFE_STEPS steps."""
+        """Age the sums by the new steps, and add these with a weight of at most HALF_LIFE_STEPS steps."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -89,7 +85,7 @@ class StepSums:
 
 
 class PromptFigures:
-    """Figures from one node incarnation's heartbeats. `now` is a monotonic clock in seconds."""
+    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
@@ -104,7 +100,7 @@ class PromptFigures:
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
         """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
 
-        The first totals cover the node's past, so they are only the base for later differences."""
+        The first totals are only a base for differences."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -127,12 +123,11 @@ class PromptFigures:
         self._handoff_at = now
 
     def speed(self, now: float) -> PromptSpeed | None:
-        """Return the node's line; None if not measured lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
-        """Return this node's line, or the other node's line if this node has no figures. If this node has only a rate,
-        return the other node's line, scaled so that it agrees with this rate at this node's mean length."""
+        """Return this node's line, or else the other node's line. A mere rate is replaced by the other node's line,
+        scaled to this rate at this node's mean length."""
         own = self.speed(now)
         if own is None:
             return other
@@ -143,12 +138,12 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def handoff(self, now: float) -> float | None:
-        """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
+        """Return a hand-off's seconds after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Whether a node can compute these tokens in this time. A total that is lower than before is implausible, too."""
+    """Return whether a node can compute these tokens in this time."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -159,14 +154,14 @@ def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A node's pending work. `running`: streams that wait while the node computes prompts."""
+    """A node's pending work. `running`: streams that wait meanwhile."""
 
     waiting_tokens: int
     running: int
 
 
 class Lacking(NamedTuple):
-    """The number of a prompt's tokens that each node would have to compute."""
+    """A prompt's tokens that each node would have to compute."""
 
     on_prefill: int
     on_decode: int
@@ -175,9 +170,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Whether the decode node can run the prompt itself at no more cost than the hand-off has.
-
-    `before`: the work pending on the prefill node; `beside`: the work pending on the decode node."""
+    """Return whether the decode node costs no more than the hand-off. `before`: the prefill node's work. `beside`: the
+    decode node's work."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

@@ -1,7 +1,6 @@
-"""Measure what it costs a prefill node to copy cached pages from another node. Sans-IO.
+"""Measure, from heartbeats, what a prefill node's pulls cost. Sans-IO.
 
-The measurements come from the node's heartbeats. Time that is lost in failed pulls counts too, so a node whose pulls
-often fail is told to compute.
+Time lost in failed pulls counts too, so a node whose pulls often fail is told to compute.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
-KEPT = 0.75  # factor for the earlier sums when a heartbeat reports more pulls
-FRESH_S = 60.0  # older figures are ignored, and the next pull measures anew
+KEPT = 0.75  # factor on earlier sums when more pulls are reported
+FRESH_S = 60.0  # older figures are ignored
 MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 
 
 class PullFigures:
-    """Figures from the heartbeats of one node incarnation. `now` is a monotonic clock in seconds."""
+    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_measured_at", "_seconds", "_tokens", "_totals")
 
@@ -25,7 +24,6 @@ class PullFigures:
         self._measured_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], now: float) -> None:
-        """Take a heartbeat's totals. Ignore implausible values."""
         totals = counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0)
         tokens, seconds = (new - old for new, old in zip(totals, self._totals, strict=True))
         self._totals = totals

@@ -21,20 +21,17 @@ from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hel
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
-HANDOFF_COST = "handoff_cost_seconds"  # the measurement's name in nodes' metrics
+HANDOFF_COST = "handoff_cost_seconds"
 
 
 def age(hello: Hello) -> tuple[int, int]:
-    """Return a sort key: later incarnations of a node sort later, as do later connections of one incarnation."""
     return hello.epoch, hello.connection
 
 
 @dataclass(slots=True, eq=False)
 class RegisteredNode:
-    """One epoch of a node. open_*: this router's open requests there. sent_*: this router's requests sent since the
-    node's last report.
-
-    Each other router is assumed to have sent as many requests as this router."""
+    """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
+    other router is assumed to have sent as many."""
 
     peer: str
     hello: Hello
@@ -44,23 +41,23 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    # These sums of the last report are kept, because each placement reads them for every node.
+    # Sums of the last report: each placement reads them for every node.
     free_tokens: float = float("inf")
-    num_reported: int = 0  # number of reported sequences that run or wait
-    num_running: int = 0  # number of reported sequences that decode
+    num_reported: int = 0  # reported sequences that run or wait
+    num_running: int = 0  # reported sequences that decode
     waiting_tokens: int = 0
     prompts: PromptFigures = field(default_factory=PromptFigures)
     pages: PageIndex = field(default_factory=PageIndex)
     pulls: PullFigures = field(default_factory=PullFigures)
     slowness: Slowness = field(default_factory=Slowness)
-    # Limits of our open requests until the node's next report, see room.py.
+    # Limits of our open requests, see room.py.
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
-    lacks: tuple[str, ...] = ()  # routers that the node lists, but that do not serve the node
-    drain: Drain | None = None  # the message is sent again until the node's heartbeats report draining
-    move_at: float = float("inf")  # time when a draining node's remaining requests move
+    is_left: bool = False  # the node's list of routers lacks this one; the node stays until its Release
+    lacks: tuple[str, ...] = ()  # listed routers that do not serve the node
+    drain: Drain | None = None  # sent again until the node's heartbeats report draining
+    move_at: float = float("inf")  # when a draining node's requests move
     is_silent: bool = False
     open_sequences: int = 0
     open_prompt_tokens: int = 0
@@ -86,21 +83,20 @@ class RegisteredNode:
         self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
 
     def report(self, load: NodeLoad, others: OthersLoad) -> None:
-        """Take a report. The report already includes the requests that this router sent before."""
+        """Take a report, which includes the requests sent before."""
         self.load, self.others = load, others
         self.sent_sequences = self.sent_prompt_work = 0
 
     @property
     def sequences(self) -> int:
-        """Estimate the sequences of all routers on this node. The node's report is up to a heartbeat old, but our own
-        requests are known."""
+        """Estimate all routers' sequences on this node. The report is up to a heartbeat old, but our own requests are
+        known."""
         others = self.others.sequences
         return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimate the waiting prompt tokens that are not cached, in the same way as `sequences`. The prompt tokens
-        in a report include cached tokens."""
+        """Estimate the waiting uncached prompt tokens, like `sequences`. Reports include cached tokens."""
         others = self.others.waiting_tokens
         cached = self.open_prompt_tokens - self.open_prompt_work
         own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
@@ -108,17 +104,14 @@ class RegisteredNode:
 
     @property
     def weight(self) -> float:
-        """Return the factor by which policies multiply the node's work to compare nodes. A slow node's factor is more
-        than 1.
+        """The factor by which policies multiply the node's work, more than 1 for a slow node.
 
-        After QUIET_S of idleness a slow node counts like any other. The node's next request shows whether the node has
-        recovered."""
+        After QUIET_S of idleness it is 1: the next request shows whether the node has recovered."""
         weight = self.slowness.weight
         return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
 
     @property
     def weighed_sequences(self) -> float:
-        """Return `sequences`; for a slow node, `(sequences + 1) * weight - 1`."""
         weight = self.weight
         return self.sequences if weight == 1.0 else (self.sequences + 1) * weight - 1
 
@@ -136,8 +129,7 @@ class RegisteredNode:
         return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether the node can take these tokens at once. A node without a free page can't take any
-        token. A node that has not reported yet is assumed to have room."""
+        """Return whether the node can take these tokens at once. A node without a report has room."""
         return self.free_tokens >= max(1, num_tokens)
 
     @property
@@ -155,13 +147,12 @@ class RegisteredNode:
 
 
 def turn_of(router_id: str, node_id: str) -> bytes:
-    """Rank equal nodes differently at each router, so that the routers don't all fill the same node."""
+    """Rank equal nodes differently at each router. Otherwise all routers would fill the same node."""
     return hashlib.blake2b(f"{router_id}\n{node_id}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 class Registry:
-    """Holds the newest epoch of each node, and ignores messages of older epochs. `follows_caches`: track nodes'
-    caches."""
+    """Holds the newest epoch of each node. `follows_caches`: track nodes' caches."""
 
     def __init__(self, silence_s: float, *, follows_caches: bool = False, router_id: str = "") -> None:
         self.silence_s = silence_s
@@ -169,7 +160,7 @@ class Registry:
         self._follows_caches = follows_caches
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
-        self.narrowest = 0  # smallest max_context of all nodes, including silent nodes
+        self.narrowest = 0  # smallest max_context, including silent nodes
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
@@ -190,9 +181,9 @@ class Registry:
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
         """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
-        A silent node is always replaced: if its clock went back, its next epoch looks older. If the same epoch connects
-        anew, the node replaces itself and keeps its counts. The node dropped our requests when its old connection
-        broke, and messages in flight are lost. A Hello on the same connection only asks for another Welcome.
+        A silent node is always replaced: its clock may have gone back. An epoch that connects anew has dropped our
+        requests: the node replaces itself, and keeps its counts. A Hello on the same connection only asks for another
+        Welcome.
         """
         known = self._nodes.get(hello.node_id)
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
@@ -219,7 +210,7 @@ class Registry:
         self.narrowest = min((node.hello.max_context for node in self._nodes.values()), default=0)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> RegisteredNode | None:
-        """Take a node's report, even if the node counted as silent. Return None for an unknown node."""
+        """Take a report, even of a silent node. Return None for an unknown node."""
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
             node.report(beat.load, beat.others)
@@ -239,7 +230,7 @@ class Registry:
         return (other.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
-        """Take a node's events about its own cache. Return the replay to ask for, if any."""
+        """Return the replay to ask for, if any."""
         node = self.find(message.node_id, message.epoch)
         if not self._follows_caches or node is None or node.peer != peer:
             return None
@@ -274,8 +265,8 @@ class Registry:
         return late
 
     def usable(self, now: float) -> list[RegisteredNode]:
-        """Return the nodes that may get a request. If every breaker is open, return all nodes: a likely failure is
-        better than a certain failure."""
+        """Return the nodes that may get a request. If every breaker is open, return all: a likely failure beats a
+        certain one."""
         there = [node for node in self._nodes.values() if node.is_there]
         return [node for node in there if node.breaker.allows(now)] or there
 
@@ -283,20 +274,20 @@ class Registry:
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """Return the largest limit of all nodes, if any. If the smallest limit counted, a single node could make the
-        router refuse long requests."""
+        """Return the largest limit of all nodes, if any, so that one node can't make the router refuse long
+        requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
-        """Return the limit that every node meets. It is the default for requests without a length."""
+        """Return the limit that every node meets, the default for requests without a length."""
         return min(self._contexts(), default=None)
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides; on a tie, the oldest node
-        decides. So one node can't redefine a name."""
+        """Return each LoRA adapter's digest by name. The majority of nodes decides, then the oldest node. So one node
+        can't redefine a name."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:
@@ -310,7 +301,6 @@ class Registry:
 
 
 def not_held_back(nodes: Sequence[RegisteredNode]) -> Sequence[RegisteredNode]:
-    """Return the nodes that are not held back; all nodes if none would remain."""
     return [node for node in nodes if not node.is_held_back] or nodes
 
 

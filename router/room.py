@@ -1,13 +1,12 @@
 """Compute a node's room for tokens and requests from its last report.
 
-A node serves requests in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the
-router, where priority, deadlines and tenants count. Between two reports, each start and end of this router's requests
-changes the room at once.
+A node serves in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the router,
+where priority, deadlines and tenants count.
 
     rows    [running running free free]                room: 2 free rows plus `ahead`
     rows    [running running running running] 3 wait   room: `ahead` minus 3 requests
 
-`ahead` is the number of requests that may wait at a node. Cached pages count as free, because they can be evicted.
+`ahead` requests may wait at a node. Cached pages count as free, because they can be evicted.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from __future__ import annotations
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-AHEAD_SHARE = 4  # a node with 4 * n rows may have n waiting requests, so that no row idles
+AHEAD_SHARE = 4  # with 4 * n rows, n requests may wait, so that no row idles
 MIN_AHEAD = 2
-PROMPT_TOKENS_AHEAD = 8192  # limit of the prompt tokens that wait at a node: a few chunks
+PROMPT_TOKENS_AHEAD = 8192  # prompt tokens that may wait at a node: a few chunks
 
 
 def tokens_in(load: NodeLoad, page_size: int) -> int:
@@ -29,17 +28,15 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
 
 
 def sequences_in(load: NodeLoad, num_open: int) -> int:
-    """Return how many of our sequences the node may hold. `num_open`: the number of our sequences there at
-    the time of the report.
+    """Return how many of our sequences the node may hold. `num_open`: ours at the time of the report.
 
-    Free rows are not counted while requests wait for memory. At least `ahead` sequences are always allowed, whatever
-    other routers send."""
+    Free rows don't count while requests wait for memory. At least `ahead` sequences are allowed, whatever other routers
+    send."""
     ahead = max(MIN_AHEAD, load.rows_total // AHEAD_SHARE)
     free = 0 if load.waiting else load.rows.get(RowState.FREE, 0)
     return max(ahead, num_open + free + ahead - load.waiting)
 
 
 def prompt_tokens_in(load: NodeLoad, num_open: int) -> int:
-    """Return the limit of our open prompt tokens on the node, at least 1. Below this limit, the node gets another
-    prompt."""
+    """Return the limit of our open prompt tokens on the node."""
     return max(1, num_open + PROMPT_TOKENS_AHEAD - load.waiting_tokens)

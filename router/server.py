@@ -23,7 +23,7 @@ from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that no client sends into a closed connection
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections
 BACKLOG = 1024
 POLL_S = 0.05
 
@@ -102,7 +102,6 @@ async def serve(
 
 
 async def drain(gateway: Gateway, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
-    """Let open requests finish for `shutdown_s`, or until a second signal."""
     gateway.is_stopping = True
     log.info("stopping", open_requests=gateway.num_open)
     deadline = asyncio.get_running_loop().time() + shutdown_s

@@ -3,18 +3,16 @@
     whole --FACTOR for SURE_S--> eased --FAR for FAR_S--> trickle
       ^------- below BACK --------'  ^--- below FACTOR ------'
 
-- whole: when nodes are compared, the node's work is used as it is
-- eased: the node's work is multiplied by its slowness
-- trickle: the node gets one request at a time, to show that it has recovered
+Policies multiply an eased node's work by its slowness. In a trickle, a node gets one request at a time, to show that it
+has recovered.
 
-A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node is allowed proportionally
-more time. For less work, it is still allowed the peer's whole time, because the fixed part may take most of it. So an
-eased node looks faster than it is: if all time grows with the work, only the square root of its slowness shows. BACK is
-below the square root of FACTOR, so that less work alone never makes a node whole again. In a trickle even a very slow
-node may look fast. Then the node becomes eased, with slowness FAR, and gets enough work to be judged.
+A node is compared with its peers, the nodes of its kind. More work than a peer's allows proportionally more time. Less
+work still allows the peer's whole time, because most of it may be fixed. So an eased node looks faster than it is: if
+all time grows with the work, only the square root of its slowness shows. BACK is below the square root of FACTOR, so
+that less work alone makes no node whole. In a trickle even a very slow node may look fast. Then the node becomes eased,
+with slowness FAR, and gets enough work to be judged.
 
-With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority, so at
-least one node that is not slow is always left.
+With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ from router.prompt_cost import COUNTERS, FRESH_S, MOST_STEP_S, is_plausible
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-STEP_SECONDS = "step_seconds"  # the metric's name in nodes' reports: the time from a step's launch to its result
+STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: from a step's launch to its result
 FEWEST_STEPS = 4  # a report of a decode node is ignored if it has fewer prompt-free steps
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
-MOST_PEERS = 32  # one report is compared with at most this number of peers, because comparisons take time
+MOST_PEERS = 32  # peers with which one report is compared; comparisons take time
 FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
-MOST_SMOOTHED_S = 1.0  # longest time that one report is assumed to cover
-MOST = 16.0  # a greater slowness in a report is lowered to this
-QUIET_S = 5.0  # an eased node that is idle for longer may get the next request
+MOST_SMOOTHED_S = 1.0  # longest time that one report covers
+MOST = 16.0  # limit of a report's slowness
+QUIET_S = 5.0  # after this idle time, an eased node may get the next request
 
 
 class Share(StrEnum):
@@ -54,21 +52,21 @@ class Share(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The typical step of a report: a prefill node's mean step with prompts, or a decode node's median step without
-    them. `pages`: the pages in use, because attention reads them."""
+    them. `pages`: in use, because attention reads them."""
 
     seconds: float
     tokens: float
     pages: int
 
     def times(self, peer: Steps) -> float:
-        """Return this step's time divided by the longest time that the peer would need for this work."""
+        """Return this step's time divided by the longest time that the peer may take for this work."""
         more = max(1.0, self.tokens / peer.tokens, self.pages / max(1, peer.pages))
         return self.seconds / (more * peer.seconds)
 
 
 class Slowness:
-    """The slowness of one node incarnation. `now` is a monotonic clock in seconds. `times`: the smoothed slowness, 1
-    for a node that is as fast as its peers."""
+    """One node incarnation's slowness. `now` is a monotonic clock in seconds. `times`: smoothed; 1 for a node as fast
+    as its peers."""
 
     __slots__ = ("_is_news", "_judged_at", "_measured_at", "_since", "_steps", "_totals", "is_quiet", "share", "times")
 
@@ -80,14 +78,14 @@ class Slowness:
         self._totals: tuple[float, ...] | None = None
         self._steps: Steps | None = None
         self._measured_at = self._judged_at = -float("inf")
-        self._since: float | None = None  # the time since which the slowness exceeds the factor of the next share
+        self._since: float | None = None  # since when the slowness exceeds the next share's factor
 
     @property
     def weight(self) -> float:
         return 1.0 if self.share is Share.WHOLE else self.times
 
     def learn(self, role: str, load: NodeLoad, now: float) -> None:
-        """Take a report. Implausible values and reports with few steps are ignored."""
+        """Take a report. Ignore implausible values and reports with few steps."""
         before = self._totals
         self._totals = totals = tuple(load.counters.get(name, 0.0) for name in COUNTERS)
         if before is None:
@@ -98,11 +96,9 @@ class Slowness:
             self._steps, self._measured_at = steps, now
 
     def steps(self, now: float) -> Steps | None:
-        """Return the last measured steps; None if not measured lately."""
         return self._steps if now - self._measured_at <= FRESH_S else None
 
     def judge(self, peers: Iterable[Slowness], now: float) -> None:
-        """Compare the last report with the reports of the peers that can take requests. Then update the share."""
         own = self.steps(now)
         measured = (steps for peer in peers if (steps := peer.steps(now)) is not None)
         others = list(islice(measured, MOST_PEERS)) if own is not None else []  # an idle node is not compared
@@ -143,7 +139,7 @@ class Slowness:
             self.share, self._since = share, None
 
     def take_news(self) -> Share | None:
-        """Return the share if the node has left the share WHOLE, or returned to it, since the last call."""
+        """Return the share if the node has left or reached WHOLE since the last call."""
         is_news, self._is_news = self._is_news, False
         return self.share if is_news else None
 
@@ -157,7 +153,7 @@ def prompt_steps(load: NodeLoad, steps: float, tokens: float, seconds: float) ->
 def decode_steps(load: NodeLoad, num_prompt_steps: float) -> Steps | None:
     """Return the median of a decode node's steps without prompts.
 
-    Steps with prompts, and steps launched right after them, are assumed to be the longest."""
+    Steps with prompts, and the steps right after them, are assumed to be the longest."""
     samples = sorted(load.observations.get(STEP_SECONDS, ()))
     samples = samples[: max(0, len(samples) - round(2 * min(max(0.0, num_prompt_steps), len(samples))))]
     running = load.rows.get(RowState.RUNNING, 0)

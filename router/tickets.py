@@ -13,14 +13,14 @@ from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
-    """The first pages of a prompt. `last`: the identity of the last of these pages."""
+    """The first pages of a prompt. `last`: the last one's identity."""
 
     num_tokens: int
     last: bytes
 
 
 class Tickets:
-    """Each router process has one Tickets object. The secret stays in the process; nodes get keys derived from it."""
+    """One per router process. The secret stays in the process; nodes get keys derived from it."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -31,7 +31,7 @@ class Tickets:
     def issue_pull(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
     ) -> Ticket:
-        """Return a ticket with which the prefill node may copy these pages of the prompt from the source."""
+        """Return a ticket to copy these pages of the prompt from the source to the prefill node."""
         return make_ticket(
             self.key_of(source.peer),
             key,

@@ -14,12 +14,12 @@ from router.registry import RegisteredNode
 class Reason(StrEnum):
     """Why a node was picked, as metrics name it."""
 
-    ONLY = "only"  # the only node
+    ONLY = "only"
     PREFIX = "prefix"  # the node has cached pages
     LOAD = "load"  # the node has less work, or has room
-    AFFINITY = "affinity"  # several nodes are equal, and the same client's requests go to this node
-    MEETING = "meeting"  # several nodes are equal, and every router sends prompts that begin alike to this node
-    TURN = "turn"  # several nodes are equal, and this node was picked least often, or longest ago
+    AFFINITY = "affinity"  # of equal nodes, the one for this client
+    MEETING = "meeting"  # of equal nodes, the one to which every router sends prompts that begin alike
+    TURN = "turn"  # of equal nodes, the one picked least often, or longest ago
 
 
 class Picked(NamedTuple):
@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request's needs. `affinity`: the client's name for itself or its session, or ""."""
+    """A request's needs."""
 
     num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
@@ -37,15 +37,13 @@ class Wanted:
     affinity: str = ""
 
     def beginning(self, node: RegisteredNode) -> bytes:
-        """Return an identity shared by prompts that begin alike; b"" if it is unknown."""
         return b"" if self.pages is None else self.pages.beginning(node.hello)
 
     def missing(self, node: RegisteredNode) -> int:
-        """Return how many of the prompt's tokens the node would compute."""
         return self.num_tokens - self.cached(node)
 
     def cached(self, node: RegisteredNode) -> int:
-        """Return how many of the prompt's tokens the node has cached, as far as known."""
+        """Return the prompt's cached tokens on the node, as far as known."""
         return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
 
 
@@ -53,5 +51,5 @@ class Policy(Protocol):
     reads_caches: bool  # whether the policy needs nodes' cache contents
 
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-        """Pick one of `nodes`, which have the same role and are never empty."""
+        """Pick one of `nodes`. All have the same role, and there is at least one."""
         ...

@@ -10,11 +10,10 @@ from router.registry import RegisteredNode
 
 
 class LeastLoad:
-    """A node with room for the request's KV comes before a node without room. Then prefill nodes are compared by
-    waiting prompt tokens, and decode nodes by open sequences.
+    """Nodes with room for the request's KV come first. Then prefill nodes are compared by waiting prompt tokens, and
+    decode nodes by open sequences. Of equal nodes, the one picked least often is picked.
 
-    Other routers' requests count too, and work on slow nodes counts more (see RegisteredNode). Of equal nodes, the node
-    that was picked least often is picked.
+    Other routers' requests count too, and work on slow nodes counts more (see RegisteredNode).
     """
 
     reads_caches = False

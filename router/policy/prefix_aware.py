@@ -1,8 +1,7 @@
 """Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
-Decode nodes are compared by their number of sequences. Of nearly equal nodes, the node with the most cached tokens of
-the prompt is picked, because the prompt needs the least new KV there. Cached tokens count only if they are at least
-half of the prompt. Otherwise a common preamble would keep all prompts on the node that computed this preamble first.
+Decode nodes are compared by sequences. Of nearly equal nodes, the node with the most cached tokens of the prompt is
+picked. Fewer than half of the prompt's tokens do not count: a common preamble would keep all prompts on one node.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from router.policy.interface import Picked, Reason, Wanted
 from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
 from router.registry import RegisteredNode
 
-CLOSE = 1.25  # costs within this ratio count as equal, because measurements are not more exact
-MORE_PICKED = 1.25  # a node is not picked if it has more than MORE_PICKED * (equal nodes' mean picks) + 1 picks
-MORE_SEQUENCES = 1.25  # a decode node may have up to MORE_SEQUENCES * (least busy node's sequences) + 1 sequences
+CLOSE = 1.25  # costs within this ratio are equal: measurements are not more exact
+MORE_PICKED = 1.25  # a node with more than this * (equal nodes' mean picks) + 1 picks is not picked
+MORE_SEQUENCES = 1.25  # a decode node may have this * (the least busy node's) + 1 sequences
 
 
 class PrefixAware:
-    """A node with room for the request's uncached KV comes before a node without such room."""
+    """Nodes with room for the request's uncached KV come first."""
 
     reads_caches = True
 
@@ -55,19 +54,16 @@ def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wan
 
 
 def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wanted) -> list[RegisteredNode]:
-    """Return the nodes with cached tokens and nearly the fewest sequences. If there are none, return the least busy
-    nodes."""
+    """Return the nodes with cached tokens and nearly the fewest sequences, else the least busy nodes."""
     least = min(map(weighed_sequences, nodes))
     near = [node for node in nodes if weighed_sequences(node) <= MORE_SEQUENCES * least + 1 and saved[node.peer]]
     return near or list(lowest(lowest(nodes, weighed_sequences), prompt_tokens))
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Choose between equal nodes. Requests of one client or session share a node. Other requests share a node with
-    prompts that begin alike, even before the node reports their pages.
+    """Choose between equal nodes: one for each client or session, else one for prompts that begin alike.
 
-    Highest-random-weight hashing makes routers agree without messages, and moves few requests when a node joins or
-    leaves."""
+    Highest-random-weight hashing makes routers agree without messages, and moves few requests when nodes change."""
     if len(nodes) == 1:
         return least_picked(nodes)
     if wanted.affinity:

@@ -25,7 +25,7 @@ class Tenants:
 
     @classmethod
     def with_key(cls, key: str) -> Tenants:
-        """Return a book with only this key. If the key is empty, requests need no key."""
+        """Return a book with only this key. With "", requests need no key."""
         return cls(one_key(key) if key else NO_KEYS)
 
     @property
@@ -49,8 +49,7 @@ class Tenants:
 
 
 class KeysFollower:
-    """Reads the keys file every FOLLOW_S and compares its contents. The file's time and size would not show a second
-    write in one clock tick.
+    """Reads the keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
 
     `look` may block; `follow` calls it on a thread."""
 
@@ -64,14 +63,13 @@ class KeysFollower:
             self.take(*await asyncio.to_thread(self.look))
 
     def look(self) -> tuple[KeysFile, str]:
-        """Return the file's contents. If the file is unusable, return the last contents and the reason."""
+        """Return the file's contents; for an unusable file, the last contents and the reason."""
         try:
             return read_keys(self._path), ""
         except ConfigError as error:
             return self._tenants.now, error.message
 
     def take(self, found: KeysFile, complaint: str) -> None:
-        """Replace the tenants if they changed. Log each complaint once."""
         if complaint and complaint != self._complaint:
             self._log.warning("tenants stay as they were", why=complaint)
         self._complaint = complaint

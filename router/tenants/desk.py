@@ -14,13 +14,11 @@ from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.tenant_metrics import TenantMetrics
 
-LATER = (429, 503)  # after one of these statuses, a client may send its request again
+LATER = (429, 503)  # after these statuses, a client may retry
 
 
 @dataclass(slots=True)
 class Bill:
-    """One request's bill. `num_used`: number of tokens that the request has used."""
-
     was_admitted: bool = False
     num_used: int = 0
 
@@ -42,8 +40,8 @@ class Desk:
 
     @contextmanager
     def charged(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Iterator[Bill]:
-        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` receives the answer's
-        headers, even if the request is refused."""
+        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` gets the answer's headers
+        in any case."""
         allowance, now = self.limits.of(tenant), self._clock()
         try:
             charge = allowance.charge(num_tokens, now)

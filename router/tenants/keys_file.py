@@ -3,7 +3,7 @@
     one line       the key of a single tenant without limits
     otherwise      TOML: [tenants.NAME] with `keys`, the hashes of its keys, and its limits
 
-`baton keys tenant` makes a key of 32 random bytes and the key's SHA-256. The key can't be computed from this hash.
+`baton keys tenant` makes a key of 32 random bytes, and its SHA-256, which does not reveal the key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class TenantEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One table of the file. Several keys allow rotation. A limit of 0 means no limit."""
+    """Several keys allow rotation. A limit of 0 means no limit."""
 
     keys: Annotated[list[Annotated[str, Meta(pattern=HASH)]], Meta(min_length=1, max_length=16)]
     requests_per_minute: Count = 0
@@ -52,8 +52,8 @@ class KeysTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class KeysFile:
-    """The file's contents. `by_digest`: tenants by their keys' SHA-256; if empty, no request needs a key.
-    `stream_secret` signs the ids with which streams resume; if "", each router draws a secret of its own."""
+    """`by_digest`: tenants by their keys' SHA-256; if empty, no request needs a key. `stream_secret` signs the ids of
+    resumable streams; if "", each router draws its own."""
 
     by_digest: Mapping[bytes, Tenant]
     stream_secret: str = ""
@@ -71,18 +71,17 @@ def hash_of(key: str) -> str:
 
 
 def one_key(key: str) -> KeysFile:
-    """Return the contents of a file with one key. Clients with this key may see everything."""
+    """Return a file with one key. Clients with this key may see everything."""
     return KeysFile({digest_of(key): EVERYBODY}, key)
 
 
 def bare_key(text: str) -> str | None:
-    """Return the key of a one-line file; None for a table."""
     line = text.strip()
     return None if "\n" in line or line.startswith("[") else line
 
 
 def parse_keys(text: str) -> KeysFile:
-    """Parse a keys file. Raise ConfigError with the reason, but without the text, which may be secret."""
+    """Raise ConfigError with the reason, but without the text, which may be secret."""
     key = bare_key(text)
     if key is not None:
         if not key:
@@ -126,10 +125,7 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
 
 
 def read_keys(path: str) -> KeysFile:
-    """Read a keys file. If the path is empty, requests need no key.
-
-    Raise ConfigError if the file is invalid, or if other users can read it.
-    """
+    """Raise ConfigError if the file is invalid, or if other users can read it. Without a path, requests need no key."""
     if not path:
         return NO_KEYS
     try:

@@ -3,9 +3,8 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before a request runs, its tenant is charged for the prompt and the longest answer. At the request's end, the tenant
-gets the unused tokens back. Routers send each other their charges (spending.py), so each router's meters include the
-charges of all routers.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Routers exchange their charges
+(spending.py), so each router's meters include all charges.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ REQUESTS, TOKENS = "requests", "tokens"
 
 
 class AboveLimit(InvalidRequest):
-    """A request needs more than its tenant's limit for a whole minute, so a retry does not help."""
+    """A request needs more than its tenant's limit for a whole minute. A retry does not help."""
 
     code = "above_rate_limit"
 
@@ -37,7 +36,6 @@ class Meter:
     earned_at: float = -math.inf
 
     def wait_s(self, cost: int, now: float) -> float:
-        """Return the seconds until these units may be taken; 0 if they may be taken now."""
         if self.per_minute == NO_LIMIT:
             return 0.0
         wait = max(self.earned_at, now) + self._seconds(cost) - WINDOW_S - now
@@ -48,10 +46,7 @@ class Meter:
             self.earned_at = max(self.earned_at, now) + self._seconds(cost)
 
     def take_for_others(self, cost: int, now: float) -> int:
-        """Take units that another router has charged. Return the number of units taken.
-
-        If all units would raise the debt above MOST_DEBT_S, only some of them are taken.
-        """
+        """Take units that another router has charged, up to a debt of MOST_DEBT_S. Return the number taken."""
         if self.per_minute == NO_LIMIT:
             return 0
         room_s = MOST_DEBT_S - self.reset_s(now)
@@ -68,7 +63,6 @@ class Meter:
         return max(0, math.floor(free_s * self.per_minute / WINDOW_S))
 
     def reset_s(self, now: float) -> float:
-        """Return the seconds until the whole minute's quota is available again."""
         return max(0.0, self.earned_at - now)
 
     def _seconds(self, cost: int) -> float:
@@ -77,7 +71,7 @@ class Meter:
 
 @dataclass(slots=True)
 class Spent:
-    """The units that this router has charged one tenant since it began, minus the units that it gave back."""
+    """The units that this router has charged one tenant, minus returned units."""
 
     requests: int = 0
     tokens: int = 0
@@ -151,7 +145,7 @@ class Charge:
 
 
 class RateLimits:
-    """Owned by the event loop. `spent` keeps the counts of removed tenants, so that counts never restart."""
+    """Owned by the event loop. `spent` keeps removed tenants, so that counts never restart."""
 
     def __init__(self) -> None:
         self._allowances: dict[str, Allowance] = {}

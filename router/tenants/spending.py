@@ -2,9 +2,9 @@
 
     our counters --write, every PERIOD_S--> Spending --nodes--> other routers --read--> their meters and their queue
 
-A message's body has cumulative counts, so a lost, late or repeated body does no lasting harm. The receiver charges the
-increase since the sender's last body, and gives a decrease back. A tenant's counts from before the receiver began are a
-baseline, and are not charged. Routers with the same keys file share the secret that signs bodies. Nodes don't have it.
+Counts are cumulative, so a lost, late or repeated body does no lasting harm. The receiver charges the increase since
+the last body, and gives a decrease back. Counts from before the receiver began are a baseline. Routers with the same
+keys file share the secret that signs bodies. Nodes don't have it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shared.wire.messages import Spending
 from shared.wire.ranges import MAX_NAME, Count
 
 PERIOD_S = 0.5
-REPEAT_S = 5.0  # repeat an unchanged body after this time, because the last one may be lost
-MAX_ROWS = 512  # limit of rows in one body; this number of rows with the longest names takes 52 KiB
+REPEAT_S = 5.0  # then an unchanged body is repeated, because the last one may be lost
+MAX_ROWS = 512  # rows in one body; with the longest names they take 52 KiB
 MAX_ROUTERS = 64
 NUM_CARRIERS = 3
 MAC_BYTES = 32
@@ -47,8 +47,6 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`age_ms`: the age of the sending router."""
-
     age_ms: Count
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
@@ -61,7 +59,7 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """One tenant's account at another router: the last counts, and the units that our meters took for these counts."""
+    """One tenant's account at another router: the last counts, and the units that our meters took for them."""
 
     counts: Counts
     taken: dict[str, int] = field(default_factory=lambda: {REQUESTS: 0, TOKENS: 0})
@@ -69,7 +67,7 @@ class Account:
 
 @dataclass(slots=True)
 class Life:
-    """The state that this router keeps for another router's newest epoch."""
+    """The state of another router's newest epoch."""
 
     epoch: int
     number: int = -1
@@ -111,13 +109,13 @@ class Ledger:
         self._due, self._repeat_at = now, now
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
-        self._lives: dict[str, Life] = {}  # the key is the other router's id
+        self._lives: dict[str, Life] = {}  # by the other router's id
         self._oldest_epoch = 0  # from unknown routers, only newer epochs are read: never a forgotten one again
 
     # ---- our counts
 
     def write(self, now: float) -> Spending | None:
-        """Return the next message if it is due, and if counts have changed or must be repeated."""
+        """Return the next message if one is due, and if counts have changed or must be repeated."""
         if self._seal is None or now < self._due:
             return None
         age_ms = self._age_ms(now)
@@ -130,7 +128,7 @@ class Ledger:
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))
 
     def _rows(self, age_ms: int) -> dict[str, Row]:
-        """Return the counts of all tenants of the keys file. A tenant without a limit may get one later."""
+        """Return the counts of all tenants in the keys file. A tenant without a limit may get one later."""
         named, started = self._by_name(), self._queue.started
         rows = {}
         for name, spent in self._limits.spent.items():
@@ -141,8 +139,7 @@ class Ledger:
         return rows
 
     def _chosen(self, rows: Mapping[str, Row], now: float) -> list[Row]:
-        """Return the next body's rows. Changed rows come before unchanged rows. Within both groups, rows that were
-        written longest ago come first."""
+        """Return the next body's rows: changed rows first, then the rows that were written longest ago."""
         known = [name for name in self._told if name in rows]
         in_turn = [name for name in rows if name not in self._told] + known
         changed = [name for name in in_turn if self._told.get(name) != rows[name]]
@@ -167,7 +164,7 @@ class Ledger:
     # ---- other routers' counts
 
     def read(self, message: Spending, now: float) -> bool:
-        """Charge tenants for what another router has charged them. Return False for a wrong signature."""
+        """Charge tenants for another router's counts. Return False for a wrong signature."""
         if self._seal is None or not self._is_news(message):
             return True
         payload = self._seal.open(message)
@@ -185,7 +182,7 @@ class Ledger:
         return True
 
     def _is_news(self, message: Spending) -> bool:
-        """Return False for our own counts, for counts of an older epoch, and for counts that were already read."""
+        """Return False for our own counts, an older epoch, and counts that were already read."""
         life = self._lives.get(message.router_id)
         if message.router_id == self._identity[0]:
             return False
@@ -216,7 +213,6 @@ class Ledger:
         self._queue.started_elsewhere(row.name, counts.started - before.started)
 
     def _charge(self, tenant: Tenant, account: Account, unit: str, more: int, now: float) -> None:
-        """Take more units from our meter, or give back units that we took for this account."""
         meter = self._limits.of(tenant).meters[unit]
         if more > 0:
             account.taken[unit] += meter.take_for_others(more, now)
@@ -227,6 +223,6 @@ class Ledger:
 
 
 def carriers(nodes: Iterable[RegisteredNode]) -> list[RegisteredNode]:
-    """Return the nodes that carry our counts. All routers with the same nodes choose the same carriers."""
+    """Return the nodes that carry our counts, the same for routers with the same nodes."""
     live = (node for node in nodes if not node.is_silent and not node.is_left)
     return sorted(live, key=lambda node: node.node_id)[:NUM_CARRIERS]

@@ -9,8 +9,8 @@ NO_LIMIT = 0
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`adapters`: LoRA adapters that the tenant may use; None: it may use all. `priority`: requests of the highest
-    priority start first. `sees_cluster`: whether the tenant may see nodes, metrics and other tenants' names."""
+    """`adapters`: usable LoRA adapters; None allows all. `sees_cluster`: whether the tenant may see nodes, metrics and
+    other tenants' names."""
 
     name: str
     requests_per_minute: int = NO_LIMIT
@@ -23,4 +23,4 @@ class Tenant:
         return self.adapters is None or adapter in self.adapters
 
 
-EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant if clients share one key or need none
+EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant if clients share a key or need none

@@ -1,1 +1,1 @@
-"""Turn text into token ids and back. Nodes handle only ids. Never loads torch."""
+"""Turn text into token ids and back. Never loads torch."""

@@ -12,7 +12,7 @@ from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, Templa
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
-TOOL_USE = "tool_use"  # name of a model's template for chats with tools
+TOOL_USE = "tool_use"  # template for chats with tools
 CPU_LIMIT_S = 2.0  # CPU seconds of one rendering
 MAX_REASON_CHARS = 300
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -21,7 +21,7 @@ TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # arguments that chang
 
 
 class NoTemplate:
-    """Refuses all chats, because an encoder-decoder model without a template can't tell turns from plain text."""
+    """Refuses all chats: an encoder-decoder model without a template can't tell turns from plain text."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 
@@ -32,8 +32,7 @@ class NoTemplate:
 class JinjaTemplate:
     """A model's named templates, compiled once.
 
-    `tokens`: special tokens that a template may write, such as `bos_token`. `defaults`: kwargs that requests may
-    override.
+    `tokens`: special tokens that a template may write. `defaults`: kwargs that requests may override.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ def _compiled(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Templa
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: line {error.lineno}: {error.message}"
         ) from error
-    except Exception as error:  # for example, the nesting is too deep for Python
+    except Exception as error:  # for example, too deep nesting
         raise ConfigError(
             f"the model's chat template {name!r} can't be read: {type(error).__name__}: {error}"
         ) from error

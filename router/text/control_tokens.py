@@ -5,9 +5,8 @@
     rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump its input
     pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd pieces are plain text
 
-If a string ends inside a control token's spelling, a placeholder for "" is added, so the next string can't complete the
-token. A template may build a control token around a client's word, as in `'<|' + message.role + '|>'`. Such a token is
-not hidden.
+If a string ends inside a control token, a placeholder for "" keeps the next string from completing the token. A token
+that a template builds around a client's word, as in `'<|' + message.role + '|>'`, is not hidden.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from router.text.conversation import Conversation
 from shared.config.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 
-# These characters are printable in Python and JSON, have no case, and don't change under Unicode normalization.
+# Printable in Python and JSON, without case, and unchanged by Unicode normalization.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
 _ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
 THINK_TAGS = frozenset(
     {"<think>", "</think>", "[THINK]", "[/THINK]"}
-)  # an assistant's message may contain these, even if they are control tokens
+)  # an assistant's message may contain these control tokens
 
 
 class Placeholders:
@@ -41,7 +40,7 @@ class Placeholders:
         self._literals: dict[str, str] = {}  # placeholder -> its literal, both plain or both as JSON
 
     def stand_for(self, literal: str) -> str:
-        """Return the placeholder for `literal`. Each call with the same `literal` returns the same placeholder."""
+        """Return the placeholder for `literal`, the same at each call."""
         if literal not in self._of:
             char = self._of[literal] = self.unused()
             self._literals[char] = literal
@@ -57,7 +56,7 @@ class Placeholders:
         raise InvalidRequest("the messages hold too many different rare characters", param="messages")
 
     def pieces(self, rendered: str) -> list[str]:
-        """Split the rendered text; pieces with an odd index are placeholders' literals."""
+        """Split the rendered text; pieces with an odd index are literals."""
         if not self._literals:
             return [rendered]
         marked = re.split("(" + "|".join(map(re.escape, self._literals)) + ")", rendered)
@@ -81,7 +80,6 @@ class ControlTokens:
         return self._pattern.search(joined) is not None or any(map(self._ends_within, texts))
 
     def hide(self, conversation: Conversation, placeholders: Placeholders) -> Conversation:
-        """Replace control tokens in the conversation's strings with placeholders."""
 
         def shown(match: re.Match[str]) -> str:
             return match[0] if match[0] in THINK_TAGS else placeholders.stand_for(match[0])
@@ -116,7 +114,6 @@ class ControlTokens:
 
 
 def guarded(options: TextConfig, spellings: Iterable[str]) -> ControlTokens | None:
-    """Return the control tokens to hide in chats; None if the settings allow them."""
     return None if options.allow_control_tokens else ControlTokens(spellings)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 Scalar = str | int | float | bool | None
 JsonObject = Mapping[str, object]
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field that is set is used
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is used
 
-# `normalized` does not change these fields, except that it drops null values.
+# `normalized` only drops null values of these fields.
 PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 
@@ -19,7 +19,7 @@ PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 class Conversation:
     """One chat from the API, as plain JSON values. Rendering never changes them.
 
-    `tools` and `documents`: None if not sent, because a template may treat an empty list differently.
+    `tools` and `documents`: None if not sent, because a template may treat [] differently.
     """
 
     messages: Sequence[JsonObject]
@@ -33,7 +33,7 @@ class Conversation:
 def normalized(conversation: Conversation) -> Conversation:
     """Return a conversation as templates expect it.
 
-    Nulls are dropped. The reasoning text gets two names, `thinking` and `reasoning_content`. Tool arguments become
+    Nulls are dropped. The reasoning text is named both `thinking` and `reasoning_content`. Tool arguments become
     mappings."""
     if all(_is_plain(message) for message in conversation.messages):
         return conversation

@@ -8,8 +8,7 @@ from router.text.interface import Tokenizer, new_decoder
 class Detokenizer:
     """One per sequence. Tokens are fixed byte strings, so this is incremental UTF-8 decoding.
 
-    The Detokenizer holds an incomplete character back, and drops it at the end of the sequence. Invalid bytes become
-    U+FFFD.
+    An incomplete character is held back, and dropped at the end. Invalid bytes become U+FFFD.
     """
 
     __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")
@@ -17,10 +16,10 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, shows_special: bool = False, shown_ids: frozenset[int] = frozenset()
     ) -> None:
-        """`shown_ids`: special tokens that are shown even without `shows_special`."""
+        """`shown_ids`: special tokens that are always shown."""
         self._decoder = new_decoder("replace")
         self._special = frozenset() if shows_special else tokenizer.facts.special_ids - shown_ids
-        self._drops_space = tokenizer.facts.drops_first_space  # set to false after the first visible token
+        self._drops_space = tokenizer.facts.drops_first_space
         self._token_bytes = tokenizer.token_bytes
 
     def feed(self, token_id: int) -> str:

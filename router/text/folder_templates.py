@@ -13,8 +13,7 @@ from shared.core.errors import ConfigError
 
 
 def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return templates by name, {} if there are none. Template files take precedence over `own`, the contents of
-    tokenizer_config.json."""
+    """Return templates by name. Template files take precedence over `own`, the contents of tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files[DEFAULT] = folder / "chat_template.jinja"

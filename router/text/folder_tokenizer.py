@@ -22,7 +22,7 @@ from shared.config.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.vocabulary import folder_eos_ids, is_byte_level
 from shared.core.errors import ConfigError
 
-ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit; only the nodes have one
+ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit
 
 
 def load_folder(folder: Path, options: TextConfig) -> TextModel:
@@ -65,8 +65,7 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
 
 
 def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
-    """Return the model's chat template. `continues`: whether the model is decoder-only, so that a plain template
-    works."""
+    """Return the model's chat template. `continues`: the model is decoder-only, so a plain template works."""
     sources = template_sources(folder, own)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()

@@ -115,7 +115,6 @@ def _context_length(metadata: Mapping[str, Any]) -> int:
 
 
 def _template_tokens(metadata: Mapping[str, Any], entries: list[str]) -> dict[str, str]:
-    """Return the tokens that templates may write, by their names in tokenizer_config.json."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()}
     return {name: entries[int(i)] for name, i in ids.items() if i is not None}
 

@@ -17,18 +17,16 @@ from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from shared.grammar.compiler import check_grammar
 
 ANY_OBJECT = {"type": "object"}
-# White space between parts of JSON: a space, or a line break and an indent. The bound keeps models from writing
-# white space forever.
+# White space between parts of JSON. The bound keeps models from writing white space for ever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
-MAX_REFS = 500  # limit of a schema's references, because llguidance follows them by recursion
-MAX_DEPTH = 64  # limit of the levels of objects and lists in a schema
-MAX_LINES = 500  # limit of a grammar's lines, because llguidance follows the rules by recursion
-MAX_GRAMMAR_TEXT = 16 << 10  # limit of a grammar's characters; llguidance translates 16 Ki of GBNF in a second
+MAX_REFS = 500  # references of a schema, which llguidance follows by recursion
+MAX_DEPTH = 64  # levels of objects and lists in a schema
+MAX_LINES = 500  # lines of a grammar, for the same reason
+MAX_GRAMMAR_TEXT = 16 << 10  # characters of a grammar; llguidance translates 16 Ki of GBNF in a second
 
 
 def of_schema(schema: Mapping[str, Any] | str) -> str:
-    """Return the grammar of a schema, given as a JSON object or its text."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(given)
@@ -61,7 +59,6 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(choices: Sequence[str]) -> str:
-    """Return a grammar of answers that are one of these texts."""
     if not choices or not all(choices):
         raise InvalidRequest("there must be at least one choice, and no choice may be empty")
     if len(choices) > MAX_CHOICES:

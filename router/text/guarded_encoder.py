@@ -12,12 +12,10 @@ NONCE_BYTES = 16
 
 
 class GuardedEncoder:
-    """Encodes with a tokenizer's twin. The twin has the same vocabulary, but secret names for control tokens.
+    """Encodes with a twin of the tokenizer, which has secret names for control tokens.
 
-    The template's control tokens are renamed in the text, then one call encodes all text. So the twin splits,
-    normalizes and merges as the tokenizer does, but it merges the text of a client's control token with the text around
-    it. If the twin finds control tokens in other places than the tokenizer, it is not used, and each piece is encoded
-    alone.
+    The template's control tokens are renamed, then one call encodes all text. To the twin, a client's control token is
+    plain text. If the twin finds control tokens in other places than the tokenizer, each piece is encoded alone.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -51,8 +49,8 @@ class GuardedEncoder:
         return self._without_found(text, found)
 
     def _without_found(self, text: str, found: tokenizers.Encoding) -> list[int]:
-        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one
-        instead. Keep the token for unknown characters."""
+        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one,
+        and keep the token for unknown characters."""
         ids: list[int] = []
         for i, (start, end) in zip(found.ids, found.offsets, strict=True):
             if i in self._found_in_text and self._spellings[i] in text[start:end]:
@@ -71,7 +69,7 @@ class GuardedEncoder:
         return [token.id for char in text for token in self._inner.model.tokenize(char)]
 
     def _agrees(self, spelling: str) -> bool:
-        """Whether twin and tokenizer find the token in the same places, both at a text's start and inside a text."""
+        """Return whether both tokenizers find the token in the same places, at a text's start and inside a text."""
         texts = (f"{spelling}a", f"a{spelling}a")
         return all(self._in_one_go([text]) == encoded(self._inner, text).ids for text in texts)
 

@@ -1,4 +1,4 @@
-"""Text for HashLM, the integer test model: each token is a printable ASCII character or the end token."""
+"""Text for HashLM, the integer test model: a token is a printable ASCII character or the end token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HashTokenizer:
 
 
 class PlainTemplate:
-    """Writes `role: content` for each message of a chat. It is used for models without a template."""
+    """Writes `role: content` for each message, for models without a template."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 

@@ -15,22 +15,21 @@ new_decoder = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True, slots=True)
 class VocabFacts:
-    """Facts about one vocabulary. `context_length`: the length for which the model is trained. Nodes may allow less."""
+    """`context_length`: the length for which the model is trained. Nodes may allow less."""
 
     vocab_size: int
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]  # never shown as text
     context_length: int
     start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins with them
-    drops_first_space: bool = False  # whether the first token's leading space is dropped
+    drops_first_space: bool = False  # whether to drop the first token's leading space
 
 
 class Tokenizer(Protocol):
     facts: VocabFacts
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the text's ids. `add_special`: whether to prepend the begin token, if any. Chat templates write this
-        token themselves."""
+        """Return the text's ids. `add_special`: prepend the begin token, if any. Chat templates write it themselves."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
@@ -45,7 +44,7 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     @property
     def sources(self) -> Mapping[str, str]:
-        """The templates by name; {} if there are none."""
+        """The templates by name."""
         ...
 
     def render(self, conversation: Conversation) -> str:
@@ -62,8 +61,7 @@ class TextModel:
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return a finished sequence's text, without special tokens and without an incomplete last character. Invalid UTF-8
-    becomes U+FFFD."""
+    """Return a finished sequence's text, without special tokens and without an incomplete last character."""
     facts = tokenizer.facts
     data = b"".join(tokenizer.token_bytes(i) for i in ids if i not in facts.special_ids)
     text = new_decoder("replace").decode(data)

@@ -14,7 +14,7 @@ DEFAULTS = TextConfig()
 
 
 def load_text_model(model: str, options: TextConfig = DEFAULTS) -> TextModel:
-    """Return the model's tokenizer and template. Raise ConfigError if they can't be loaded.
+    """Raise ConfigError if tokenizer or template can't be loaded.
 
     `model`: smollm2, hashlm, scripted, a .gguf file, or a Hugging Face folder."""
     source = resolve_model(model, with_weights=False)

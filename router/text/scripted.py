@@ -1,4 +1,4 @@
-"""Text for the scripted model: its tokens are one to six bytes of UTF-8, and its template is the plain one."""
+"""Text for the scripted model: its tokens are one to six bytes of UTF-8."""
 
 from __future__ import annotations
 

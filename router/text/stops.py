@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Holds back only text that may become a stop string, across `feed` calls.
+    """Holds back only text that may become a stop string.
 
-    The text ends at the stop string that is complete first. If two stop strings end at the same character, the longer
-    one is used. So the result does not depend on how the text is cut into pieces.
+    The text ends at the stop string that is complete first. If several end there, the longest is used. So the result
+    does not depend on how the text is cut.
 
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """
@@ -17,7 +17,7 @@ class StopMatcher:
     __slots__ = ("_held", "_keeps", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
-        """`keeps`: whether the matched stop string is shown, too."""
+        """`keeps`: whether the matched stop string is shown."""
         self._keeps = keeps
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in self._stops), default=0)
@@ -45,7 +45,7 @@ class StopMatcher:
         return held
 
     def _find(self, text: str) -> tuple[int, str] | None:
-        """Return (start, stop string) of the match that is complete first."""
+        """Return (start, stop string) of the first complete match."""
         best: tuple[int, int, str] | None = None  # (end, start, stop)
         for stop in self._stops:
             start = text.find(stop)
@@ -54,7 +54,6 @@ class StopMatcher:
         return None if best is None else (best[1], best[2])
 
     def _possible_prefix(self, text: str) -> int:
-        """Return the length of the longest suffix of the text that may begin a stop string."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

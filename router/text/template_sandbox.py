@@ -1,8 +1,8 @@
 """Run chat templates in Hugging Face's Jinja environment, with a sandbox and limits.
 
-The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It checks CPU time every few
-loop turns and calls. It does not bound a single operation, such as an enormous format width, padding, or a filter over
-a huge list. So a malicious template can use up memory and time, but can't loop forever or reach files or other objects.
+The sandbox bounds CPU time, and the size of the results of operators, calls and blocks. It does not bound a single
+operation, such as an enormous format width. So a malicious template can use up memory and time, but can't loop forever
+or reach files or other objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TemplateTooLong(Exception):
 class Budget:
     """The time limit of one rendering: `limit_s` of wall-clock time, then `limit_s` of its thread's CPU time.
 
-    So no rendering is refused because the machine is busy, and short renderings avoid the system call for CPU time.
+    A busy machine refuses no rendering, and short renderings avoid the system call for CPU time.
     """
 
     __slots__ = ("_deadline", "_late_at", "_limit_s", "_steps")
@@ -54,7 +54,7 @@ class Budget:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._late_at = time.monotonic() + limit_s
-        self._deadline: float | None = None  # deadline in CPU time, set when the wall-clock limit has passed
+        self._deadline: float | None = None  # in CPU time, set after the wall-clock limit
         self._steps = 0
 
     def step(self) -> None:
@@ -77,7 +77,7 @@ class GenerationBlocks(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # The block is called like a macro, so that variables which are set inside are not visible outside.
+        # Called like a macro, so that variables set inside are not visible outside.
         return nodes.CallBlock(self.call_method("rendered"), [], [], body).set_lineno(line)
 
     def rendered(self, caller: Callable[[], str]) -> str:
@@ -87,8 +87,7 @@ class GenerationBlocks(Extension):
 class _Instrumented(NodeTransformer):
     """Makes loops count their turns, and checks the length of the results of `+`, `~` and blocks.
 
-    Of nested `+` operators only the outermost one is checked, because the template's text bounds the number of
-    operands.
+    Of nested `+` operators only the outermost is checked: the template's text bounds the number of operands.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:
@@ -123,7 +122,7 @@ def _filtered(node: nodes.Node | None, name: str, line: int = 0) -> nodes.Filter
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Threads may share one TemplateSandbox, because each rendering has its own budget in its context."""
+    """Threads may share a sandbox: each rendering's budget is in its context."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -143,7 +142,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return instrumented
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Skip Jinja's checks for fields, string methods, loops and namespaces, where these checks always pass."""
+        """Skip Jinja's checks where they always pass."""
         if type(obj) is dict and attribute not in DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in PLAIN_STR_METHODS:
@@ -158,7 +157,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(__self: TemplateSandbox, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
         __context.parent[BUDGET].step()
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
-            kwargs.pop("_loop_vars", None)  # Jinja adds `_loop_vars` for functions that take the context
+            kwargs.pop("_loop_vars", None)  # added by Jinja for functions that take the context
             kwargs.pop("_block_vars", None)
             return _sized(__obj(*args, **kwargs))
         return _sized(super().call(__context, __obj, *args, **kwargs))
@@ -218,7 +217,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 class _Dict:
-    """The template's function `dict(...)`. Of the attributes of Python's class, it offers only `fromkeys`."""
+    """The template's `dict(...)`, with no attribute except `fromkeys`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -228,7 +227,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Refuses names with a leading underscore, because Python uses such names for its own attributes."""
+    """Refuses names with a leading underscore, which Python uses for its own attributes."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # a template may use `self` as a name
         given = dict(*args[1:], **kwargs)
