@@ -35,8 +35,8 @@ from shared.observe.metric_names import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-KEPT_S = 3600.0  # Seconds for which an absent node's counters are shown.
-MAX_REMEMBERED = 1024  # Largest number of absent nodes whose counters are kept but not shown.
+KEPT_S = 3600.0  # how long an absent node's counters are shown
+MAX_REMEMBERED = 1024  # absent nodes whose counters are kept but not shown
 
 
 def render(registry: CollectorRegistry) -> bytes:
@@ -135,22 +135,22 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
 
 @dataclass(slots=True)
 class Series:
-    """One node's counters. `shown`: the counters' values on the page."""
+    """One node's counters. `shown`: their values on the page."""
 
     epoch: int
-    # Time of the last sweep that found the node, or that was the first after a report. None: no sweep since the report.
+    # time of the last sweep that found the node, or was the first after a report; None: no sweep since the report
     seen_at: float | None = None
-    totals: dict[str, float] = field(default_factory=dict)  # The counters in the node's last report.
+    totals: dict[str, float] = field(default_factory=dict)  # in the node's last report
     shown: dict[str, float] = field(default_factory=dict)
 
 
 class ClusterMetrics:
     """Gauges, counters and histograms of all nodes.
 
-    A counter rises by the difference from the last report of the same epoch, so totals never fall when a node restarts
-    at zero. Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence.
-    If the node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. The node's
-    histograms restart at zero, as after a restart of this router.
+    A counter rises by the difference from the epoch's last report, so totals never fall when a node restarts at zero.
+    Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence. If the
+    node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. Its histograms restart
+    at zero.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -203,11 +203,11 @@ class ClusterMetrics:
                 registry=registry,
             ),
         )
-        self._tenants: set[str] = set()  # Tenants whose gauges are shown.
-        self._series: dict[str, Series] = {}  # Counters of shown nodes, by node.
-        # Counters of nodes that are no longer shown, oldest first.
+        self._tenants: set[str] = set()  # their gauges are shown
+        self._series: dict[str, Series] = {}  # by shown node
+        # nodes that are no longer shown, oldest first
         self._swept: OrderedDict[str, Series] = OrderedDict()
-        self._shown: dict[str, str] = {}  # Node -> the role in its gauges' labels.
+        self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels
 
     def count(self, node: str, name: str, amount: float) -> None:
         """Add to a counter that the router itself counts."""
@@ -249,7 +249,8 @@ class ClusterMetrics:
             self._observe(report.node, name, samples)
 
     def forget(self, node: str) -> None:
-        """Drop a lost node's gauges. The node's counters stay, for rates and in case the node returns."""
+        """Drop a lost node's gauges. Its counters stay, for rates and in case the node returns."""
+
         role = self._shown.pop(node, None)
         if role is None:
             return

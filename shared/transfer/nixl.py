@@ -1,8 +1,7 @@
 """Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-The code follows NIXL's Python documentation; remote.py has the code that `cuda_ipc` and `nixl` share. UCX
-authenticates and encrypts nothing: see --trust-network. The code has **never run with the package or on hardware**:
-tests use a stand-in.
+The code follows NIXL's Python documentation; remote.py has the rest. UCX authenticates and encrypts nothing: see
+--trust-network. The code has **never run with the package or on hardware**: tests use a stand-in.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def import_nixl() -> Any:
 
 
 class Nixl:
-    """A RemoteMemory: one agent that registers our own pool. `library`: the nixl module."""
+    """A RemoteMemory: an agent that registers our own pool. `library`: the nixl module."""
 
     name = "nixl"
 
@@ -76,14 +75,13 @@ class Nixl:
 class OpenNixl:
     def __init__(self, own: KVPool, agent: Any, handle: NixlHandle) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
-        self.owner = str(handle.nonce)  # an agent has the same pool for its whole life
+        self.owner = str(handle.nonce)  # an agent keeps its pool
         self._own, self._agent, self._remote = own, agent, handle
         self._peer = agent.add_remote_agent(handle.metadata)
         self._failed = False
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
-        """Read the pages. Wait for DONE or ERR without a time limit, because an unfinished read still writes into our
-        pages."""
+        """Read the pages. Wait without a time limit, because an unfinished read still writes into our pages."""
         own, remote, size = self._own, self._remote, part_bytes.stop - part_bytes.start
         base, device = own.pages_bytes.data_ptr(), own.device.index or 0
         here = [(base + dst * own.page_bytes + part_bytes.start, size, device) for dst in dst_pages]
@@ -105,7 +103,7 @@ class OpenNixl:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether a read failed. If the peer comes back, its pool is opened again."""
+        """Return whether a read failed. The pool of a peer that comes back is opened again."""
         return self._failed
 
     def close(self) -> None:

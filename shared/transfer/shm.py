@@ -6,8 +6,8 @@ Neither side can harm the other, even by freezing or dying. A mapping outlives t
 `forget_dead`.
 
 A receiver's pool may be on a GPU: its copies then go through pinned memory (host_bytes.py). A sender's pool must not be
-on a GPU: its pages would need copies in a file in host memory, and whole prompts would stay there until all receivers
-have copied them. zmq sends and frees the pages in small sets instead.
+on a GPU: whole prompts would stay in host memory until all receivers have copied them. zmq sends and frees the pages in
+small sets instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_OPEN_POOLS = 64
 
 
 class ShmSender:
-    """The sending side of `shm`. The pool must be made with shared=True."""
+    """The pool must be made with shared=True."""
 
     name = "shm"
     num_blocks = 0
@@ -55,7 +55,7 @@ class ShmSender:
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """A mapped pool, and the id of its file. The id shows whether another process now has the sender's pid."""
+    """A mapped pool, and its file's id, which shows whether another process now has the sender's pid."""
 
     pool: ReadOnlyPool
     file_id: tuple[int, int]
