@@ -128,7 +128,6 @@ def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiv
 
 def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
     """Raise ConfigError if the transport's library is not installed."""
-    """Start connecting, on the group's own thread. `host`: the address from which gloo listens and dials."""
     return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
