@@ -1,7 +1,7 @@
 """Define events, which order work across streams, and tickets, which hold results and errors.
 
-An event is armed before the work that fires it is launched. So no wait can miss the event. An event only orders work:
-a wait returns even if the event fired with an error. Code that needs the data checks `Ticket.error`.
+An event is armed before the launch of the work that fires it, so no wait can miss the event. An event only orders work:
+a wait returns even after an error. Code that needs the data checks `Ticket.error`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ class StreamSkipped(StepFailed):
 
 
 class EventNotFired(StepFailed):
-    """Raised if a closure ended without firing an armed event; the stream fired the event instead."""
+    """Raised if a closure left an armed event unfired; the stream fired the event instead."""
 
     code = "event_not_fired"
 
 
 class EventDriver(Protocol):
-    """The part of a stream backend that completes the events of its streams. An event without a driver is a thread-safe
-    flag."""
+    """The part of a stream backend that completes events. An event without a driver is a thread-safe flag."""
 
     def poll(self, event: Event) -> None:
-        """Bring the event closer to completion, if the backend can. `event.query()` calls this."""
+        """Bring the event closer to completion, if possible. `event.query()` calls this."""
         ...
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Wait until the event has completed. Raises TimeoutError or DeadlockError."""
+        """Wait until the event has completed. Raise TimeoutError or DeadlockError."""
         ...
 
     def defer(self, event: Event) -> bool:
@@ -47,10 +46,9 @@ class EventDriver(Protocol):
 
 
 class Event:
-    """An event, armed from the start. `Stream.launch(fires=...)` says which work will fire the event.
+    """An event, armed from the start. `Stream.launch(fires=...)` names the work that will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete. A device
-    completes this work only after the call of fire().
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete; a device completes it later.
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
@@ -60,13 +58,12 @@ class Event:
         self.fired = False
         self.error: BaseException | None = None
         self._complete = False
-        self._waiter: threading.Event | None = None  # made by the first waiter, because most events are only queried
+        self._waiter: threading.Event | None = None  # made by the first waiter: most events are only queried
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Event], None]] = []
         self._driver: EventDriver | None = None
 
     def bind(self, driver: EventDriver) -> None:
-        """Set the driver, if the event has none yet."""
         if self._driver is None:
             self._driver = driver
 
@@ -100,11 +97,11 @@ class Event:
         return self._complete
 
     def peek(self) -> bool:
-        """Return whether the event is complete. Unlike query(), this never runs a simulated world."""
+        """Query the event without running a simulated world."""
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block until the event is complete. Never raises the event's error."""
+        """Block until the event is complete. Never raise the event's error."""
         if self._complete:
             return
         if self._driver is not None:
@@ -113,7 +110,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Wait for the thread-safe flag. Raises TimeoutError."""
+        """Wait for the thread-safe flag. Raise TimeoutError."""
         with self._lock:
             if self._complete:
                 return

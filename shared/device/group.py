@@ -3,8 +3,8 @@
         rank 0   | x0 |--+        | x0 x1 |
         rank 1   | x1 |--+-- -->  | x0 x1 |      bytes are copied, never added: every rank has the same bits
 
-Every rank makes the same calls in the same order. If a rank ends, or is silent for longer than the group's
-timeout, other ranks' calls raise RankLost, and the group is unusable.
+Every rank makes the same calls in the same order. If a rank ends, or is silent for longer than the timeout, the other
+ranks' calls raise RankLost, and the group is unusable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pending(Protocol):
 
 
 class Gloo(Protocol):
-    """Methods of torch's ProcessGroupGloo. Torch's type stubs lack most of them."""
+    """Methods of torch's ProcessGroupGloo, most of which torch's stubs lack."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
@@ -41,7 +41,7 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the store with which the ranks find each other. Its file may already exist. The node owns the folder."""
+    """Return the store with which the ranks find each other. Its file may exist. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
@@ -49,13 +49,13 @@ class RankGroup:
     """One rank's connection to the group. One thread at a time may use it. Tensors are on the CPU."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
-        """Join the group and wait for all ranks. Raises RankLost if a rank is late."""
+        """Join the group and wait for all ranks. Raise RankLost if a rank is late."""
         self.rank, self.size = rank, size
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs name it `Options`
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=patience_s)
         with self._together("joining"):
-            # The stubs lack this constructor and the methods of Gloo.
+            # the stubs lack this constructor and the methods of Gloo
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
@@ -85,7 +85,7 @@ class RankGroup:
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 
     def barrier(self) -> None:
-        """Wait for all ranks. The ranks' earlier writes to shared memory are then visible."""
+        """Wait for all ranks. Their earlier writes to shared memory are then visible."""
         with self._together("waiting"):
             self._gloo.barrier().wait()
 
@@ -98,8 +98,5 @@ class RankGroup:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """View the memory of a contiguous x as flat uint8, because gloo lacks some of Baton's dtypes.
-
-    A tensor of one element may have any strides.
-    """
+    """View a contiguous x as flat uint8, because gloo lacks some dtypes. One element may have any strides."""
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)

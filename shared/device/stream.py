@@ -20,8 +20,7 @@ Closure = Callable[[], R | Generator[None, None, R]]
 
 
 class Stream(Protocol):
-    """One host thread owns the stream, and only this thread calls launch, wait and reset. reset() increments
-    `epoch`."""
+    """Only the host thread that owns the stream calls launch, wait and reset. reset() increments `epoch`."""
 
     name: str
 
@@ -31,12 +30,11 @@ class Stream(Protocol):
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
         """Run fn after all earlier work of this stream.
 
-        fn must fire every event in `fires`. If fn leaves an event unfired, the stream fires it with an error, before
-        `ticket.done` fires.
+        fn must fire every event in `fires`. The stream fires a missed event with an error, before `ticket.done`.
 
-        fn captures only values that are frozen at launch, and runs in torch.inference_mode. fn may be a generator
-        function; its yields are preemption points on the simulated backend. After an exception, later closures of the
-        epoch are skipped (StreamSkipped).
+        fn captures only values that are frozen at launch, and runs in torch.inference_mode. A generator function's
+        yields are preemption points on the simulated backend. After an exception, later closures of the epoch are
+        skipped (StreamSkipped).
         """
         ...
 
@@ -45,11 +43,11 @@ class Stream(Protocol):
         ...
 
     def reset(self) -> None:
-        """Open a new stream epoch. Earlier launches are still skipped if their epoch failed."""
+        """Open a new stream epoch. Earlier launches of a failed epoch are still skipped."""
         ...
 
     def stop(self) -> None:
-        """Skip work that has not started, wait for work that has started, and end the stream's threads. Idempotent."""
+        """Skip work that has not started, wait for started work, and end the threads. Idempotent."""
         ...
 
 
@@ -99,7 +97,7 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
 
 
 def run_to_end(fn: Closure[R]) -> R:
-    """Call fn. If it returns a generator, run the generator to its end."""
+    """Call fn, and run a returned generator to its end."""
     out = fn()
     if not inspect.isgenerator(out):
         return cast(R, out)
@@ -112,9 +110,7 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run the work, or skip it if its epoch failed. Settle the work.
-
-    Raises only BaseExceptions like KeyboardInterrupt."""
+    """Run the work, or skip it if its epoch failed. Settle it. Raise only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return
