@@ -1,4 +1,4 @@
-"""Builds and runs a node from its configuration: model, memory, streams, links, identity.
+"""Build and run a node from its configuration: model, memory, streams, links, identity.
 
 prefill_node/app.py and decode_node/app.py call `run_node` after they have set the core plan and the environment.
 """
@@ -78,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# Limit on a message part that a prefill node takes from a caller. Callers send little: they only ask for pages (Pull).
+# limit on a message part that a prefill node takes from a caller; callers only ask for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
@@ -97,7 +97,7 @@ class Loaded:
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
-    """Run a node; return its exit code. Raises ConfigError for errors that the user can correct."""
+    """Run a node; return its exit code. Raise ConfigError for errors that the user can correct."""
     parts = config.parts
     asked = parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
@@ -132,7 +132,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
+        with ExitStack() as ends:  # in reverse order, each even if others raise
             ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)
@@ -214,7 +214,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """Return the memory plan. `make_least` makes a core with two pages, to measure steps on a GPU."""
+    """`make_least` makes a core with two pages, to measure steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -231,7 +231,7 @@ def gpu_of(streams: str) -> Gpu | None:
 
 
 def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    """Return the node's grammars; None for an encoder model, a pipeline, or a vocabulary that can't be used."""
+    """Return None for an encoder model, a pipeline, or a vocabulary that can't be used."""
     if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
@@ -247,10 +247,9 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
 
 
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
-    """Return the device and the kind of streams. Raises ConfigError for a missing GPU.
+    """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
 
-    `auto` takes a GPU if the model can use it. Several ranks or stages share pages in host memory, so they run on the
-    CPU.
+    `auto` takes a GPU if the model can use it. Several ranks or stages run on the CPU, where they share pages.
     """
     device = parts.sched.device
     if device == "inline":
@@ -275,7 +274,7 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        from shared.model.shard import load_shard  # imported late, because it imports the CPU's kernels
+        from shared.model.shard import load_shard  # late, because it imports the CPU's kernels
 
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:

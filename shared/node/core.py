@@ -1,4 +1,4 @@
-"""Defines a node's core: everything except the network, behind one interface."""
+"""Define a node's core: everything except the network, behind one interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(slots=True)
 class NodeCore:
-    """A node's core, which owns all its parts. `close` ends the streams and frees the memory."""
+    """Owns all its parts. `close` ends the streams and frees the memory."""
 
     model: Model
     pool: KVPool
@@ -73,9 +73,7 @@ class NodeCore:
         return self.kv.rows.pages_of(row)
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: also raise if any of them are in
-        use.
-        """
+        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: none may be in use."""
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
         self.scheduler.queues.offload.check_integrity(idle)

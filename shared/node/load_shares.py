@@ -1,4 +1,4 @@
-"""Splits a node's load by router, so that each router knows the load from other routers."""
+"""Split a node's load by router, so that each router knows the load from other routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the actions of a node in one tick. The daemon or a test carries them out."""
+"""Define a node's actions in one tick. The daemon or a test carries them out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Asks for a call of NodeLinks.dial."""
+    """Asks for NodeLinks.dial."""
 
     peer: str
     endpoint: str
@@ -20,7 +20,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Asks for a call of NodeLinks.send. `peer`: `<node id>@<epoch>` or a router's endpoint."""
+    """Asks for NodeLinks.send. `peer`: `<node id>@<epoch>` or a router's endpoint."""
 
     peer: str
     message: Message
@@ -35,7 +35,7 @@ class HangUp:
 
 @dataclass(slots=True)
 class Outbox:
-    """Keeps a node's actions in the order in which they must be carried out."""
+    """Keeps a node's actions in order."""
 
     actions: list[Dial | Outgoing | HangUp] = field(default_factory=list)
 

@@ -1,9 +1,9 @@
-"""Joins routers (dialling, Hello, Welcome) and leaves routers that are no longer listed. Sans-IO.
+"""Join routers (dialling, Hello, Welcome) and leave routers that are no longer listed. Sans-IO.
 
     listed: dialled --PeerUp: Hello--> --Welcome--> served
     no longer listed: served --heartbeats say so--> --Release: no request needs us--> Goodbye --> hung up
 
-When a router's epoch ends, the node ends that router's requests.
+When a router's epoch ends, its requests end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shared.node.routers import RouterLife, RoutersWord
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
-HELLO_AGAIN_S = 2.0  # After this time without a Welcome, Hello is sent again, because a message may have been lost.
-LAST_WORD_S = 0.5  # The time from Goodbye to hanging up, which drops queued messages.
+HELLO_AGAIN_S = 2.0  # without a Welcome, Hello is sent again: a message may have been lost
+LAST_WORD_S = 0.5  # from Goodbye to hanging up, which drops queued messages
 
 
 class Membership:
@@ -27,15 +27,15 @@ class Membership:
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx
         self._over = over
-        self._hello_due: dict[str, float] = {}  # Connected routers that sent no Welcome -> time of the next Hello.
-        self._hello_said: dict[str, float] = {}  # Connected routers -> time of the last Hello.
-        self._hang_up_at: dict[str, float] = {}  # Routers that got a Goodbye -> time to hang up.
-        self.connections: Counter[str] = Counter()  # Number of connections to each router so far.
+        self._hello_due: dict[str, float] = {}  # connected routers that sent no Welcome -> time of the next Hello
+        self._hello_said: dict[str, float] = {}  # connected routers -> time of the last Hello
+        self._hang_up_at: dict[str, float] = {}  # routers that got a Goodbye -> time to hang up
+        self.connections: Counter[str] = Counter()  # to each router so far
 
     # ---- the list
 
     def listed(self, endpoints: Sequence[str], now: float) -> None:
-        """Dial routers that are new on the list, and leave removed ones. Ignore an empty list: a node needs routers."""
+        """Dial new routers of the list, and leave removed ones. Ignore an empty list: a node needs routers."""
         if not endpoints:
             return
         routers = self._ctx.routers
@@ -49,7 +49,7 @@ class Membership:
             self._leave(peer, now)
 
     def _come_back(self, peer: str) -> None:
-        """Keep serving a router that we were leaving, or dial it again. After a Goodbye, `go_on` dials this router."""
+        """Keep a router that we were leaving, or dial it again. After a Goodbye, `go_on` dials it."""
         routers = self._ctx.routers
         routers.leaving.discard(peer)
         if peer not in routers.peers:
@@ -84,7 +84,7 @@ class Membership:
     # ---- connections
 
     def up(self, peer: str, now: float) -> None:
-        """Say Hello to a router that has answered, for the first time or after a reconnect."""
+        """Say Hello to a router that has answered."""
         self.connections[peer] += 1
         self._say_hello(peer, now)
 
@@ -162,7 +162,7 @@ class Membership:
         self._ctx.outbox.send(peer, Unwelcome(facts.node_id, facts.epoch, rival[:MAX_TEXT]))
 
     def _life_over(self, life: RouterLife | None, now: float) -> None:
-        """End a router's requests. Say Hello to the routers that were refused because of this router."""
+        """End a router's requests. Say Hello to routers that it kept out."""
         if life is None or self._ctx.routers.serves(life):
             return
         self._over(life)

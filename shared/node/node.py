@@ -1,11 +1,9 @@
-"""Defines a node without sockets and clocks: tick(inbox, now) -> actions. Prefill and decode nodes differ only in their
-side.
+"""Define a node without sockets and clocks: tick(inbox, now) -> actions. Prefill and decode differ only in the side.
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
-A step's completion comes before the messages, so network work never delays the next launch. The node
-answers messages and transfers before it launches a step that they make possible, because a prefill node waits for
-Installed.
+A step's completion comes before the messages, so network work never delays the next launch. Messages and transfers are
+answered before the step that they make possible, because a prefill node waits for Installed.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 
 class Node:
-    """Drives the scheduler's loop and the side. `busy`: the next tick is due at once, without waiting for an event."""
+    """Drives the scheduler's loop and the side. `busy`: the next tick is due at once."""
 
     def __init__(self, ctx: NodeContext, side: Side) -> None:
         self.ctx = ctx
@@ -64,7 +62,7 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Run both halves of a round. A daemon carries out the first half's actions before the second half."""
+        """Run both halves of a round. A daemon carries out each half's actions after the half."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -105,7 +103,7 @@ class Node:
             self.ctx.core.fail(key, NodeDraining(reason))
 
     def listed(self, routers: Sequence[str], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Dial new routers of a changed list, and leave removed ones."""
+        """Follow a changed list of routers."""
         self.membership.listed(routers, now)
         self.next_heartbeat = now
         return self.ctx.outbox.take()
@@ -126,7 +124,7 @@ class Node:
         self._take_events(now)
 
     def _take_events(self, now: float) -> None:
-        """Handle all events, and also the events that this causes: for example, a failed hand-off ends its request."""
+        """Handle all events, and also the events that they cause: for example, a failed hand-off ends its request."""
         while events := self.ctx.core.take_events():
             self.busy = True  # freed memory may let a request run
             for event in events:
@@ -157,7 +155,7 @@ class Node:
                 self.ctx.outbox.send(peer, message)
 
     def _report_end(self, event: Ended) -> None:
-        """Report an end to the router. An abort is not reported: the router asked for it, or knows about it."""
+        """Report an end to the router, except an abort, about which the router knows."""
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
             self._report(peer, event)
@@ -181,9 +179,7 @@ class Node:
     # ---- messages
 
     def _receive_safely(self, inbound: Inbound, now: float) -> None:
-        """Receive a message; drop it if it raises an error. Only an IntegrityError, which is our own fault, ends the
-        process.
-        """
+        """Receive a message, or drop it after an error. Only an IntegrityError, our own fault, ends the process."""
         try:
             self._receive(inbound, now)
         except IntegrityError:
@@ -251,7 +247,7 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
-        if rival is not None:  # the router doesn't know yet that this node refuses it, and will begin the request again
+        if rival is not None:  # the router doesn't know yet that it is refused, and will begin the request again
             self.membership.say_unwelcome(peer, rival)
             return
         if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait
@@ -321,9 +317,9 @@ class Node:
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
-        """Measure how long newly started requests were WAITING, and report these requests to their routers.
+        """Measure how long started requests were WAITING, and report them to their routers.
 
-        Begun is sent with the round's outbox, so it is not sent if the step ends this node at once.
+        Begun leaves with the round's outbox, so it is not sent if the step ends this node at once.
         """
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):

@@ -1,4 +1,4 @@
-"""Makes the contents of a node's heartbeats: gauges, counters, step times."""
+"""Make the contents of a node's heartbeats: gauges, counters, step times."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
 
 @dataclass(slots=True, eq=False)
 class WatchedStep:
-    """A watched step. `ended_at`: the time of its end, set by the thread that completes it. `before`: the previous
-    step; None once this step's result was taken."""
+    """The thread that completes the step sets `ended_at`. `before`: the previous step, until the result is taken."""
 
     launched_at: float
     prompt_tokens: int
@@ -74,8 +73,8 @@ class WatchedStep:
 class StepWatch:
     """Times steps from outside: the node calls `look` after each call of `core.step`.
 
-    The time from a step's end to the next launch counts as idle if requests were running. The worker's thread calls
-    `clock`, too.
+    The time from a step's end to the next launch is idle if requests were running. The worker's thread calls `clock`
+    too.
     """
 
     def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
