@@ -93,7 +93,6 @@ class CpuStream:
                     self._run(item)
 
     def _surroundings(self) -> Context:
-        """Return the context in which the worker runs closures."""
         return torch.inference_mode()
 
     def _run(self, work: Work[Any]) -> None:

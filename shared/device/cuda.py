@@ -42,7 +42,7 @@ def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection
 
 
 class CudaMarks:
-    """A stream's marks in record order, and the watcher thread, which completes their events."""
+    """Owns a stream's marks in record order, and the watcher thread."""
 
     def __init__(self, name: str, gpu: Gpu, stream: GpuStream, notify: Callable[[], None]) -> None:
         self._gpu = gpu
@@ -105,7 +105,7 @@ class CudaMarks:
 
 
 def mark_of(event: Event) -> GpuEvent | None:
-    """Return the event's mark. It is None if the event is unfired, complete, or not of a CudaStream."""
+    """Return None if the event is unfired, complete, or not of a CudaStream."""
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
@@ -170,7 +170,7 @@ class CudaStream:
             self._hold(event)
 
     def _is_behind(self, event: Event) -> bool:
-        """Order later launches after the event. Return False if the event has not fired."""
+        """Order later launches after the event. Return False if it has not fired."""
         if event.peek():
             return True
         mark = mark_of(event)
@@ -193,7 +193,6 @@ class CudaStream:
             event.add_callback(lambda _: self._go_on())
 
     def _go_on(self) -> None:
-        """Launch the held work, up to the next event that has not fired."""
         while self._held:
             head = self._held.popleft()
             if isinstance(head, Work):

@@ -33,15 +33,15 @@ class EventDriver(Protocol):
     """The part of a stream backend that completes events. An event without a driver is a thread-safe flag."""
 
     def poll(self, event: Event) -> None:
-        """Bring the event closer to completion, if possible. `event.query()` calls this."""
+        """Bring the event closer to completion, if possible. `query()` calls this."""
         ...
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Wait until the event has completed. Raise TimeoutError or DeadlockError."""
+        """Raise TimeoutError or DeadlockError."""
         ...
 
     def defer(self, event: Event) -> bool:
-        """Return whether the driver calls `event.complete()` later. `event.fire()` calls this."""
+        """Return whether the driver calls `event.complete()` later. `fire()` calls this."""
         ...
 
 
@@ -72,7 +72,7 @@ class Event:
         return self._driver
 
     def fire(self, error: BaseException | None = None) -> None:
-        """Fire from any thread. Later calls do nothing."""
+        """Any thread may fire. Later calls do nothing."""
         with self._lock:
             if self.fired:
                 return
@@ -82,7 +82,7 @@ class Event:
             self.complete()
 
     def complete(self) -> None:
-        """Record that the work before fire() is done, and run the callbacks on this thread. Drivers call it."""
+        """Record the completion, and run the callbacks on this thread. Drivers call it."""
         with self._lock:
             self._complete = True
             callbacks, self._callbacks = self._callbacks, []
@@ -101,7 +101,7 @@ class Event:
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block until the event is complete. Never raise the event's error."""
+        """Never raise the event's error."""
         if self._complete:
             return
         if self._driver is not None:
@@ -110,7 +110,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Wait for the thread-safe flag. Raise TimeoutError."""
+        """Raise TimeoutError."""
         with self._lock:
             if self._complete:
                 return
@@ -119,7 +119,7 @@ class Event:
             raise TimeoutError(f"event {self.name} did not fire within {timeout_s} s")
 
     def add_callback(self, fn: Callable[[Event], None]) -> None:
-        """Run fn on the thread that completes the event, or at once if the event is complete. fn must be short."""
+        """Run fn, which must be short, on the completing thread, or at once if the event is complete."""
         with self._lock:
             if not self._complete:
                 self._callbacks.append(fn)
@@ -138,7 +138,7 @@ class Event:
 
 
 class Ticket(Generic[R]):
-    """Holds the outcome of a launched closure. `result` or `error` is set before `done` fires."""
+    """`result` or `error` is set before `done` fires."""
 
     __slots__ = ("done", "error", "result")
 
@@ -148,7 +148,6 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
-        """Wait, then return the result or raise the closure's error."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

@@ -80,7 +80,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """A handle with which another process opens device memory. It has torch's fields in torch's order."""
+    """Lets another process open device memory. The fields are torch's, in torch's order."""
 
     device: int
     storage: bytes
@@ -102,9 +102,7 @@ class GpuGraph(Protocol):
         """
         ...
 
-    def reset(self) -> None:
-        """Free the graph and its share of the memory."""
-        ...
+    def reset(self) -> None: ...
 
 
 class Gpu(Protocol):
@@ -134,9 +132,7 @@ class Gpu(Protocol):
         """Return unused cached memory to the driver, which then counts it as free."""
         ...
 
-    def synchronize(self, device: torch.device) -> None:
-        """Block until every stream of the device is empty."""
-        ...
+    def synchronize(self, device: torch.device) -> None: ...
 
     def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
         """Return a stream from a round-robin pool, so handles may repeat."""
@@ -159,11 +155,11 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before the free."""
+        """When the tensor is freed, keep its memory until `stream` has done its enqueued work."""
         ...
 
     def new_graph_memory(self) -> object:
-        """Return a memory pool for captures. Graphs captured one after another may share the pool."""
+        """Return a memory pool, which graphs captured one after another may share."""
         ...
 
     def capture(self, memory: object) -> AbstractContextManager[GpuGraph]:
@@ -186,5 +182,5 @@ class Gpu(Protocol):
     def describe(self, device: torch.device) -> DeviceInfo: ...
 
     def built_for(self) -> str:
-        """Return torch's CUDA version; "" if torch was built without CUDA."""
+        """Return torch's CUDA version, or ""."""
         ...

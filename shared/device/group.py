@@ -41,15 +41,15 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the store with which the ranks find each other. Its file may exist. The node owns the folder."""
+    """Return the ranks' meeting place. Its file may exist. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
 class RankGroup:
-    """One rank's connection to the group. One thread at a time may use it. Tensors are on the CPU."""
+    """One thread at a time may use the group. Tensors are on the CPU."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
-        """Join the group and wait for all ranks. Raise RankLost if a rank is late."""
+        """Wait for all ranks. Raise RankLost if a rank is late."""
         self.rank, self.size = rank, size
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs name it `Options`
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
@@ -59,7 +59,6 @@ class RankGroup:
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
-        """Set the time after which an awaited rank counts as lost."""
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,12 +74,12 @@ class RankGroup:
         return self.stack(x).transpose(0, 1).reshape(len(x), -1)
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send x and return once the other rank has received it."""
+        """Return once the other rank has received x."""
         with self._together("sending"):
             self._gloo.send([as_bytes(x.contiguous())], to, 0).wait()
 
     def receive(self, x: torch.Tensor, source: int) -> None:
-        """Fill the contiguous x with the other rank's tensor of the same shape and dtype."""
+        """Fill the contiguous x with a tensor of the same shape and dtype."""
         with self._together("receiving"):
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 

@@ -67,7 +67,7 @@ class SimulatedStream:
         self.world.note(self.name, "reset", f"epoch {self.epoch}")
 
     def stop(self) -> None:
-        """Skip all items. Close a closure that is between two steps."""
+        """Close a closure that is between two steps."""
         while self.items:
             item = self.items.popleft()
             if isinstance(item, Work):
@@ -77,7 +77,7 @@ class SimulatedStream:
                 item.skip("the stream was stopped")
 
     def head(self) -> Work[Any] | None:
-        """Return the closure that can step now, after removing waits on complete events."""
+        """Return the closure that can step now. Remove waits on complete events."""
         while self.items and isinstance(self.items[0], Event) and self.items[0].peek():
             self.items.popleft()
         head = self.items[0] if self.items else None
@@ -88,7 +88,6 @@ class SimulatedStream:
         return "idle" if head is None else f"waits for {head!r}" if isinstance(head, Event) else f"can run {head.label}"
 
     def step(self) -> None:
-        """Run the head closure up to its next yield or its end."""
         work = self.head()
         if work is None:
             raise RuntimeError(f"stream {self.name} has nothing to run: {self.stuck_on()}")
@@ -153,7 +152,6 @@ class World:
         return world
 
     def stream(self, name: str) -> SimulatedStream:
-        """Return the stream with this name, or make it."""
         if name not in self._streams:
             stream = SimulatedStream(name, self)
             stream.priority = self._random.random()
@@ -166,7 +164,7 @@ class World:
             self._step(self.stream(name))
 
     def run_stream(self, name: str) -> int:
-        """Advance a scripted stream until it is idle or blocked. Return the number of steps."""
+        """Advance a scripted stream until it is idle or blocked."""
         steps = 0
         while self.stream(name).head() is not None:
             self.run(name)
@@ -178,7 +176,6 @@ class World:
             pass
 
     def host_point(self) -> None:
-        """Run a few steps after a host action, depending on laziness."""
         if self.scripted or self._in_world or self._random.random() < self.laziness:
             return
         for _ in range(self._random.choice(RUN_LENGTHS)):
@@ -212,7 +209,7 @@ class World:
         self._log.append((self.num_steps, stream, what, label))
 
     def timeline(self, last: int | None = None) -> str:
-        """Return one line per launch, wait, step and fire: `step stream what label`."""
+        """Return a line per launch, wait, step and fire: `step stream what label`."""
         lines = self._log if last is None else self._log[-last:]
         return "\n".join(f"{step:6d} {stream:10s} {what:8s} {label}" for step, stream, what, label in lines)
 
@@ -221,7 +218,7 @@ class World:
         return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
 
     def _run_one(self) -> bool:
-        """Advance the runnable stream of highest priority. Sometimes lower its priority."""
+        """Advance the runnable stream of highest priority. Sometimes lower it."""
         runnable = [stream for stream in self._streams.values() if stream.head() is not None]
         if not runnable:
             return False

@@ -39,7 +39,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Event) -> None:
-        """Hold back all later launches until the event has fired, with or without an error."""
+        """Hold back later launches until the event has fired, with or without an error."""
         ...
 
     def reset(self) -> None:
@@ -52,7 +52,7 @@ class Stream(Protocol):
 
 
 class StreamEpochs:
-    """Holds the current epoch, which the host opens, and the newest failed epoch, which the worker records."""
+    """The host opens the current epoch. The worker records the newest failed epoch."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -70,8 +70,6 @@ class StreamEpochs:
 
 @dataclass(slots=True, eq=False)
 class Work(Generic[R]):
-    """A launched closure, until it is settled."""
-
     fn: Closure[R]
     fires: tuple[Event, ...]
     ticket: Ticket[R]
@@ -79,7 +77,6 @@ class Work(Generic[R]):
     label: str
 
     def settle(self, result: R | None, error: BaseException | None) -> None:
-        """Settle the ticket, and fire every armed event and `done`."""
         self.ticket.result = result
         self.ticket.error = error
         for event in self.fires:
@@ -97,7 +94,6 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
 
 
 def run_to_end(fn: Closure[R]) -> R:
-    """Call fn, and run a returned generator to its end."""
     out = fn()
     if not inspect.isgenerator(out):
         return cast(R, out)
@@ -110,7 +106,7 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run the work, or skip it if its epoch failed. Settle it. Raise only BaseExceptions like KeyboardInterrupt."""
+    """Settle the work, skipped if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return

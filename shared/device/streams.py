@@ -47,12 +47,12 @@ class StreamSet:
         return self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
-        """Open a new epoch on every stream, after the engine has drained its leases."""
+        """Call after the engine has drained its leases."""
         for stream in self.all():
             stream.reset()
 
     def reset_steps(self) -> None:
-        """Open a new epoch on the streams of steps. Transfers and the cold tier go on."""
+        """Transfers and the cold tier go on."""
         for stream in (self.forward, self.copy, *self.stages):
             stream.reset()
 

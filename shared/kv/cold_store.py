@@ -70,7 +70,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Find a page and mark it as used. The caller must at once launch the job that needs `place`."""
+        """Mark the page as used. The caller must at once launch the job that needs `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -78,7 +78,7 @@ class ColdStore:
         return None
 
     def add(self, identity: bytes) -> Filing:
-        """Make room for a new page. The caller must at once launch the job that calls `store`."""
+        """Make room for a page. The caller must at once launch the job that calls `store`."""
         if identity in self:
             raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
         demoted = None if self._free_host else self._demote()
@@ -87,7 +87,7 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """Take the least recently used page out of memory. Return its old and new place, or None without a file."""
+        """Return the page's old and new place, or None without a file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)
@@ -122,7 +122,7 @@ class ColdStore:
         filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
 
     def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
-        """Copy the page at `place` into `page`. Raise IntegrityError if its digest differs."""
+        """Raise IntegrityError if the page's digest differs."""
         if place < self.num_host:
             np.copyto(page, self._memory[place])
         else:

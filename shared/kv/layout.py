@@ -30,7 +30,7 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes in one page, padded to align the next plane."""
+        """Return the bytes in a page, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -46,7 +46,7 @@ def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the model's layer count. A layer is contiguous in a page."""
+    """Return the number of layers. A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 

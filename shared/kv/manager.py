@@ -34,7 +34,7 @@ class RowRecord:
 
 
 class KVManager:
-    """Owns rows, pages and prefix cache. Scheduler thread only."""
+    """Scheduler thread only."""
 
     def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache | WindowCache) -> None:
         self.rows = rows
@@ -51,7 +51,7 @@ class KVManager:
         return self.allocator.num_free + self.cache.num_evictable
 
     def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
-        """Allocate n pages, evicting if needed, or return None. Pass them to `append` or `free_pages`."""
+        """Allocate n pages, evicting if needed. Pass them to `append` or `free_pages`."""
         missing = n - self.allocator.num_free
         if missing > self.cache.num_evictable:
             return None
@@ -79,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """Start the record of a row from `rows.alloc_row`."""
+        """The row must come from `rows.alloc_row`."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -96,7 +96,7 @@ class KVManager:
         self._record(row).tag = tag
 
     def take_cached(self, row: int, match: Match) -> None:
-        """Start an empty row with cached pages. The row then owns the match's lock."""
+        """Start an empty row, which then owns the match's lock."""
         record = self._record(row)
         if record.lock is not None or self.rows.num_pages[row]:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
@@ -108,7 +108,7 @@ class KVManager:
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
-        """Append pages from `alloc_pages` as private pages."""
+        """The pages must come from `alloc_pages`. They become private."""
         owner = self._record(row).owner
         start = int(self.rows.num_pages[row])
         self.rows.append(row, pages)
@@ -116,7 +116,7 @@ class KVManager:
         self._last_owner[pages] = owner
 
     def grow(self, row: int, n: int) -> bool:
-        """Allocate and append n pages, or change nothing and return False."""
+        """Append n pages, or change nothing and return False."""
         owner = self._record(row).owner
         room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
         if n > room:  # raise, because more free pages would not help
@@ -173,7 +173,7 @@ class KVManager:
         self.rows.free_row(row)
 
     def gauges(self) -> dict[PageState, int]:
-        """Return the number of pages in each state. Tagged pages are private, or pinned in the cache."""
+        """Return pages by state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
         for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
             for row in self._rows_tagged(tag):

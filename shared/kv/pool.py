@@ -137,7 +137,7 @@ class KVPool:
         return view
 
     def close(self) -> None:
-        """Drop the memory. The mapping ends with its last view, such as a model's planes."""
+        """The mapping ends with its last view, such as a model's planes."""
         self._host = None
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)

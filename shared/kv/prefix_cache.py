@@ -29,7 +29,7 @@ HEAP_SLACK = 64
 
 
 class CachedPage:
-    """A node. `stamp`: logical time of its last unlock. `identity`: computed on demand."""
+    """`stamp`: logical time of the last unlock. `identity`: computed on demand."""
 
     __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
 
@@ -93,7 +93,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Return the number of pages on no locked path. All of them can be evicted, leaves first."""
+        """Return the number of pages on no locked path. All of them can be evicted."""
         return self._num_evictable
 
     def cached_pages(self) -> PageIds:
@@ -139,7 +139,7 @@ class PrefixCache:
         return self._lock(node, depth, owner, is_copy=True)
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """Return the longest cached prefix of at most max_tokens tokens, in whole pages, locked for `owner`."""
+        """Return the longest cached prefix of at most max_tokens tokens, locked for `owner`."""
         node, pages = self._root, []
         limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
         for key in self._page_keys(keys, limit):
@@ -211,7 +211,7 @@ class PrefixCache:
             node = node.parent
 
     def evict(self, n: int) -> PageIds:
-        """Remove at most n pages for the caller to free, least recently unlocked leaves first."""
+        """Return at most n pages for the caller to free, least recently unlocked leaves first."""
         pages: list[int] = []
         while len(pages) < n and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
@@ -251,7 +251,7 @@ class PrefixCache:
             raise IntegrityError(f"insert for {lock.owner!r}: a page is listed twice in {ids}")
 
     def _extend(self, node: CachedPage, keys: Iterator[bytes], ids: list[int]) -> CachedPage:
-        """Add a chain of pages, which is evictable until `insert` locks it."""
+        """Add a chain, which is evictable until `insert` locks it."""
         for key, page in zip(keys, ids, strict=True):
             child = CachedPage(key, page, node)
             node.children[key] = child

@@ -48,7 +48,7 @@ class ReqToTokenPool:
         return row
 
     def free_row(self, row: int) -> None:
-        """Clear the row. The next `alloc_row` returns it."""
+        """The next `alloc_row` returns this row."""
         self._require_in_use(row)
         self.table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = self.first_page[row] = 0
@@ -64,7 +64,7 @@ class ReqToTokenPool:
         return pages
 
     def set_pages(self, row: int, start: int, pages: PageIds) -> None:
-        """Write pages from index `start` on. The row never shrinks."""
+        """The row never shrinks."""
         self._require_in_use(row)
         end = start + len(pages)
         if start < 0 or start > self.num_pages[row]:

@@ -92,12 +92,12 @@ class Loaded:
 
     @property
     def mapped_bytes(self) -> int:
-        """Return the bytes of mapped weights, which the system counts as free memory."""
+        """The system counts mapped weights as free memory."""
         return 0 if self.packed is None else self.packed.mapped_bytes
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
-    """Run a node; return its exit code. Raise ConfigError for errors that the user can correct."""
+    """Return the exit code. Raise ConfigError for errors that the user can correct."""
     parts = config.parts
     asked = parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
@@ -214,7 +214,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """`make_least` makes a core with two pages, to measure steps on a GPU."""
+    """`make_least` makes a core with two pages, to measure steps."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -268,7 +268,7 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Load the model, and make its drafter. Only rank 0 drafts, and only on the first stage's stream."""
+    """Only rank 0 drafts, and only on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model
@@ -371,7 +371,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
 
 
 def warm_up(core: NodeCore, log: Logger) -> None:
-    """Run a greedy request and one with every sampling feature, so that kernels compile before clients wait."""
+    """Run every sampling feature, so that kernels compile before clients wait."""
     started = time.monotonic()
     kinds = SamplingParams(max_tokens=3, temperature=0.0), EVERY_FEATURE
     for arrival, sampling in enumerate(kinds):
@@ -387,7 +387,6 @@ def warm_up(core: NodeCore, log: Logger) -> None:
 
 
 def check_at_exit(node: Node, log: Logger) -> None:
-    """Log an error if KV memory is still in use after a clean drain."""
     try:
         node.ctx.core.kv.check_integrity(idle=node.idle)
     except BatonError as error:

@@ -24,7 +24,7 @@ from shared.wire.messages import Fingerprint
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The node's identity and limits, constant after the start."""
+    """Constant after the start."""
 
     role: str
     node_id: str
@@ -73,7 +73,7 @@ class NodeContext:
         return self.arrivals
 
     def drop(self, peer: str, kind: str) -> None:
-        """Count a late, stale or meaningless message. Log it once per kind and peer."""
+        """Count a dropped message. Log it once per kind and peer."""
         self.metrics.count("wire_errors")
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
@@ -83,7 +83,7 @@ class NodeContext:
             self.drop(peer, kind)
 
     def end(self, key: RequestKey, error: BatonError) -> None:
-        """End a sequence that the scheduler doesn't know, and tell its router."""
+        """End a sequence that the scheduler doesn't know."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
     def missing_adapter(self, req: Request) -> AdapterMissing | None:
@@ -92,7 +92,7 @@ class NodeContext:
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
     def unconstrained(self, req: Request) -> InvalidRequest | None:
-        """Attach the request's constraint, or return why its grammar can't be followed."""
+        """Return why the request's grammar can't be followed, if so."""
         try:
             self.core.scheduler.constrain(req)
         except InvalidRequest as error:

@@ -38,7 +38,7 @@ class NodeCores:
         self.team, self.why_fixed = Team(self.threads), ""
 
     def take(self, device: str, log: Logger) -> None:
-        """Make the team, before the model is loaded. torch keeps its own threads."""
+        """Call before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:
             return
@@ -57,7 +57,6 @@ class NodeCores:
             self._fix(why, log)
 
     def _why_not(self) -> str:
-        """Return why the settings leave no cores to share, or ""."""
         reasons = (
             (not self._plan.cpus, NO_CPUS),
             (self._in_step, IN_STEP),
@@ -80,14 +79,13 @@ class NodeCores:
             self.team.rest()
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, which may have held a core, at most every CLEAR_UP_S seconds."""
+        """Clean up after killed nodes, which may have held a core."""
         now = time.monotonic()
         if self._table is not None and now - self._cleared_at >= CLEAR_UP_S:
             self._cleared_at = now
             self._table.clear_up()
 
     def told(self) -> str:
-        """Describe the node's own, lent and borrowed cores, or why it never shares."""
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
             return ""

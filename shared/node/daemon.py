@@ -32,7 +32,7 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """The connections of a node: `shared.wire.link.NodeLinks`, or a simulated network."""
+    """`shared.wire.link.NodeLinks`, or a simulated network."""
 
     @property
     def wakeup(self) -> Alarm: ...
@@ -113,7 +113,6 @@ class Daemon:
             self._carry_out(self._node.listed(listed, now))
 
     def _wait(self) -> Sequence[Inbound]:
-        """Sleep until a message, a completion or the next heartbeat, unless work is waiting."""
         busy = self._node.busy or bool(self._unreachable)
         if self._cores is not None:
             self._cores.clear_up()
@@ -140,7 +139,7 @@ class Daemon:
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:
-        """Treat a connection that takes no more messages as closed, from the next tick on."""
+        """Treat a stuck connection as closed, from the next tick on."""
         if closed not in self._unreachable:
             self._unreachable.append(closed)
             self._log.warning("peer given up", peer=closed.peer, why=why)

@@ -31,7 +31,7 @@ def make_fingerprint(
     build: str,
     grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """`grammar`: the version of the Grammars. Draft widths are left out, because paired nodes may differ in them."""
+    """`grammar`: the version of the Grammars. Paired nodes may have different draft widths."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -47,7 +47,7 @@ def make_fingerprint(
 
 
 def _window_name(planes: Sequence[PlaneSpec]) -> list[str]:
-    """Return the first part of the layout's name. With different windows, nodes need different pages and don't pair."""
+    """Name the window, because nodes with different windows need different pages."""
     window = pool_window(tuple(planes))
     return [f"window {window}"] if window else []
 
@@ -57,6 +57,6 @@ def _plane_name(plane: PlaneSpec) -> str:
 
 
 def difference(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return why a prefill node's pages (`theirs`) don't fit ours; empty if they do."""
+    """Return why the pages (`theirs`) don't fit ours; empty if they do."""
     name = misfit(theirs, ours)
     return f"{name} differs: {getattr(ours, name)} here, {getattr(theirs, name)} there" if name is not None else ""

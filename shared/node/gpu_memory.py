@@ -35,7 +35,7 @@ RESERVED_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU's memory before there is a KV pool, in bytes."""
+    """Bytes of one GPU, before there is a KV pool."""
 
     total: int
     free: int  # used by no process
@@ -51,7 +51,7 @@ class GpuUse:
         return min(int(fraction * self.total) - self.weights, self.free) - self.largest_step - self.reserve
 
     def parts(self, pool: int) -> dict[str, str]:
-        """Return the memory's parts for the log. `pool`: the KV pool's bytes."""
+        """`pool`: the KV pool's bytes."""
         named = {"weights": self.weights, "largest_step": self.largest_step, "reserve": self.reserve, "kv": pool}
         return {name: gib(num_bytes) for name, num_bytes in {**named, "total": self.total}.items()}
 
@@ -65,7 +65,7 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with two pages, then drop the core. Raise ConfigError if memory runs out."""
+    """Run the largest steps on a core with two pages. Raise ConfigError if memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)
@@ -94,7 +94,7 @@ def _run_largest(core: NodeCore, num_tokens: int) -> None:
 
 @contextmanager
 def explained(gpu: Gpu | None, device: str, what: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the GPU into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
+    """Turn running out of GPU memory into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -39,7 +39,6 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
 def make_graphs(
     worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
 ) -> GraphRunner:
-    """Capture graphs for every decode batch that may run."""
     buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
     runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
     streams.forward.launch(runner.capture, label="graphs").take()

@@ -33,11 +33,10 @@ class GroupEntry:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the receiver may agree to another transfer. This limits its staging memory."""
+        """Limit the receiver's staging memory."""
         return self.num_agreed - self.num_over < WINDOW
 
     def post(self) -> None:
-        """Post transfers while fewer than MOST_POSTED are under way."""
         while self.unposted and self.num_agreed - len(self.unposted) - self.num_over < MOST_POSTED:
             self.group.post(self.unposted.popleft())
 
@@ -53,7 +52,6 @@ class GroupTable:
         return iter(list(self._entries.values()))
 
     def get(self, peer: str, number: int | None = None) -> GroupEntry | None:
-        """Return this peer's group, if its number fits."""
         entry = self._entries.get(peer)
         return entry if entry is None or number in (None, entry.number) else None
 
@@ -62,7 +60,7 @@ class GroupTable:
         return len(self._entries) >= MAX_GROUPS
 
     def open(self, peer: str, transport: str, number: int) -> GroupEntry:
-        """Start to connect to the peer, which does the same."""
+        """Start to connect. The peer does the same."""
         entry = GroupEntry(peer, number, transport, self._ctx.make_group(transport, self._rank))
         self._entries[peer] = entry
         return entry
@@ -78,7 +76,7 @@ class GroupTable:
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
     def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
-        """Return the groups that ended by themselves, and why. Inform their peers."""
+        """Return groups that ended by themselves. Inform their peers."""
         broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
         for entry, error in broken:
             self.end(entry, error, tell=True)
@@ -96,7 +94,7 @@ class GroupTable:
             self._ctx.outbox.send(entry.peer, Broken(entry.number, error.message[:MAX_TEXT]))
 
     def close(self) -> None:
-        """End all groups with the node. Each thread gets END_S to leave a transfer."""
+        """Give each thread END_S to leave a transfer."""
         for entry in self:
             self.end(entry, HandoffFailed("the node ends"), tell=False)
         for group in self._ended:

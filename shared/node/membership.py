@@ -35,7 +35,7 @@ class Membership:
     # ---- the list
 
     def listed(self, endpoints: Sequence[str], now: float) -> None:
-        """Dial new routers of the list, and leave removed ones. Ignore an empty list: a node needs routers."""
+        """Ignore an empty list, because a node needs routers."""
         if not endpoints:
             return
         routers = self._ctx.routers
@@ -77,14 +77,12 @@ class Membership:
         self._hang_up_at[peer] = now + after_s
 
     def lacking(self) -> list[str]:
-        """Return the listed routers with which this node is not registered."""
         missing = [peer[:MAX_NAME] for peer in self._ctx.routers.listed if self._ctx.routers.life(peer) is None]
         return sorted(missing)[:MAX_NAMES]
 
     # ---- connections
 
     def up(self, peer: str, now: float) -> None:
-        """Say Hello to a router that has answered."""
         self.connections[peer] += 1
         self._say_hello(peer, now)
 
@@ -102,7 +100,7 @@ class Membership:
             self._ctx.outbox.dial(peer, peer)
 
     def go_on(self, now: float) -> None:
-        """Send due Hellos, and hang up after Goodbyes. Called with every heartbeat."""
+        """Send due Hellos, and hang up after Goodbyes. Every heartbeat calls this."""
         for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
             self._say_hello(peer, now)
         for peer in [peer for peer, at in self._hang_up_at.items() if at <= now]:
@@ -137,7 +135,7 @@ class Membership:
     # ---- epochs of routers
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
-        """Handle a Welcome. Return whether the router now serves this node, and so needs the node's load."""
+        """Return whether the router now serves this node, and so needs its load."""
         if peer in self._hang_up_at:
             return False
         if message.connection != self.connections[peer]:  # the router hasn't heard our Hello on this connection

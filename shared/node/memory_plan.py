@@ -24,7 +24,7 @@ class MemoryPlan:
 
 
 def least_plan(max_context: int) -> MemoryPlan:
-    """Return the plan of a core that only measures steps, which use only the sink page."""
+    """Return the plan of a core that only measures steps, on the sink page."""
     return MemoryPlan(num_pages=2, max_context=max_context, cold_pages=0, cold_file_pages=0)
 
 
@@ -67,7 +67,7 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Return the KV pool's bytes. Raise ConfigError if fewer bytes are free."""
+    """Raise ConfigError if fewer bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)

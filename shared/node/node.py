@@ -45,7 +45,7 @@ from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 
 class Node:
-    """Drives the scheduler's loop and the side. `busy`: the next tick is due at once."""
+    """`busy`: the next tick is due at once."""
 
     def __init__(self, ctx: NodeContext, side: Side) -> None:
         self.ctx = ctx
@@ -62,11 +62,10 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Run both halves of a round. A daemon carries out each half's actions after the half."""
+        """A daemon carries out each half's actions after the half."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Take a step's results, messages and transfers, and send the answers."""
         self.busy = False
         self._step(now)
         for inbound in inbox:
@@ -75,7 +74,6 @@ class Node:
         return self.ctx.outbox.take()
 
     def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
-        """Launch the next step, and report to the routers."""
         self._expire(now)
         self._step(now)
         self._note_started(now)
@@ -95,7 +93,7 @@ class Node:
         return core.idle and not self.side.outside() and not self.side.holds_rows
 
     def fail_all(self, reason: str) -> None:
-        """End a drain: the next tick reports NodeDraining for all remaining requests."""
+        """Let the next tick report NodeDraining for all remaining requests."""
         for req in self.side.outside():
             self.side.abort(req.key)
             self.ctx.end(req.key, NodeDraining(reason))
@@ -103,7 +101,6 @@ class Node:
             self.ctx.core.fail(key, NodeDraining(reason))
 
     def listed(self, routers: Sequence[str], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Follow a changed list of routers."""
         self.membership.listed(routers, now)
         self.next_heartbeat = now
         return self.ctx.outbox.take()
@@ -124,7 +121,7 @@ class Node:
         self._take_events(now)
 
     def _take_events(self, now: float) -> None:
-        """Handle all events, and also the events that they cause: for example, a failed hand-off ends its request."""
+        """Handle events, and events that they cause: a failed hand-off ends its request."""
         while events := self.ctx.core.take_events():
             self.busy = True  # freed memory may let a request run
             for event in events:
@@ -148,14 +145,14 @@ class Node:
         self.side.event(event, now)
 
     def _send_scores(self, event: Scored) -> None:
-        """Send the prompt's log-probabilities at once, because tokens follow at the round's end."""
+        """Send scores at once, because tokens follow at the round's end."""
         peer, facts = self.ctx.routers.peer_of(event.key), self.ctx.facts
         if peer is not None:
             for message in scores_of(event, facts.node_id, facts.epoch):
                 self.ctx.outbox.send(peer, message)
 
     def _report_end(self, event: Ended) -> None:
-        """Report an end to the router, except an abort, about which the router knows."""
+        """Report an end, except an abort, about which the router knows."""
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
             self._report(peer, event)
@@ -179,7 +176,7 @@ class Node:
     # ---- messages
 
     def _receive_safely(self, inbound: Inbound, now: float) -> None:
-        """Receive a message, or drop it after an error. Only an IntegrityError, our own fault, ends the process."""
+        """Drop a message that fails. Only an IntegrityError, our own fault, ends the process."""
         try:
             self._receive(inbound, now)
         except IntegrityError:
@@ -238,7 +235,6 @@ class Node:
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
-        """Abort the requests of a router's ended epoch."""
         scheduler = self.ctx.core.scheduler
         keys = [*scheduler.requests, *(req.key for req in self.side.outside())]
         for key in keys:

@@ -18,7 +18,7 @@ from shared.wire.ranges import MAX_NAMES
 def node_load(
     core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
 ) -> NodeLoad:
-    """Return the load, with the samples since the last call. `offers`: see LoadShares."""
+    """Take the samples since the last call. `offers`: see LoadShares."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
     return NodeLoad(
@@ -37,7 +37,7 @@ def node_load(
 
 
 def _row_states(core: NodeCore) -> dict[RowState, int]:
-    """Count the rows by state. Active rows are running if they decode, otherwise prefilling."""
+    """Active rows are running if they decode, otherwise prefilling."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags[PageState.ACTIVE])
@@ -109,7 +109,7 @@ class StepWatch:
         step.ended_at = self._clock()
 
     def _closed(self, step: WatchedStep, now: float) -> None:
-        """Count a step whose result was taken. A failed step computed no prompt tokens."""
+        """A failed step computed no prompt tokens."""
         self._metrics.observe("step_seconds", max(0.0, now - step.launched_at))
         if step.prompt_tokens and step.ended_at is not None and step.done.error is None:
             self._metrics.count("prompt_steps")

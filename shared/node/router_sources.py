@@ -29,7 +29,7 @@ class RouterSource(Protocol):
     def every_s(self) -> float: ...
 
     def read(self) -> tuple[str, ...]:
-        """Return the endpoints. Raise OSError or ConfigError if there are none."""
+        """Raise OSError or ConfigError if there are no endpoints."""
         ...
 
 
@@ -54,7 +54,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DnsSource:
-    """A name in DNS. `entry`: dns://name:port."""
+    """`entry`: dns://name:port."""
 
     entry: str
     has_keys: bool

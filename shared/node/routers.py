@@ -12,7 +12,7 @@ DRIFT = 0.001  # relative drift between two clocks that NTP slews by 500 ppm eac
 
 @dataclass(frozen=True, slots=True)
 class RouterLife:
-    """A router in one epoch. A restart changes only the epoch."""
+    """A restart changes only the epoch."""
 
     router_id: str
     epoch: int
@@ -20,7 +20,7 @@ class RouterLife:
 
 @dataclass(frozen=True, slots=True)
 class RoutersWord:
-    """The ticket key and the clock from a router's Welcome, for one epoch of the router."""
+    """A router's ticket key and clock, from the Welcome of one epoch."""
 
     key: bytes  # empty: the router sent no key, so no ticket is genuine
     ahead_s: float  # upper bound of our clock's lead over the router's clock, with the Welcome's transit time
@@ -28,7 +28,7 @@ class RoutersWord:
 
 
 def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
-    """Convert a router's deadline to our clock. The result may be a little late, but never early."""
+    """Convert a deadline to our clock: perhaps a little late, but never early."""
     return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)
 
 
@@ -61,19 +61,18 @@ class Routers:
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Serve a router. Return the endpoint's former epoch if this ends it."""
+        """Return the endpoint's former epoch if this ends it."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Refuse a router. Return its served epoch if this ends it."""
+        """Return the router's served epoch if this ends it."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
-        """Return the endpoint of the router that keeps this router out, if any."""
         refusal = self._refused.get(peer)
         return refusal and refusal.rival
 
@@ -96,7 +95,7 @@ class Routers:
         return self._lives.get(peer)
 
     def serves(self, life: RouterLife) -> bool:
-        """Return whether this router is served at any endpoint: it may be listed by name and by address."""
+        """Return whether any endpoint serves it: a router may be listed by name and by address."""
         return life in self._lives.values()
 
     def lives(self) -> dict[str, RouterLife]:
@@ -106,12 +105,11 @@ class Routers:
         return list(self._lives)
 
     def peer_of(self, key: RequestKey) -> str | None:
-        """Return the peer of this key's router; None if that router is unknown or in another epoch."""
+        """Return None if the key's router is unknown or in another epoch."""
         wanted = RouterLife(key.router_id, key.router_epoch)
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
-        """Return the ticket key and clock of this key's router, if known."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 

@@ -25,9 +25,7 @@ class Side(Protocol):
 
     def receive(self, received: Received, now: float) -> None: ...
 
-    def event(self, event: SchedEvent, now: float) -> None:
-        """Handle any event of the scheduler, including tokens and ends."""
-        ...
+    def event(self, event: SchedEvent, now: float) -> None: ...
 
     def poll(self, now: float) -> None:
         """Handle finished transfers, new grants and expired leases."""
@@ -40,7 +38,7 @@ class Side(Protocol):
     def peer_up(self, peer: str) -> None: ...
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """Handle the end of a connection. `accepted`: the peer had dialled the connection."""
+        """`accepted`: the peer had dialled the connection."""
         ...
 
     def outside(self) -> list[Request]:
@@ -53,11 +51,11 @@ class Side(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the pages that other nodes read, because this node ends."""
+        """Release the pages that other nodes read."""
         ...
 
     def hands_over(self) -> dict[str, str]:
-        """Return the transport to each decode node, and why it was chosen."""
+        """Return each decode node's transport, and why it was chosen."""
         ...
 
     @property

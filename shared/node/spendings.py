@@ -24,7 +24,6 @@ class Spendings:
         self._told: dict[str, dict[RouterLife, int]] = {}  # by peer: the newest number sent to it
 
     def take(self, message: Spending) -> None:
-        """Keep a served router's message if it is newer."""
         life = RouterLife(message.router_id, message.router_epoch)
         known = self._latest.get(life)
         if known is None and len(self._latest) >= MOST_ROUTERS:
@@ -33,7 +32,7 @@ class Spendings:
             self._latest[life] = message
 
     def news(self, lives: Mapping[str, RouterLife]) -> Iterator[tuple[str, Spending]]:
-        """Forget routers that are no longer served. Yield the messages that each served router lacks."""
+        """Forget unserved routers. Yield the messages that each served router lacks."""
         served = set(lives.values())
         self._latest = {life: message for life, message in self._latest.items() if life in served}
         self._told = {peer: self._told.get(peer, {}) for peer in lives}

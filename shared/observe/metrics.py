@@ -68,7 +68,7 @@ class RequestMetrics:
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
 
     def ignored_field(self, field: str) -> None:
-        """Count an ignored field. `field`: a name of our fixed set, or "other", but never a client's text."""
+        """`field`: a name of our fixed set, or "other", but never a client's text."""
         self._ignored.labels(field).inc()
 
     def continued(self, num_recomputed: int) -> None:
@@ -88,7 +88,7 @@ class RequestMetrics:
         self._itl.observe(seconds)
 
     def ended(self, outcome: str, seconds: float) -> None:
-        """Count an end. `outcome`: one of our finish reasons or error codes, never a client's text."""
+        """`outcome`: one of our finish reasons or error codes, never a client's text."""
         self._open.dec()
         self._requests.labels(outcome).inc()
         self._e2e.observe(seconds)
@@ -99,7 +99,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One heartbeat as plain values. Page counts add up to pages_total, row counts to the node's rows."""
+    """Page counts add up to pages_total, row counts to the node's rows."""
 
     node: str
     role: str
@@ -116,7 +116,7 @@ class NodeReport:
 
 
 def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
-    """Return each short name's counter, and the values of all its labels except `node`, which is the first."""
+    """Return each counter by short name, with the values of its labels after `node`."""
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }

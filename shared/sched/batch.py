@@ -49,7 +49,6 @@ class ScheduleBatch:
         return self._index.get(id(req))
 
     def prepare_for_decode(self, speculative: bool) -> None:
-        """Advance plain rows by the last planned step. With speculation, only results advance the lengths."""
         if speculative:
             return
         self.seq_lens.advance(self._pending_advance)
@@ -70,7 +69,7 @@ class ScheduleBatch:
             self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
-        """Record a result. `width` is 0 for a prompt's last chunk."""
+        """`width` is 0 for a prompt's last chunk."""
         index = self.index_of(req)
         if index is None:
             return

@@ -54,7 +54,6 @@ class Capacity:
         return True
 
     def wanted(self) -> int:
-        """Return how many pages running rows and waiting prompts may take next."""
         waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
         return self.headroom() + sum(page_count(num_tokens, self.settings.page_size) for num_tokens in waiting)
 
@@ -121,7 +120,7 @@ class Capacity:
         return True
 
     def _unpin(self, req: Request) -> None:
-        """Retract an ungranted hand-off. Its first token will be computed again."""
+        """Retract an ungranted hand-off, whose first token will be computed again."""
         if self._queues.handed_off.pop(req.key, None) is not None:
             req.output_ids.pop()
         self._queues.events.append(HandoffUnpinned(req))

@@ -36,7 +36,7 @@ class WidthChoice(Protocol):
     """Chooses a width for each plan, launched or not. Observes each result, in order."""
 
     def choose(self, num_rows: int) -> int:
-        """Return each decode row's number of tokens in this step, from 1 to the settings' width."""
+        """Return each decode row's number of tokens, at most the settings' width."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -67,14 +67,13 @@ def step_widths(spec: SpecConfig) -> list[int]:
 
 
 class Acceptance:
-    """The acceptance rate at each depth, where all earlier drafts were accepted. Newer verifies count more."""
+    """Rates by depth, where all earlier drafts were accepted. Newer verifies count more."""
 
     def __init__(self, depth: int) -> None:
         self._trials = [0.0] * depth
         self._hits = [0.0] * depth
 
     def observe(self, accept_lens: Sequence[int], depth: int) -> None:
-        """Count the accepted drafts of rows. Each row verified a chain of `depth` drafts."""
         self._scale((1 - 1 / MEMORY) ** len(accept_lens))
         ended_at = Counter(accept_lens)
         reached = len(accept_lens)
@@ -126,7 +125,6 @@ class StepCosts:
             self._typical[cell] = sorted(times)[len(times) // 4]
 
     def relative(self, num_rows: int, widths: Sequence[int]) -> list[float]:
-        """Return each width's step time relative to a plain step."""
         self._typical = {cell: seconds for cell, seconds in self._typical.items() if self._is_fresh(cell)}
         self._slopes |= _slopes(self._typical)
         plain, slope = self._typical.get((num_rows, 1)), self._slope(num_rows)
@@ -156,7 +154,7 @@ def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
 
 
 class DraftLength:
-    """Chooses one of `widths`, which ascend from 1. `depth`: drafts in a chain, or levels in a tree."""
+    """`widths` ascend from 1. `depth`: drafts in a chain, or levels in a tree."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         assert len(widths) > 1 and widths[0] == 1, "nothing to choose from"
@@ -202,7 +200,7 @@ class DraftLength:
         return min(width - 1, self._depth)
 
     def _rates(self, num_rows: int) -> dict[int, float]:
-        """Return each width's expected tokens per row in the time of a plain step."""
+        """Return each width's expected tokens per row in a plain step's time."""
         tokens = self._acceptance.expected_tokens()
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}

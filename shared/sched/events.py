@@ -142,7 +142,7 @@ class SchedCounters:
     spec_verify_seconds: float = 0.0  # the remaining time of steps with drafts, prompt chunks included
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
-        """Count one row's run. A stop may have cut the run to `num_kept` tokens."""
+        """A stop may have cut the run to `num_kept` tokens."""
         self.output_tokens += num_kept
         if result.stepped(index) <= 1:
             return

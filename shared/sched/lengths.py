@@ -28,7 +28,6 @@ class Lengths:
         self.lo, self.hi = self.lo + by, self.hi + by
 
     def widen(self, rows: Int64s, width: int) -> None:
-        """Record that a launched step may commit up to `width` tokens per row."""
         self.hi = self.hi.copy()
         self.hi[rows] += width
 

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drives one scheduler and one engine."""
-
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self.scheduler = scheduler
         self.engine = engine
@@ -102,14 +100,12 @@ class EngineLoop:
         lease.masks.put(self.scheduler.masks_of(lease.work, lease.drafts_on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
-        """Admit the requests of PREBUILT records, whose KV has arrived."""
         admission = self.scheduler.process_prebuilt(arrivals)
         if admission is not None:
             self.engine.admit(admission)
 
     @property
     def idle(self) -> bool:
-        """Return True if no step, admission or cold-tier copy is open."""
         return not self.engine.leases and not self._readmissions.num_copies
 
     def _num_open_steps(self) -> int:
@@ -123,7 +119,7 @@ class EngineLoop:
         return self._readmissions.take() or progressed
 
     def _resolve(self) -> bool:
-        """Read exact lengths if the plan needs them. Return False if the awaited step failed."""
+        """Read exact lengths if needed. Return False if the awaited step failed."""
         if not self.scheduler.settings.needs_cpu_seq_lens or not self.engine.publishes:
             return True
         running = self.scheduler.running

@@ -17,7 +17,7 @@ EVERY_ID = 0xFFFFFFFF
 
 
 class MaskMaker:
-    """Owned by the scheduler. `num_words`: words of a mask, each for 32 ids. `fail` ends a request with an error."""
+    """`num_words`: words of a mask, each for 32 ids. `fail` ends a request with an error."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class MixedChunk(Protocol):
     """Chooses a chunk for each plan with running rows, launched or not. Observes each result, in order."""
 
     def choose(self) -> int:
-        """Return how many prompt tokens may join running rows, at least 1."""
+        """Return how many prompt tokens may join, at least 1."""
         ...
 
     def observe(self, result: StepResult) -> None: ...

@@ -96,8 +96,6 @@ class ColdTier:
 
 
 class NoOffload:
-    """Replaces Offload if there is no cold tier."""
-
     num_jobs = 0
     restoring: Mapping[RequestKey, Restore] = MappingProxyType({})
 
@@ -127,7 +125,7 @@ class NoOffload:
 
 
 class Offload:
-    """Owns RESTORING requests, and rows and locks held for a copy. Scheduler thread only."""
+    """Owns RESTORING requests, and rows and locks of copies. Scheduler thread only."""
 
     def __init__(
         self, tier: ColdTier, kv: KVManager, settings: SchedSettings, budget: PageBudget, counters: SchedCounters
@@ -225,7 +223,7 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """Cancel a restore. The row is freed once the copy has ended."""
+        """Cancel a restore. The row is freed after the copy."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 
@@ -262,12 +260,12 @@ class Offload:
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise if the store's pages don't add up. With `idle`, raise also if a copy or restore is open."""
+        """With `idle`, raise also if a copy or restore is open."""
         found = self._tier.store.problems()
         if idle and (self.num_jobs or self.restoring):
             found.append(f"{self.num_jobs} copies are open, {len(self.restoring)} requests wait for a restore")
         raise_problems("offload", found)
 
     def close(self) -> None:
-        """Close the store, after the streams have stopped."""
+        """Call after the streams have stopped."""
         self._tier.store.close()

@@ -40,7 +40,7 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """Make a number finite. The wire rejects infinity and NaN, but even broken weights' tokens must arrive."""
+    """The wire rejects infinity and NaN, but even broken weights' tokens must arrive."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 
@@ -52,7 +52,6 @@ def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
 
 
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
-    """Return the log-probabilities of row `index`'s run, one entry per token, if wanted."""
     num = req.sampling.num_logprobs
     if num < 0:
         return []

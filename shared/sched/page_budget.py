@@ -27,8 +27,6 @@ LoanName = tuple[str, int]  # the peer that reads the pages, and the name of its
 
 
 class PageBudget:
-    """Counts and reserves pages. The scheduler chooses the requests."""
-
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
         self._settings = settings
@@ -40,19 +38,18 @@ class PageBudget:
         self.num_saving = 0  # cached pages that a copy pins
 
     def cover(self, row: int, num_tokens: int) -> bool:
-        """Give the row pages for positions [0, num_tokens). Return False if too few are free."""
+        """Give the row pages for num_tokens. Return False if too few are free."""
         missing = page_count(num_tokens, self._settings.page_size) - int(self.kv.rows.num_pages[row])
         return missing <= 0 or self.kv.grow(row, missing)
 
     def can_ever_hold(self, req: Request) -> bool:
-        """Return whether the prompt, the longest answer and the overshoot fit an empty pool."""
         settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
         pages = page_count(longest + settings.overshoot, settings.page_size)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
         return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
-        """Return the most pages that `num_rows` decoding rows can take in a step (rule a)."""
+        """Return the most pages that a step of `num_rows` decoding rows takes (rule a)."""
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
     def reserve(
@@ -103,7 +100,6 @@ class PageBudget:
         return row
 
     def lend(self, name: LoanName, lock: Lock) -> None:
-        """Keep the lock on cached pages that another node reads, until `take_back`."""
         self._lent[name] = lock
 
     def take_back(self, name: LoanName) -> None:
@@ -145,7 +141,7 @@ class PageBudget:
         return row
 
     def hold_pulled(self, row: int) -> None:
-        """Hold the row of an ended or given-up pull until the pull's copies end. Idempotent."""
+        """Hold an ended pull's row until its copies end. Idempotent."""
         if row in self._pulled:
             self._held[row] = self._pulled.pop(row)
 
@@ -154,7 +150,6 @@ class PageBudget:
         return next(reversed(self._pulled), None)
 
     def release_held(self, row: int) -> None:
-        """Free a held row, or the row of an ended pull without a copy in flight."""
         self.hold_pulled(row)
         del self._held[row]
         self.kv.release(row)

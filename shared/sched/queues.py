@@ -54,7 +54,7 @@ class Queues:
         return [restore.request for restore in self.offload.restoring.values()]
 
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
-        """Start a prompt whose first `computed` tokens have KV. Its row and pages must be reserved."""
+        """Start a prompt whose row and pages are reserved. Its first `computed` tokens have KV."""
         if not req.incarnation:  # a retracted request's cached pages don't count in `usage`
             req.cached_tokens = min(computed, len(req.prompt_ids))
         self.counters.cached_prompt_tokens += computed
@@ -78,7 +78,7 @@ class Queues:
         self.prefilling[:] = [chunk for chunk in self.prefilling if chunk.request not in left]
 
     def join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
-        """Add rows in state RUNNING, with complete KV."""
+        """Add RUNNING rows, whose KV must be complete."""
         batch = ScheduleBatch.of(reqs, committed, step, in_flight)
         self.running.merge_batch(batch)
 
@@ -118,7 +118,7 @@ class Queues:
         self.await_memory(req)
 
     def end_loan(self) -> bool:
-        """Unpin the pages of the newest loan, if any (rule f)."""
+        """Unpin the newest loan's pages, if any (rule f)."""
         name = self.budget.newest_loan
         if name is None:
             return False
@@ -127,7 +127,7 @@ class Queues:
         return True
 
     def give_up_pull(self) -> bool:
-        """Give up the newest open prefix pull, if any (rule f). Its memory is free after its copies."""
+        """Give up the newest open pull, if any (rule f). Its memory is free after its copies."""
         row = self.budget.youngest_pulled
         if row is None:
             return False
@@ -140,7 +140,7 @@ class Queues:
         self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
     def living(self, row_ids: Sequence[RowId]) -> list[Request]:
-        """Return the living requests that have not begun again since the launch."""
+        """Return the requests that have not ended or begun again since the launch."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 
@@ -156,7 +156,7 @@ class Queues:
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
-        """Leave every queue. Computed pages stay cached; the other pages are freed."""
+        """Computed pages stay cached; the other pages are freed."""
         self.suspects.clear(req)
         if req.constraint is not None:
             req.constraint.cancel()

@@ -19,8 +19,6 @@ S = RequestState
 
 
 class Results:
-    """Applies results, in the order of their steps."""
-
     def __init__(self, settings: SchedSettings, queues: Queues) -> None:
         self._settings = settings
         self._queues = queues
@@ -118,7 +116,7 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """Restart a running or prefilling request. A hand-off keeps its pages, which a peer may read."""
+        """A hand-off keeps its pages, because a peer may read them."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

@@ -50,7 +50,7 @@ NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an en
 
 
 class Scheduler:
-    """Handles intake, hand-off, planning and results of a node's requests. Some attributes are lists of `queues`."""
+    """Some attributes are lists of `queues`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Scheduler:
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """Queue a request. A request that can never fit ends at once."""
+        """Queue a request. End it at once if it can never fit."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return the version of the grammars' rules; "none" if this node has no grammars."""
+        """Return "none" if this node has no grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
@@ -116,14 +116,13 @@ class Scheduler:
             self._grammars.close()
 
     def constrain(self, req: Request) -> None:
-        """Start to compile the request's grammar, if any. Raise InvalidRequest if this node follows no grammars."""
+        """Raise InvalidRequest if this node follows no grammars."""
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
                 raise InvalidRequest(NO_GRAMMARS)
             req.constraint = self._grammars.constraint(req.sampling.grammar)
 
     def can_fit(self, req: Request) -> bool:
-        """Return whether an empty node could finish the request."""
         return self.budget.can_ever_hold(req)
 
     def abort(self, key: RequestKey) -> None:
@@ -191,7 +190,7 @@ class Scheduler:
         return reason is None
 
     def release_held(self, row: int) -> None:
-        """Free the row of a revoked grant, after its pull has ended."""
+        """Call after the pull of the row's revoked grant has ended."""
         self.budget.release_held(row)
 
     # ---- hand-off, prefill side
@@ -200,7 +199,7 @@ class Scheduler:
         self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
-        """End a hand-off: the decode node has all KV. The pages go to the prefix cache."""
+        """End a hand-off: the decode node has all KV. The pages stay cached."""
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)
@@ -208,7 +207,7 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Readmit requests whose copies have ended, and begin the next copies. Return the rows with complete KV."""
+        """Readmit restored requests, and begin the next copies. Return the rows with complete KV."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
@@ -234,7 +233,6 @@ class Scheduler:
     # ---- planning
 
     def plan(self) -> StepPlan | None:
-        """Return the next step, or None if nothing can run now."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
@@ -296,7 +294,7 @@ class Scheduler:
     # ---- results
 
     def launched(self, plan: StepPlan, layers: LayerMarks | None) -> None:
-        """Announce a launched step's chunks, if KV pages are sent layer by layer."""
+        """Announce a launched step's chunks, if KV is sent layer by layer."""
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
@@ -304,7 +302,7 @@ class Scheduler:
                 self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Return a step's masks. All earlier results must be processed."""
+        """Call after all earlier results are processed."""
         return self._masks.make(plan, drafts)
 
     def process(self, result: StepResult) -> None:

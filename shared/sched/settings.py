@@ -52,7 +52,6 @@ class SchedSettings:
 
     @property
     def overshoot(self) -> int:
-        """Return how many tokens past a sequence's end have reserved memory."""
         return overshoot(self.width, self.depth)
 
     @property

@@ -32,11 +32,11 @@ class Suspects:
         self._suspected.add(req)
 
     def clear(self, req: Request) -> None:
-        """Clear a request whose step has succeeded, or which has left. It need not be a suspect."""
+        """Clear a request that has succeeded or left. It need not be a suspect."""
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:
-        """Return the requests of the next step: the oldest suspect alone, or all others, in turns."""
+        """Return the oldest suspect alone, or all others, in turns."""
         ready = set(ready)
         others = ready - self._suspected
         alone = min(ready & self._suspected, key=lambda req: req.arrival, default=None)

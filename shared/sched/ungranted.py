@@ -38,7 +38,7 @@ class UngrantedPins:
         return int(self._kv.rows.num_pages[req.row])
 
     def have_room(self, req: Request) -> bool:
-        """Return whether the request fits under the cap. The first request with memory always fits."""
+        """The first request with memory always fits."""
 
         pages = self._num_pages + page_count(req.num_tokens, self._settings.page_size)
         return not self._holders or pages <= self._settings.max_ungranted_pages
@@ -48,7 +48,7 @@ class UngrantedPins:
         self._num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
-        """Return the youngest hand-off; the caller frees its memory at once."""
+        """Return the youngest hand-off. The caller must free its memory at once."""
         if not self._holders:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)

@@ -91,7 +91,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None if it doesn't exist."""
+    """Return clock ticks since boot; None if the process doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])
@@ -114,9 +114,9 @@ class OpenIpc:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the process is gone, even if a new process has its pid."""
+        """Return whether the process is gone. A new process may have its pid."""
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
-        """Drop the pages. torch unmaps them with their last tensor."""
+        """torch unmaps the pages with their last tensor."""
         self._pages = self._pages.new_empty((0, 0))

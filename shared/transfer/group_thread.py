@@ -29,26 +29,24 @@ class Group(Protocol):
         ...
 
     def take_finished(self) -> list[Transfer]:
-        """Return the finished transfers, in posted order."""
+        """Return transfers in posted order."""
         ...
 
-    def take_entries(self) -> list[tuple[str, bytes]]:
-        """Return the store entries for the peer's end."""
-        ...
+    def take_entries(self) -> list[tuple[str, bytes]]: ...
 
     def deliver(self, name: str, value: bytes) -> None: ...
 
     def abort(self, error: HandoffFailed) -> None:
-        """End the group, for good. Never blocks."""
+        """End the group. Never blocks."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait after `abort`. Return whether the group has fully stopped."""
+        """Return whether the group has fully stopped after `abort`."""
         ...
 
 
 class GroupThread:
-    """A Group over torch.distributed. Its thread calls `wake` when transfers or store entries can be taken."""
+    """Its thread calls `wake` when transfers or store entries can be taken."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake
@@ -106,7 +104,7 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all posted transfers. If `begun` is empty, wait for a transfer. Return False after `abort`."""
+        """Start all posted transfers, or wait for the first. Return False after `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

@@ -64,7 +64,7 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 
 
 class HostReader:
-    """Returns views of the pool. A view shows later changes of its page."""
+    """A view of the pool shows later changes of its page."""
 
     num_blocks = 0
 
@@ -159,8 +159,6 @@ class Slot:
 
 
 class PinnedWriter:
-    """Owns a receiver's pinned slots, and uses them in turn."""
-
     def __init__(self, pool: KVPool, gpu: Gpu) -> None:
         self._pool = pool
         self._gpu = gpu

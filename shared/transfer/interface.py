@@ -73,7 +73,7 @@ class PageSet:
     block: ByteArray | None = field(default=None, compare=False)  # the memory that holds `frames`
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
-        """Return the message before `frames`. first_page is an index in the request's page list."""
+        """first_page is an index in the request's page list."""
         return Ready(
             key=key,
             lease=lease,
@@ -142,14 +142,14 @@ class PageReceiver(Protocol):
         ...
 
     def forget_dead(self) -> None:
-        """Close the pools of dead processes. Call it after a peer's connection has closed."""
+        """Call after a peer's connection has closed."""
         ...
 
     def close(self) -> None: ...
 
 
 def part_of(ready: Ready | Take, pool: KVPool) -> Part:
-    """Return the part that the message announces. Raise HandoffFailed if our pages don't have it."""
+    """Raise HandoffFailed if our pages don't have the announced part."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
         raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")

@@ -60,14 +60,13 @@ class LinkStore(dist.Store):
         return False
 
     def deliver(self, key: str, value: bytes) -> None:
-        """Store an entry of the peer. A name keeps its first entry; entries beyond MAX_ENTRIES are dropped."""
+        """Keep a name's first entry. Drop entries beyond MAX_ENTRIES."""
         with self._changed:
             if len(self._entries) < MAX_ENTRIES:
                 self._entries.setdefault(key, value)
             self._changed.notify_all()
 
     def fail(self, error: HandoffFailed) -> None:
-        """Make all present and future waits raise HandoffFailed."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

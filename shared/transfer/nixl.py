@@ -45,7 +45,7 @@ def import_nixl() -> Any:
 
 
 class Nixl:
-    """A RemoteMemory: an agent that registers our own pool. `library`: the nixl module."""
+    """`library`: the nixl module."""
 
     name = "nixl"
 
@@ -81,7 +81,7 @@ class OpenNixl:
         self._failed = False
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
-        """Read the pages. Wait without a time limit, because an unfinished read still writes into our pages."""
+        """Wait without a time limit, because an unfinished read still writes into our pages."""
         own, remote, size = self._own, self._remote, part_bytes.stop - part_bytes.start
         base, device = own.pages_bytes.data_ptr(), own.device.index or 0
         here = [(base + dst * own.page_bytes + part_bytes.start, size, device) for dst in dst_pages]
@@ -103,7 +103,7 @@ class OpenNixl:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether a read failed. The pool of a peer that comes back is opened again."""
+        """Return whether a read failed. A returning peer's pool is opened again."""
         return self._failed
 
     def close(self) -> None:

@@ -44,9 +44,7 @@ class OpenMemory(Protocol):
         ...
 
     @property
-    def is_dead(self) -> bool:
-        """Return whether the pool's process is known to be gone."""
-        ...
+    def is_dead(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -55,7 +53,7 @@ class RemoteMemory(Protocol):
     name: str
 
     def export(self) -> bytes:
-        """Return the handle with which peers open our own pool. It is valid while the pool exists."""
+        """The handle is valid while our own pool exists."""
         ...
 
     def open(self, handle: bytes) -> OpenMemory:

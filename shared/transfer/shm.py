@@ -62,8 +62,6 @@ class OpenPool:
 
 
 class ShmReceiver:
-    """Keeps peers' pools mapped, so that a pull costs only its copies."""
-
     name = "shm"
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
@@ -117,7 +115,7 @@ class ShmReceiver:
 
 
 def file_id(ref: PoolRef) -> tuple[int, int] | None:
-    """Return (device, inode) of the peer's descriptor, if it still exists."""
+    """Return device and inode of the peer's descriptor, if it still exists."""
     try:
         info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
     except (OSError, ValueError):

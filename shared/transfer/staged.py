@@ -65,7 +65,6 @@ class StagingBuffers:
         return whole[:num_bytes]
 
     def give_back(self, staging: torch.Tensor) -> None:
-        """Take back a buffer that is no longer read or written."""
         with torch.inference_mode(False):  # later writes happen outside inference mode
             whole = staging.new_empty(0).set_(staging.untyped_storage())
         if whole.numel() == self._size:
@@ -73,8 +72,6 @@ class StagingBuffers:
 
 
 class StagedSender:
-    """The sending side of a node."""
-
     num_blocks = 0
     is_inline = False
 
@@ -88,7 +85,7 @@ class StagedSender:
         return PageSet(*described, part=part, staged_bytes=where.stop - where.start)
 
     def check(self, take: Take) -> None:
-        """Raise HandoffFailed if a peer asks for pages that can't be staged."""
+        """Raise HandoffFailed for pages that can't be staged."""
         part = part_of(take, self._pool)
         where = part.bytes_in(self._pool.planes)
         if not take.pages or not all(0 < page < self._pool.num_pages for page in take.pages):
@@ -108,7 +105,7 @@ class StagedReceiver:
         self._buffers = StagingBuffers(pool)
 
     def check(self, ready: Ready) -> None:
-        """Raise HandoffFailed if the pages don't come through a process group, or have a wrong size."""
+        """Raise HandoffFailed unless a process group brings the pages in a valid size."""
         if ready.inline or ready.pool is not None:
             raise HandoffFailed("the pages did not come through a process group")
         require_part_bytes(ready.staged_bytes, part_of(ready, self._pool), self._pool)

@@ -70,7 +70,6 @@ def available_transports(
 
 
 def about_transports(device: str) -> str:
-    """Explain what `auto` leaves out for pages on this kind of device."""
     left_out = [name for name in usable_transports(device) if name in UNTRIED]
     staged = "" if device == "cpu" else "through pinned host memory"
     only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""
@@ -102,7 +101,7 @@ def host_id() -> str:
 
 
 def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
-    """Make the sending side. `gpu`: torch.cuda by default. Raise ConfigError for an unknown name."""
+    """`gpu`: torch.cuda by default. Raise ConfigError for an unknown name."""
     if name == "shm":
         return ShmSender(pool)
     if name == "zmq":
@@ -127,10 +126,10 @@ def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiv
 
 
 def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
-    """Raise ConfigError if the transport's library is not installed."""
+    """Raise ConfigError if the library is not installed."""
     return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
-    """Start connecting, on the group's own thread. `host`: the address from which gloo listens and dials."""
+    """`host`: the address from which gloo listens and dials."""
     return GroupThread(make_torch_group(name, host, device), rank, wake)
