@@ -1,7 +1,7 @@
 """CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU. It runs work as late as the waits allow, and in any
-order that they allow.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in
+any order.
 
 An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device. At
 the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify` never report work that

@@ -1,4 +1,4 @@
-"""Simulate streams on one thread, in an order that the events allow. A seed chooses the order and can replay it.
+"""Simulate streams on one thread, in an order that the events allow. A seed chooses the order.
 
 A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
 rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of

@@ -71,15 +71,14 @@ def make_streams(
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """Return the streams for `kind`. Raises ConfigError for an unknown kind.
+    """Return the streams for `kind`. Raise ConfigError for an unknown kind.
 
     - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
-      The host waits only for these. More calls would take the interpreter's lock away from steps.
+      The host waits only for these. More calls would slow steps down.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
     - `world`: the simulated kind needs it.
-    - `num_stages`: stages of the model's pipeline. Each later stage has its own stream, also on the inline backend, to
-      make the order of stages visible.
+    - `num_stages`: stages of the model's pipeline. Each later stage has its own stream, even inline.
     """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}

@@ -5,7 +5,7 @@
     with windows    | 0 for each dropped page | cached and private pages, in any order ...
 
 A row's pages never move: caching changes the owner, not the block table. Release a row after the lease of its last step
-ends. The row and its pages can then be reused at once.
+ends.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether it is for copying pages out, which is not a use
+    is_copy: bool = False  # for copying pages out, which is not a use
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PrefixCache:
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
-        # unlocked leaves as (stamp, push number, node); stale entries are dropped when popped
+        # (stamp, push number, node) of unlocked leaves; stale entries are dropped when popped
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None

@@ -4,8 +4,7 @@
 
     | gone | gone | page 7 | page 3 |  p ...      a match of four pages; gone pages have number 0
 
-An identity covers all earlier pages (`shared.core.page_identity`), so a page can stay cached without them. Keys:
-int64, one per token.
+An identity covers all earlier pages (`shared.core.page_identity`), so a page can stay cached without them.
 """
 
 from __future__ import annotations

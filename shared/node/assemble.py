@@ -51,7 +51,7 @@ class CoreSizes:
     shared_memory: bool = False
     cold_pages: int = 0
     cold_file_pages: int = 0
-    cold_dir: str = ""  # folder of the cold tier's file; empty: the temporary folder
+    cold_dir: str = ""  # empty: the temporary folder
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:

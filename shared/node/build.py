@@ -1,6 +1,6 @@
 """Build and run a node from its configuration: model, memory, streams, links, identity.
 
-prefill_node/app.py and decode_node/app.py call `run_node` after they have set the core plan and the environment.
+The apps set the core plan and the environment, and then call `run_node`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# limit on a message part that a prefill node takes from a caller; callers only ask for pages (Pull)
+# limit on a message part from a prefill node's caller, which only asks for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
@@ -381,7 +381,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
         core.step(block=True)
     core.take_events()
     core.kv.flush_cache()
-    gc.freeze()  # later garbage collections skip the objects made so far
+    gc.freeze()  # later collections skip these objects
     give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 

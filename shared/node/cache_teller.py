@@ -3,7 +3,7 @@
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
     it asks again after a gap     -> the same messages again; if they have left the ring, `cleared` and all pages
 
-Memory is bounded: unsent changes are kept by page, and sent messages in a ring buffer.
+Memory is bounded.
 """
 
 from __future__ import annotations

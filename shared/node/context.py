@@ -39,7 +39,7 @@ class NodeFacts:
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
     silence_s: float = 5.0  # after this time an unreachable peer counts as gone
-    about_transports: str = ""  # why these transports were chosen; may be empty
+    about_transports: str = ""
 
 
 def no_group(transport: str, rank: int) -> Group:
@@ -59,13 +59,13 @@ class NodeContext:
     clock: Callable[[], float]
     wake: Callable[[], None] = do_nothing  # tells the loop that it has work; any thread may call it
     make_group: Callable[[str, int], Group] = no_group  # gets a transport and a rank
-    wire_counts: Counter[str] = field(default_factory=Counter)  # dropped messages of the links
-    cores: Callable[[], str] = str  # describes the CPU cores in use
+    wire_counts: Counter[str] = field(default_factory=Counter)  # of dropped messages
+    cores: Callable[[], str] = str
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # while draining: what to do once idle, as in the Drain message
-    move_at: float | None = None  # while draining: when routers move unfinished requests; None: never
+    then: str = ""  # as in the Drain message
+    move_at: float | None = None  # when routers move unfinished requests; None: never
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -3,8 +3,7 @@
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
-Captured graphs use the rest: they are captured after the pool is made, and their size is known only then. If memory
-runs out, the capture ends, and steps without a graph run eagerly.
+Graphs are captured later, into the rest. If memory runs out, steps without a graph run eagerly.
 
 This code never ran on a GPU: the tests use a virtual GPU.
 """

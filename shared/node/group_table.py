@@ -13,10 +13,10 @@ from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
-WINDOW = 6  # agreed transfers that have not ended: one runs, and the others keep the group busy
+WINDOW = 6  # agreed transfers that have not ended: one runs, the others keep the group busy
 MOST_POSTED = 2 * WINDOW  # transfers that a sender has posted, and whose end it has not heard of
 MAX_GROUPS = 64
-END_S = 2.0  # for each thread when the node ends
+END_S = 2.0  # time for a thread when the node ends
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # agreed transfers of a sender
+    unposted: deque[Transfer] = field(default_factory=deque)  # agreed, on a sender
 
     @property
     def has_room(self) -> bool:

@@ -17,7 +17,7 @@ from shared.node.routers import RouterLife, RoutersWord
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
-HELLO_AGAIN_S = 2.0  # without a Welcome, Hello is sent again: a message may have been lost
+HELLO_AGAIN_S = 2.0  # without a Welcome, Hello is sent again
 LAST_WORD_S = 0.5  # from Goodbye to hanging up, which drops queued messages
 
 
@@ -27,10 +27,10 @@ class Membership:
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx
         self._over = over
-        self._hello_due: dict[str, float] = {}  # connected routers that sent no Welcome -> time of the next Hello
-        self._hello_said: dict[str, float] = {}  # connected routers -> time of the last Hello
-        self._hang_up_at: dict[str, float] = {}  # routers that got a Goodbye -> time to hang up
-        self.connections: Counter[str] = Counter()  # to each router so far
+        self._hello_due: dict[str, float] = {}  # router without a Welcome -> next Hello
+        self._hello_said: dict[str, float] = {}  # connected router -> last Hello
+        self._hang_up_at: dict[str, float] = {}  # after a Goodbye
+        self.connections: Counter[str] = Counter()  # number so far, by router
 
     # ---- the list
 

@@ -73,8 +73,7 @@ class WatchedStep:
 class StepWatch:
     """Times steps from outside: the node calls `look` after each call of `core.step`.
 
-    The time from a step's end to the next launch is idle if requests were running. The worker's thread calls `clock`
-    too.
+    The time between steps is idle if requests were running. The worker's thread calls `clock` too.
     """
 
     def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:

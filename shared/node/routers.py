@@ -49,11 +49,11 @@ class Routers:
 
     def __init__(self, peers: tuple[str, ...]) -> None:
         self.listed = frozenset(peers)
-        self.peers = dict.fromkeys(peers)  # dialled routers: listed ones, and ones that the node is leaving
+        self.peers = dict.fromkeys(peers)  # dialled: listed routers, and routers that the node is leaving
         self.leaving: set[str] = set()  # served, but no longer listed
-        self._lives: dict[str, RouterLife] = {}  # of served routers
+        self._lives: dict[str, RouterLife] = {}  # peer -> its epoch
         self._refused: dict[str, Refusal] = {}
-        self._words: dict[str, RoutersWord] = {}  # of served routers
+        self._words: dict[str, RoutersWord] = {}
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
         """Return the endpoint of another served router with this name, if any."""

@@ -3,7 +3,7 @@
     router A --Spending 7--> latest of A: 7 --next heartbeat--> routers B and C
     A's epoch ends: the message is forgotten
 
-Memory is bounded: the node keeps the latest message of each served router, for at most MOST_ROUTERS.
+Memory is bounded.
 """
 
 from __future__ import annotations

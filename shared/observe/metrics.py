@@ -1,7 +1,4 @@
-"""The router's metrics on /metrics.
-
-RequestMetrics counts clients' requests. ClusterMetrics shows nodes' heartbeats.
-"""
+"""The router's metrics on /metrics."""
 
 from __future__ import annotations
 
@@ -138,7 +135,7 @@ class Series:
     """One node's counters. `shown`: their values on the page."""
 
     epoch: int
-    # time of the last sweep that found the node, or was the first after a report; None: no sweep since the report
+    # time of the last sweep that found the node or followed a report; None: no sweep since the report
     seen_at: float | None = None
     totals: dict[str, float] = field(default_factory=dict)  # in the node's last report
     shown: dict[str, float] = field(default_factory=dict)
@@ -203,8 +200,8 @@ class ClusterMetrics:
                 registry=registry,
             ),
         )
-        self._tenants: set[str] = set()  # their gauges are shown
-        self._series: dict[str, Series] = {}  # by shown node
+        self._tenants: set[str] = set()  # tenants with shown gauges
+        self._series: dict[str, Series] = {}  # of shown nodes
         # nodes that are no longer shown, oldest first
         self._swept: OrderedDict[str, Series] = OrderedDict()
         self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels

@@ -41,7 +41,7 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error: BatonError | None = None  # set if and only if the reason is ERROR
+    error: BatonError | None = None  # set with reason ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class SchedCounters:
     output_tokens: int = 0
     offloaded_pages: int = 0  # copied to the cold tier
     restored_pages: int = 0  # copied back from the cold tier
-    readmissions: int = 0  # requests that resumed by stash, because all their KV was restored
+    readmissions: int = 0  # requests that resumed by stash
     offload_failures: int = 0  # restores that found damaged bytes
     spec_steps: int = 0  # verifies: one per request and step
     spec_accepted_tokens: int = 0  # accepted drafts, without the bonus token

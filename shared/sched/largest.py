@@ -3,7 +3,6 @@
     mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-All pages are page 0, the sink. Memory for prompt log-probabilities is not counted. If too little memory is left, a step
 All pages are page 0, the sink. Memory for prompt log-probabilities is not counted: a step that lacks it fails.
 """
 

@@ -20,8 +20,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# Consecutive failed steps before the device is probed. More than 2, because one faulty request fails two steps: one
-# with other requests, then one alone.
+# Consecutive failed steps before the device is probed. One faulty request fails two: with other requests, then alone.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@
 
 No cost formula fits, because tokens may cost nothing until the device is busy. After a chunk that was too large, each
 later chunk grows at most halfway to that size, which is slowly forgotten. So a delayed step causes only a few small
-chunks. Equal results lead to equal chunks. A result comes at least one step after its plan.
+chunks. Equal results lead to equal chunks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shared.engine.plan import StepResult
 
 LEAST = 16  # tokens
 AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
-GROWTH = 1.5  # at most, after a step within the budget
-SHRINK = 0.5  # at most, because the system may have delayed the step
-FORGET = 1.1  # growth of the size that was too large, after each step within the budget
+GROWTH = 1.5  # largest growth after a step within the budget
+SHRINK = 0.5  # smallest share that a step leaves, because the system may have delayed the step
+FORGET = 1.1  # growth of the size that was too large, per step within the budget
 
 
 class MixedChunk(Protocol):

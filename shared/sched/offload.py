@@ -1,11 +1,11 @@
 """Copy KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      copies out cached pages that no request uses, long before eviction     pinned during the copy
-    park      copies out the pages of a retracted running request                    its row is held during the copy
-    restore   copies in the pages after the cached prefix, at admission              digests are checked
+    save      copies out cached pages that no request uses, long before eviction
+    park      copies out the pages of a retracted running request
+    restore   copies in the pages after the cached prefix, at admission
 
 Copies run on the cold stream, in launch order. A copy's row and lock are kept until a later round sees the copy's end.
-So no page is ever in a copy and in a hand-off at once.
+So no page is in a copy and in a hand-off at once.
 
     forward    | step | step |
     cold       | wait . . .  | park | restore |    waits for the newest step, which may still write the pages
@@ -34,7 +34,7 @@ from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
-MOST_SAVED_AT_ONCE = 32  # pages in one copy, so that the next copy does not wait long
+MOST_SAVED_AT_ONCE = 32  # so that the next copy does not wait long
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,9 @@ class Park:
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """A copy of pages into a request's row. The row then has the KV of `num_tokens` tokens.
+    """A copy of pages into a request's row, which then has the KV of `num_tokens` tokens.
 
-    If pages are damaged, the row has the KV of `num_cached` tokens. `revoked`: the request has left, and its row is
-    held until the copy ends.
+    Damaged pages leave `num_cached` tokens. `revoked`: the request has left, and its row is held until the copy ends.
     """
 
     request: Request
@@ -152,7 +151,7 @@ class Offload:
     def park(self, req: Request) -> bool:
         """Copy a retracted running request's pages to the tier, and hold its row until the copy ends.
 
-        Return False if there is nothing to copy; the caller then frees the row.
+        Return False if there is nothing to copy. The caller then frees the row.
         """
         if req.state is not RequestState.RUNNING or self._settings.relays_drafts or req.lacks_draft_state:
             return False

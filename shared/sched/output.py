@@ -18,7 +18,7 @@ def append_tokens(
     """Append an accepted run. Return the emitted tokens, and why the request ends, if it does.
 
     The device published the whole run's length. The host cuts the run at a stop, so no later token reaches the client,
-    the prefix cache or `usage`. The router does not show the stop token, but `usage` counts it.
+    the prefix cache or `usage`. `usage` counts the stop token.
     """
     first_pos = len(req.output_ids)
     reason: FinishReason | None = None

@@ -1,7 +1,4 @@
-"""Keep a node's requests by state, and make the changes of state that other files share. No device work.
-
-Scheduler and Capacity decide which requests run or are retracted.
-"""
+"""Keep a node's requests by state, and make the changes of state that other files share. No device work."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Queues:
         self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
+        self.ungranted: dict[RequestKey, Request] = {}  # the decode node has not answered
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []

@@ -5,9 +5,6 @@
                    WAITING -> RESTORING -> PREFILLING or RUNNING        KV comes back from the cold tier
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
-    queues   requests by state, and their changes of state    capacity   which requests get memory or are retracted
-    freeze   a step's plan, which holds only values           results    a step's effects on its requests
-
 `plan` touches no device. Before `plan`, the loop does everything that may wait or raise.
 """
 
@@ -167,7 +164,7 @@ class Scheduler:
     def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
         """Add arrived rows to the running batch, without a forward.
 
-        Their first tokens go to the router again. A row that ends with its first token is not added.
+        Their first tokens go to the router again, and may end a row.
         """
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:
@@ -298,7 +295,7 @@ class Scheduler:
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            if row_id.key in self.requests:  # the request may have just ended, because its grammar failed
+            if row_id.key in self.requests:  # the request's grammar may have just failed
                 self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:

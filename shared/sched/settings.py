@@ -15,20 +15,20 @@ class SchedSettings:
     max_context: int  # most tokens of a sequence, prompt and output together
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts
     mixed_chunk_size: int = 512  # the same limit in a step with decode rows, to bound their delay
-    width: int = 1  # most tokens that a decode row commits per step; above 1 there is a drafter
-    # whether chunks and decode rows share steps; otherwise steps of the two kinds alternate
+    width: int = 1  # most tokens that a decode row commits per step
+    # whether chunks and decode rows share steps; otherwise the two kinds alternate
     mix: bool = True
-    key_lookahead: int = 0  # 1 if a token's draft KV depends on the next token (see Drafter)
-    reads_history: bool = False  # whether the drafter reads every row's history (see Drafter)
+    key_lookahead: int = 0  # see Drafter
+    reads_history: bool = False  # see Drafter
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
-    needs_cpu_seq_lens: bool = False  # whether planning waits for published lengths: attention needs exact ones
-    max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins for requests without a grant
+    needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
+    max_ungranted_pages: int = 1 << 30  # pages that a prefill node pins without a grant
     # layer counts at which parts of a hand-off's KV end; the last part has the rest
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
     depth: int = 1  # steps that may be open when another is launched
     device: str = "cpu"
-    adapters: tuple[str, ...] = ()  # digests of the LoRA adapters, in the model's order
+    adapters: tuple[str, ...] = ()  # digests, in the model's order
 
     def keeps_history(self, req: Request) -> bool:
         return self.reads_history or req.sampling.needs_history

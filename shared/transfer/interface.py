@@ -4,7 +4,7 @@
     message     Ready (part, generations, digests, and the place of the bytes, unless they follow as frames)
     receiver    pull(ready): copy -> digest (shm: generation, too)                 on its transfer stream
 
-A part is some layers of a page: layer i can travel while layer i + 1 is computed.
+Layer i can travel while layer i + 1 is computed:
 
     page        | layer 0 | layer 1 | ... | layer n - 1 | planes of a draft head |
     Part(0, 2)  |=================|
@@ -57,7 +57,7 @@ class PageSet:
     """The same part of each of a sender's `pages`, and one way to get its bytes, which no longer change.
 
     - pool: the receiver reads the pool.
-    - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
+    - frames: views of host memory, or of the pool, whose pages stay pinned until Installed.
     - handle: a library reads the pages.
     - staged_bytes: the size of each page's part. The sender sends the part when the receiver asks.
     """
