@@ -1,7 +1,4 @@
-"""Inline stream: a closure runs on the calling thread at launch. Nothing overlaps, so this backend is the reference.
-
-It can't reveal a missing wait; the simulated backend can.
-"""
+"""Inline stream: a closure runs on the calling thread at launch. Nothing overlaps, so this backend is the reference."""
 
 from __future__ import annotations
 

@@ -26,10 +26,7 @@ def share_one_heap() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Share one heap, and keep large freed blocks in it. Call once, before other threads start.
-
-    Return False if the allocator is not glibc's. The process is then slower.
-    """
+    """Share one heap as above, and keep large freed blocks in it. If this fails, the process is slower."""
     return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
 
 
@@ -42,6 +39,6 @@ def _set(*settings: tuple[int, int]) -> bool:
 
 
 def give_freed_memory_back() -> None:
-    """Return freed memory to the system after one-time work such as loading. New use must zero it again."""
+    """Return freed memory to the system after one-time work such as loading."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -77,7 +77,6 @@ class SimulatedStream:
                 item.skip("the stream was stopped")
 
     def head(self) -> Work[Any] | None:
-        """Return the closure that can step now. Remove waits on complete events."""
         while self.items and isinstance(self.items[0], Event) and self.items[0].peek():
             self.items.popleft()
         head = self.items[0] if self.items else None
@@ -127,7 +126,7 @@ class SimulatedStream:
 
 
 class World:
-    """Owns simulated streams, and drives their events (EventDriver). The host's thread runs everything.
+    """Owns simulated streams, and drives their events (EventDriver).
 
     `laziness` in [0, 1]; None: the seed draws it.
     """
@@ -164,7 +163,6 @@ class World:
             self._step(self.stream(name))
 
     def run_stream(self, name: str) -> int:
-        """Advance a scripted stream until it is idle or blocked."""
         steps = 0
         while self.stream(name).head() is not None:
             self.run(name)
@@ -209,7 +207,6 @@ class World:
         self._log.append((self.num_steps, stream, what, label))
 
     def timeline(self, last: int | None = None) -> str:
-        """Return a line per launch, wait, step and fire: `step stream what label`."""
         lines = self._log if last is None else self._log[-last:]
         return "\n".join(f"{step:6d} {stream:10s} {what:8s} {label}" for step, stream, what, label in lines)
 
@@ -218,7 +215,7 @@ class World:
         return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
 
     def _run_one(self) -> bool:
-        """Advance the runnable stream of highest priority. Sometimes lower it."""
+        """Advance the runnable stream of highest priority. Sometimes lower its priority."""
         runnable = [stream for stream in self._streams.values() if stream.head() is not None]
         if not runnable:
             return False

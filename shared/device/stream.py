@@ -106,7 +106,7 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Settle the work, skipped if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
+    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return

@@ -35,7 +35,7 @@ class ColdPage:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """A new page's place. `demoted`: the old and new place of a page that must first move from there to the file."""
+    """A new page's place. `demoted`: the old and new place of another page, which must first move to the file."""
 
     cold: ColdPage
     place: int
@@ -87,7 +87,7 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """Return the page's old and new place, or None without a file."""
+        """Return the least recently used page's old and new place, or None without a file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)

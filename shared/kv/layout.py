@@ -30,7 +30,6 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes in a page, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -40,7 +39,7 @@ def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return how many tokens to keep: the widest window, the newest token included; 0 for all."""
+    """Return how many tokens to keep: the widest window; 0 for all."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
 

@@ -191,7 +191,7 @@ class ReadOnlyPool:
 
     @classmethod
     def open(cls, pid: int, fd: int, num_pages: int, page_bytes: int, nonce: int) -> ReadOnlyPool:
-        """Map /proc/<pid>/fd/<fd>. Raise HandoffFailed unless it is the pool with this nonce and layout."""
+        """Map /proc/<pid>/fd/<fd>. Raise HandoffFailed unless the file is the pool with this nonce and layout."""
         subject = f"pool of pid {pid}"
         if pid < 1 or fd < 0 or num_pages < 2 or page_bytes < 1:
             raise HandoffFailed(f"{subject}: fd {fd}, {num_pages} pages of {page_bytes} bytes make no sense")

@@ -47,8 +47,8 @@ class CachedPage:
 class Lock:
     """A lock pins the first num_pages pages of a path from the root.
 
-    Without a match, `node` is None: the lock pins nothing, but must be unlocked once. In a WindowCache a lock has no
-    node and pins `pages`, by their index in the request.
+    Without a match, `node` is None: the lock pins nothing, but must be unlocked once. A lock of
+    a WindowCache has no node and pins `pages`: index in the request -> page.
     """
 
     node: CachedPage | None
@@ -56,7 +56,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # for copying pages out, which is not a use
+    is_copy: bool = False  # whether the lock is for a copy, which is not a use
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path from the root to a node while its pages are copied.
 
-        `take_cold` does not count this as a use: otherwise a tier smaller than the cache would copy pages forever.
+        `take_cold` does not count this lock as a use: otherwise a tier smaller than the cache would copy pages forever.
         """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:

@@ -135,7 +135,6 @@ class WindowCache:
         self._locks.discard(lock)
 
     def evict(self, n: int) -> PageIds:
-        """Return at most n pages for the caller to free, least recently unpinned first."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
         for page in pages:
             identity = self._identity_of.pop(page)

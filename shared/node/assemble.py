@@ -1,4 +1,4 @@
-"""Build one node's core: model, memory, relay, worker, engine, scheduler, loop."""
+"""Build one node's core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build and run a node from its configuration: model, memory, streams, links, identity.
+"""Build and run a node from its configuration.
 
 The apps set the core plan and the environment, and then call `run_node`.
 """
@@ -381,7 +381,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
         core.step(block=True)
     core.take_events()
     core.kv.flush_cache()
-    gc.freeze()  # later collections skip these objects
+    gc.freeze()  # later collections skip the objects made so far
     give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 

@@ -59,12 +59,12 @@ class NodeContext:
     clock: Callable[[], float]
     wake: Callable[[], None] = do_nothing  # tells the loop that it has work; any thread may call it
     make_group: Callable[[str, int], Group] = no_group  # gets a transport and a rank
-    wire_counts: Counter[str] = field(default_factory=Counter)  # of dropped messages
+    wire_counts: Counter[str] = field(default_factory=Counter)  # counts of dropped messages
     cores: Callable[[], str] = str
     outbox: Outbox = field(default_factory=Outbox)
-    ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler doesn't know
+    ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # as in the Drain message
+    then: str = ""  # what to do after draining: see Drain
     move_at: float | None = None  # when routers move unfinished requests; None: never
     arrivals: int = 0
 
@@ -83,7 +83,6 @@ class NodeContext:
             self.drop(peer, kind)
 
     def end(self, key: RequestKey, error: BatonError) -> None:
-        """End a sequence that the scheduler doesn't know."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
     def missing_adapter(self, req: Request) -> AdapterMissing | None:

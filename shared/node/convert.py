@@ -1,4 +1,4 @@
-"""Convert between wire messages and the core's objects: requests, tokens, ends, draft state."""
+"""Convert between wire messages and the core's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manage a node's CPU cores: the cores of its plan, and idle cores borrowed from other nodes on the machine."""
+"""Manage a node's CPU cores, and borrow idle cores from other nodes on the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_PROGRAM = "its model is not one compiled program"
 class NodeCores:
     """Owns the team of compute threads, and the node's entry in the machine's table of cores.
 
-    `why_fixed`: why the node neither borrows nor lends; empty if it may.
+    `why_fixed`: why the node neither borrows nor lends; empty if it may do both.
     """
 
     def __init__(self, plan: CorePlan, parallel: ParallelConfig, node: str) -> None:

@@ -29,11 +29,11 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # agreed, on a sender
+    unposted: deque[Transfer] = field(default_factory=deque)  # a sender agreed to these
 
     @property
     def has_room(self) -> bool:
-        """Limit the receiver's staging memory."""
+        """Return False to limit the receiver's staging memory."""
         return self.num_agreed - self.num_over < WINDOW
 
     def post(self) -> None:
@@ -60,7 +60,6 @@ class GroupTable:
         return len(self._entries) >= MAX_GROUPS
 
     def open(self, peer: str, transport: str, number: int) -> GroupEntry:
-        """Start to connect. The peer does the same."""
         entry = GroupEntry(peer, number, transport, self._ctx.make_group(transport, self._rank))
         self._entries[peer] = entry
         return entry

@@ -22,15 +22,15 @@ LAST_WORD_S = 0.5  # from Goodbye to hanging up, which drops queued messages
 
 
 class Membership:
-    """Owned by the node. `over` is called to end the requests of a router's epoch."""
+    """Owned by the node. `over` ends the requests of a router's epoch."""
 
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx
         self._over = over
         self._hello_due: dict[str, float] = {}  # router without a Welcome -> next Hello
         self._hello_said: dict[str, float] = {}  # connected router -> last Hello
-        self._hang_up_at: dict[str, float] = {}  # after a Goodbye
-        self.connections: Counter[str] = Counter()  # number so far, by router
+        self._hang_up_at: dict[str, float] = {}  # router with a Goodbye -> time to hang up
+        self.connections: Counter[str] = Counter()  # connections so far, by router
 
     # ---- the list
 
@@ -63,7 +63,6 @@ class Membership:
             self._ctx.routers.leaving.add(peer)
 
     def released(self, peer: str, now: float) -> None:
-        """Leave a router that no longer needs us, unless it is listed again."""
         if peer in self._ctx.routers.leaving:
             facts = self._ctx.facts
             self._ctx.outbox.send(peer, Goodbye(facts.node_id, facts.epoch))
@@ -100,7 +99,7 @@ class Membership:
             self._ctx.outbox.dial(peer, peer)
 
     def go_on(self, now: float) -> None:
-        """Send due Hellos, and hang up after Goodbyes. Every heartbeat calls this."""
+        """Every heartbeat calls this."""
         for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
             self._say_hello(peer, now)
         for peer in [peer for peer, at in self._hang_up_at.items() if at <= now]:

@@ -62,7 +62,7 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """A daemon carries out each half's actions after the half."""
+        """A daemon carries out the actions of each half separately."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -84,7 +84,6 @@ class Node:
 
     @property
     def wakes_at(self) -> float:
-        """Return when the next tick is due if nothing happens."""
         return min(self.next_heartbeat, self.side.wakes_at)
 
     @property

@@ -1,4 +1,4 @@
-"""Make the contents of a node's heartbeats: gauges, counters, step times."""
+"""Make the contents of a node's heartbeats."""
 
 from __future__ import annotations
 

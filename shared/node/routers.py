@@ -56,19 +56,18 @@ class Routers:
         self._words: dict[str, RoutersWord] = {}
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
-        """Return the endpoint of another served router with this name, if any."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Return the endpoint's former epoch if this ends it."""
+        """Return the endpoint's epoch that this ends, if any."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Return the router's served epoch if this ends it."""
+        """Return the router's epoch that this ends, if any."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
@@ -85,7 +84,7 @@ class Routers:
         return self._lives.pop(peer, None)
 
     def take_heirs(self, life: RouterLife) -> list[str]:
-        """Return the routers that this ended epoch kept out. They may ask again."""
+        """Return the routers that this ended epoch kept out. These may ask again."""
         heirs = [peer for peer, refusal in self._refused.items() if refusal.life.router_id == life.router_id]
         for peer in heirs:
             del self._refused[peer]
@@ -95,7 +94,7 @@ class Routers:
         return self._lives.get(peer)
 
     def serves(self, life: RouterLife) -> bool:
-        """Return whether any endpoint serves it: a router may be listed by name and by address."""
+        """Return whether the router is served at any endpoint. It may be listed by name and by address."""
         return life in self._lives.values()
 
     def lives(self) -> dict[str, RouterLife]:

@@ -200,8 +200,8 @@ class ClusterMetrics:
                 registry=registry,
             ),
         )
-        self._tenants: set[str] = set()  # tenants with shown gauges
-        self._series: dict[str, Series] = {}  # of shown nodes
+        self._tenants: set[str] = set()  # tenants whose gauges are shown
+        self._series: dict[str, Series] = {}  # counters of shown nodes
         # nodes that are no longer shown, oldest first
         self._swept: OrderedDict[str, Series] = OrderedDict()
         self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels

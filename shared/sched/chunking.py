@@ -1,4 +1,4 @@
-"""Choose which prompts advance in a step of chunked prefill, and how far. All functions are pure."""
+"""Choose which prompts advance in a step of chunked prefill, and how far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the scheduler's counters, and its events, which the node turns into wire messages."""
+"""Define the scheduler's counters and events."""
 
 from __future__ import annotations
 
@@ -125,18 +125,20 @@ SchedEvent = (
 
 @dataclass(slots=True)
 class SchedCounters:
+    """See NODE_COUNTERS in metric_names.py."""
+
     retractions: int = 0
-    prompt_tokens: int = 0  # computed on this node
+    prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    mixed_steps: int = 0  # steps with prompts and running rows
+    mixed_steps: int = 0
     mixed_prompt_tokens: int = 0
     output_tokens: int = 0
-    offloaded_pages: int = 0  # copied to the cold tier
-    restored_pages: int = 0  # copied back from the cold tier
-    readmissions: int = 0  # requests that resumed by stash
-    offload_failures: int = 0  # restores that found damaged bytes
-    spec_steps: int = 0  # verifies: one per request and step
-    spec_accepted_tokens: int = 0  # accepted drafts, without the bonus token
+    offloaded_pages: int = 0
+    restored_pages: int = 0
+    readmissions: int = 0
+    offload_failures: int = 0
+    spec_steps: int = 0
+    spec_accepted_tokens: int = 0
     spec_accepted_at: list[int] = field(default_factory=list)  # by depth, from 1
     spec_draft_seconds: float = 0.0  # also in plain steps, which keep the drafter current
     spec_verify_seconds: float = 0.0  # the remaining time of steps with drafts, prompt chunks included

@@ -20,7 +20,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# Consecutive failed steps before the device is probed. One faulty request fails two: with other requests, then alone.
+# Consecutive failed steps before the device is probed: more than the two steps that one faulty request fails.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EngineLoop:
         return True
 
     def _process_results(self) -> bool:
-        """Process the ended steps, oldest first. Return True if there was any."""
+        """Process ended steps, oldest first. Return whether a step had ended."""
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]

@@ -17,13 +17,13 @@ from shared.engine.plan import StepResult
 
 LEAST = 16  # tokens
 AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
-GROWTH = 1.5  # largest growth after a step within the budget
-SHRINK = 0.5  # smallest share that a step leaves, because the system may have delayed the step
-FORGET = 1.1  # growth of the size that was too large, per step within the budget
+GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
+SHRINK = 0.5  # a step leaves at least this share of the chunk, because the system may have delayed the step
+FORGET = 1.1  # a step within the budget also grows the size that was too large
 
 
 class MixedChunk(Protocol):
-    """Chooses a chunk for each plan with running rows, launched or not. Observes each result, in order."""
+    """Chooses a chunk for each plan with running rows, as WidthChoice chooses a width."""
 
     def choose(self) -> int:
         """Return how many prompt tokens may join, at least 1."""

@@ -1,6 +1,6 @@
 """Copy KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      copies out cached pages that no request uses, long before eviction
+    save      copies out cached pages that no request uses
     park      copies out the pages of a retracted running request
     restore   copies in the pages after the cached prefix, at admission
 
@@ -84,7 +84,7 @@ class ColdTier:
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
         """Begin a copy from the tier. `loads`: a tier page, its place now, and the pool page to fill.
 
-        The copy waits for the newest launched step, which may still write the pool pages.
+        The copy waits for the newest launched step.
         """
 
         def run() -> None:

@@ -38,7 +38,7 @@ class PageBudget:
         self.num_saving = 0  # cached pages that a copy pins
 
     def cover(self, row: int, num_tokens: int) -> bool:
-        """Give the row pages for num_tokens. Return False if too few are free."""
+        """Give the row pages for its first num_tokens tokens. Return False if too few are free."""
         missing = page_count(num_tokens, self._settings.page_size) - int(self.kv.rows.num_pages[row])
         return missing <= 0 or self.kv.grow(row, missing)
 

@@ -1,7 +1,6 @@
 """Make a step without requests, to distinguish a failing device from failing requests. It reserves nothing.
 
-request-pool row 0    padding: no step reads the values that the relay writes there
-page 0                the sink: no request gets it, and padding writes to it
+It uses request-pool row 0, which is padding, and page 0, the sink. No request reads the values there.
 """
 
 from __future__ import annotations

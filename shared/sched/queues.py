@@ -95,7 +95,7 @@ class Queues:
         return bool(self.handed_off) or any(req.handoff_to is not None for req in begun)
 
     def retract(self, req: Request) -> None:
-        """Free the request's row and pages. It waits at its old place to be prefilled on this node.
+        """Free the request's row and pages. The request waits at its old place to be prefilled on this node.
 
         A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once, because
         later steps run after the steps in flight. Pages that the cold tier copies can be reused after the copy.
@@ -115,7 +115,6 @@ class Queues:
         self.await_memory(req)
 
     def end_loan(self) -> bool:
-        """Unpin the newest loan's pages, if any (rule f)."""
         name = self.budget.newest_loan
         if name is None:
             return False
@@ -124,7 +123,7 @@ class Queues:
         return True
 
     def give_up_pull(self) -> bool:
-        """Give up the newest open pull, if any (rule f). Its memory is free after its copies."""
+        """Give up the newest open pull, if any (rule f). The pull's memory is free after its copies."""
         row = self.budget.youngest_pulled
         if row is None:
             return False

@@ -1,6 +1,6 @@
-"""Apply a processed step to its requests: tokens, ends, finished chunks, and failures.
+"""Apply a processed step to its requests.
 
-A row is a zombie if its request ended or was retracted after planning. Its results are dropped.
+A row is a zombie if its request ended or was retracted after planning. A zombie's results are dropped.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Results:
     def _computed(self, req: Request, committed: int) -> None:
         """Free the pages that have left all sliding windows.
 
-        No step reads them: steps in flight begin at `committed` or later. A decode node pulls only KV that is read
-        after the whole prompt.
+        No step reads these pages: steps in flight begin at `committed` or later. A decode node pulls only KV that is
+        read after the whole prompt.
         """
         req.computed = committed
         self._queues.budget.kv.leave_behind(req.row, committed)

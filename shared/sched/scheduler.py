@@ -164,7 +164,7 @@ class Scheduler:
     def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
         """Add arrived rows to the running batch, without a forward.
 
-        Their first tokens go to the router again, and may end a row.
+        Each row's first token goes to the router again, and may end the row.
         """
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:

@@ -16,13 +16,13 @@ class SchedSettings:
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts
     mixed_chunk_size: int = 512  # the same limit in a step with decode rows, to bound their delay
     width: int = 1  # most tokens that a decode row commits per step
-    # whether chunks and decode rows share steps; otherwise the two kinds alternate
+    # whether chunks and decode rows share steps; otherwise their steps alternate
     mix: bool = True
     key_lookahead: int = 0  # see Drafter
     reads_history: bool = False  # see Drafter
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
-    max_ungranted_pages: int = 1 << 30  # pages that a prefill node pins without a grant
+    max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
     # layer counts at which parts of a hand-off's KV end; the last part has the rest
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()

@@ -1,7 +1,7 @@
 """Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and its GPU copies pages.
 
-The code follows torch.multiprocessing's tensor sharing, without pickle; remote.py has the rest. The code here has
-**never run on hardware**: tests use a virtual GPU in one process.
+The code follows torch.multiprocessing's tensor sharing, without pickle. It has **never run on hardware**: tests use a
+virtual GPU in one process.
 """
 
 from __future__ import annotations
@@ -118,5 +118,4 @@ class OpenIpc:
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
-        """torch unmaps the pages with their last tensor."""
         self._pages = self._pages.new_empty((0, 0))

@@ -49,8 +49,8 @@ class PageWriter(Protocol):
     def write(self, page: int, part: Part, source: ByteArray) -> ByteArray:
         """Copy `source` into a part of our own page, and zero the rest of the part.
 
-        Return the new bytes for the digest, valid until the next call. A page in GPU memory has them once the stream's
-        work is done.
+        Return the new bytes for the digest, valid until the next call. A page in GPU memory has these bytes once
+        the stream's work is done.
         """
         ...
 
@@ -110,7 +110,7 @@ class PinnedReader:
 
 
 class Blocks:
-    """Owns a sender's pinned blocks, at most `most`. A block is made when needed, and kept.
+    """Owns a sender's pinned blocks, at most `most`.
 
     A block can be taken again once nothing refers to the array from `take` or to its parts, such as libzmq's frames.
     """

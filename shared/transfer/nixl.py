@@ -1,6 +1,6 @@
 """Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-The code follows NIXL's Python documentation; remote.py has the rest. UCX authenticates and encrypts nothing: see
+The code follows NIXL's Python documentation. UCX authenticates and encrypts nothing: see
 --trust-network. The code has **never run with the package or on hardware**: tests use a stand-in.
 """
 
@@ -75,7 +75,7 @@ class Nixl:
 class OpenNixl:
     def __init__(self, own: KVPool, agent: Any, handle: NixlHandle) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
-        self.owner = str(handle.nonce)  # an agent keeps its pool
+        self.owner = str(handle.nonce)  # an agent has the same pool for its whole life
         self._own, self._agent, self._remote = own, agent, handle
         self._peer = agent.add_remote_agent(handle.metadata)
         self._failed = False

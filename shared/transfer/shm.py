@@ -113,7 +113,6 @@ class ShmReceiver:
 
 
 def file_id(ref: PoolRef) -> tuple[int, int] | None:
-    """Return device and inode of the peer's descriptor, if it still exists."""
     try:
         info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
     except (OSError, ValueError):

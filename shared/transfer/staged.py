@@ -2,8 +2,8 @@
 
     sender's pool --group, a page at a time--> | part of page 0 | part of page 1 | ... | --pull--> receiver's pool
 
-The group reads the sender's pool while it sends. A page that is freed too early has another digest. An agreed transfer
-can't be cancelled, so it may arrive after the request has ended. Staging keeps it out of the request's pages.
+The group reads the sender's pool while it sends. An agreed transfer can't be cancelled, so it may arrive after the
+request has ended. Staging keeps the transfer out of the request's pages.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Transfer = torch.Tensor | list[torch.Tensor]  # contiguous (n,) uint8 rows on th
 
 
 class TorchGroup(Protocol):
-    """One pair's group. One thread calls all methods except `abort`."""
+    """One thread calls all methods except `abort`."""
 
     def connect(self, store: LinkStore, rank: int) -> None:
         """Block until connected. Raise if the peer can't be reached."""
