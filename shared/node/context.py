@@ -64,7 +64,7 @@ class NodeContext:
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # what to do after draining: see Drain
+    then: str = ""  # what to do after draining
     move_at: float | None = None  # when routers move unfinished requests; None: never
     arrivals: int = 0
 

@@ -18,7 +18,7 @@ from shared.wire.codec import key_of, sampling_of, to_wire
 from shared.wire.messages import Generate, Key, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.ranges import MAX_TEXT
 
-# limit on a message with tokens or scores, so that it delays others only a little
+# so that a message delays others only a little
 MESSAGE_BYTES = 128 * 1024
 
 

@@ -5,7 +5,7 @@
 
 Graphs are captured later, into the rest. If memory runs out, steps without a graph run eagerly.
 
-This code never ran on a GPU: the tests use a virtual GPU.
+This code never ran on a GPU.
 """
 
 from __future__ import annotations

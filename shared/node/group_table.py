@@ -29,7 +29,7 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # a sender agreed to these
+    unposted: deque[Transfer] = field(default_factory=deque)  # agreed but not posted, on a sender
 
     @property
     def has_room(self) -> bool:

@@ -207,7 +207,6 @@ class ClusterMetrics:
         self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels
 
     def count(self, node: str, name: str, amount: float) -> None:
-        """Add to a counter that the router itself counts."""
         self._counter(node, name).inc(amount)
 
     def resumed(self, count: int) -> None:

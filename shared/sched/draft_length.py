@@ -59,7 +59,7 @@ def make_width_choice(spec: SpecConfig) -> WidthChoice:
 
 
 def step_widths(spec: SpecConfig) -> list[int]:
-    """Return the widths to choose from, ascending. The acceptance in parts of a tree is not measured."""
+    """Return the widths, ascending. A tree is verified whole or not at all: its parts' acceptance is not measured."""
     if spec.width == 1 or not spec.spec_adaptive:
         return [spec.width]
     smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]

@@ -46,9 +46,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
-    """A launched step will complete the KV of a hand-off's first num_tokens tokens, in all if `is_last`.
+    """A launched step will complete the KV of a hand-off's first num_tokens tokens.
 
-    The event comes in the launch's round. `layers` shows the step's progress.
+    `is_last`: the hand-off has no more tokens. The event comes in the launch's round. `layers` shows progress.
     """
 
     key: RequestKey
@@ -90,14 +90,14 @@ class GrantRevoked:
 
 @dataclass(frozen=True, slots=True)
 class HandoffUnpinned:
-    """An ungranted hand-off lost its memory. Its events will come again."""
+    """An ungranted hand-off lost its memory. ChunkReady and PrefillDone will come again."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class PullGaveWay:
-    """A prefix pull gave its memory to other requests. Its row stays held, like the row of a revoked grant."""
+    """A prefix pull gave its memory to other requests. Its row stays held."""
 
     row: int
 

@@ -2,8 +2,8 @@
 
     process results -> bring back from the cold tier -> resolve lengths -> plan N (no waits) -> launch N
 
-With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. A round
-waits and raises only before it plans, because a plan changes the scheduler's state.
+With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. A launch
+waits or raises only before its plan, because a plan changes the scheduler's state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# Consecutive failed steps before the device is probed: more than the two steps that one faulty request fails.
+# The device is probed after this many consecutive failed steps. One faulty request alone makes two steps fail.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)

@@ -55,7 +55,8 @@ class Park:
 class Restore:
     """A copy of pages into a request's row, which then has the KV of `num_tokens` tokens.
 
-    Damaged pages leave `num_cached` tokens. `revoked`: the request has left, and its row is held until the copy ends.
+    Damaged pages leave `num_cached` tokens. `revoked`: the request has ended or was retracted. Its row is held
+    until the copy ends.
     """
 
     request: Request
@@ -82,10 +83,7 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. `loads`: a tier page, its place now, and the pool page to fill.
-
-        The copy waits for the newest launched step.
-        """
+        """Begin a copy from the tier. `loads`: a tier page, its place now, and the pool page to fill."""
 
         def run() -> None:
             for cold, place, page in loads:

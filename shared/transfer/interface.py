@@ -57,7 +57,7 @@ class PageSet:
     """The same part of each of a sender's `pages`, and one way to get its bytes, which no longer change.
 
     - pool: the receiver reads the pool.
-    - frames: views of host memory, or of the pool, whose pages stay pinned until Installed.
+    - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
     - handle: a library reads the pages.
     - staged_bytes: the size of each page's part. The sender sends the part when the receiver asks.
     """
