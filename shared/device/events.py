@@ -37,7 +37,7 @@ class EventDriver(Protocol):
         ...
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Raise TimeoutError or DeadlockError."""
+        """Wait for the event. Raise TimeoutError or DeadlockError."""
         ...
 
     def defer(self, event: Event) -> bool:
@@ -101,7 +101,7 @@ class Event:
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Never raise the event's error."""
+        """Block, but never raise the event's error."""
         if self._complete:
             return
         if self._driver is not None:
@@ -110,7 +110,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Raise TimeoutError."""
+        """Wait for the flag. Raise TimeoutError."""
         with self._lock:
             if self._complete:
                 return

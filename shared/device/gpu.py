@@ -47,7 +47,7 @@ class GpuStream(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Block until all enqueued work has run. Raise the device's fault."""
+        """Raise the device's fault, if any."""
         ...
 
 
@@ -102,7 +102,9 @@ class GpuGraph(Protocol):
         """
         ...
 
-    def reset(self) -> None: ...
+    def reset(self) -> None:
+        """Free the graph and its share of the memory."""
+        ...
 
 
 class Gpu(Protocol):

@@ -78,7 +78,7 @@ class NodeContext:
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
-        """Drop a message. Ignore it if it crossed with its request's end."""
+        """Drop a message, unless it crossed with its request's end."""
         if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 
@@ -91,7 +91,7 @@ class NodeContext:
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
     def unconstrained(self, req: Request) -> InvalidRequest | None:
-        """Return why the request's grammar can't be followed, if so."""
+        """Attach the request's constraint, or return why it can't be followed."""
         try:
             self.core.scheduler.constrain(req)
         except InvalidRequest as error:

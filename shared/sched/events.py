@@ -97,7 +97,7 @@ class HandoffUnpinned:
 
 @dataclass(frozen=True, slots=True)
 class PullGaveWay:
-    """A prefix pull gave its memory to other requests. Its row stays held."""
+    """A prefix pull gave its memory to other requests. The pull's row stays held."""
 
     row: int
 

@@ -1,7 +1,7 @@
 """Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-The code follows NIXL's Python documentation. UCX authenticates and encrypts nothing: see
---trust-network. The code has **never run with the package or on hardware**: tests use a stand-in.
+The code follows NIXL's Python documentation. UCX authenticates and encrypts nothing: see --trust-network. The code has
+**never run with the package or on hardware**: tests use a stand-in.
 """
 
 from __future__ import annotations
