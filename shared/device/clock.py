@@ -1,4 +1,4 @@
-"""Time a stream's work: set marks in stream order, and return the seconds between two marks that were reached."""
+"""Time a stream's work between marks that are set in stream order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Time inline and cpu streams, whose work is finished when the closure ends."""
+    """For inline and cpu streams, whose work is finished when the closure ends."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
@@ -30,7 +30,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Time closures that only enqueue work. A mark is an event recorded on the device's current stream."""
+    """For closures that only enqueue work. A mark is an event on the device's current stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -47,7 +47,7 @@ class CudaClock:
 
 
 class StillClock:
-    """Stand still, because the runs of simulated streams must be repeatable."""
+    """For simulated streams, whose runs must be repeatable."""
 
     def mark(self) -> Mark:
         return 0.0

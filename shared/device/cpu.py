@@ -1,7 +1,7 @@
 """CPU stream: a worker thread that runs closures in launch order, in inference_mode.
 
-The worker calls `notify` after each closure. The node's `notify` wakes the node's loop. This backend reveals a
-missing wait only by chance. Tests of the order of work use the simulated backend.
+The worker calls `notify` after each closure, to wake the node's loop. A missing wait shows only by chance, so tests of
+the order of work use the simulated backend.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ def do_nothing() -> None:
 
 
 class CpuStream:
-    """Own the worker thread from __init__ to stop().
+    """Owns the worker thread from __init__ to stop().
 
-    The worker calls `on_thread_start` first, because each thread has its own torch thread counts, affinity and
-    inference_mode.
+    The worker first calls `on_thread_start`. torch thread counts, affinity and inference_mode are thread-local.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class CpuStream:
         self._epochs = StreamEpochs()
         self._items: queue.SimpleQueue[Work[Any] | Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # no work may be queued once the end mark is in the queue
+        self._lock = threading.Lock()  # no work may be queued behind the end mark
         self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
         self._thread.start()
 
@@ -94,14 +93,13 @@ class CpuStream:
                     self._run(item)
 
     def _surroundings(self) -> Context:
-        """Return the worker's context for closures. Grad mode is thread-local."""
         return torch.inference_mode()
 
     def _run(self, work: Work[Any]) -> None:
         if self._stopping.is_set():
             work.skip("the stream was stopped")
         else:
-            # The closure's ticket already has its KeyboardInterrupt or SystemExit, so the worker can go on.
+            # the ticket already has a KeyboardInterrupt or SystemExit, so the worker can go on
             with contextlib.suppress(BaseException):
                 run_work(work, self._epochs)
         self._notify()

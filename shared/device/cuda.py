@@ -1,11 +1,11 @@
 """CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU. It runs work as late as the waits allow, and in any
-order that they allow.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in
+any order.
 
-An event fires in two steps. `fire()` inside the closure records a mark. On the device, other streams wait for the mark.
-Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`
-never report work that is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
+An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device. At
+the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify` never report work that
+is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-POOL_SIZE = 32  # number of streams per priority in torch, which hands them out round robin
+POOL_SIZE = 32  # torch's streams per priority, which it hands out round robin
 
 
 def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
-    """Return a stream whose handle is not in `taken`. If two streams have the same handle, their work never overlaps
-    (H7)."""
+    """Return a stream whose handle is not in `taken`. The work of equal handles never overlaps (H7)."""
     for _ in range(POOL_SIZE):
         stream = gpu.new_stream(device, priority)
         if stream.cuda_stream not in taken:
@@ -43,14 +42,14 @@ def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection
 
 
 class CudaMarks:
-    """A stream's marks in record order, and the watcher thread, which completes their events."""
+    """Owns a stream's marks in record order, and the watcher thread."""
 
     def __init__(self, name: str, gpu: Gpu, stream: GpuStream, notify: Callable[[], None]) -> None:
         self._gpu = gpu
         self._stream = stream
         self._notify = notify
-        self._marks: dict[Event, GpuEvent] = {}  # recorded marks whose event is not complete yet
-        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # functions to call once an event has fired
+        self._marks: dict[Event, GpuEvent] = {}  # recorded marks of incomplete events
+        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # to call once an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
@@ -62,10 +61,7 @@ class CudaMarks:
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """Record a mark. The watcher completes the event once the device reaches its mark.
-
-        After a device fault the event completes at once, with the error.
-        """
+        """Record a mark. After a device fault, complete the event at once, with the error."""
         mark = self._gpu.new_event(blocking=True)
         try:
             mark.record(self._stream)
@@ -79,10 +75,7 @@ class CudaMarks:
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
-        """Call `go_on` once the unfired event has a mark, or completes without one after a device fault.
-
-        The thread that fires the event calls `go_on`.
-        """
+        """Call `go_on`, on the firing thread, once the unfired event has a mark or completes after a device fault."""
         if event not in self._waiters:
             event.add_callback(self._go_on_behind)
         self._waiters.setdefault(event, []).append(go_on)
@@ -112,19 +105,18 @@ class CudaMarks:
 
 
 def mark_of(event: Event) -> GpuEvent | None:
-    """Return the event's mark, or None if the event is unfired, is complete, or belongs to no CudaStream."""
+    """Return None if the event is unfired, complete, or not of a CudaStream."""
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
 class CudaStream:
     """A stream of the GPU. `launch` returns when fn has enqueued its work.
 
-    `taken`: handles that this stream must not reuse. A tensor that crosses streams is kept alive by a lease.
+    `taken`: handles that this stream must not reuse. A lease keeps a tensor that crosses streams alive.
 
-    A device can't wait for work that is not yet enqueued. An event may stand for such work: a host event, or an event
-    of a stream that holds launches. A stream that waits for such an event holds its later launches until the event
-    fires. The thread that fires the event launches the held work, so one thread must do all launches and fire these
-    events.
+    A device can't wait for work that is not enqueued yet: for a host event, or an event of a stream that holds
+    launches. A stream that waits for such an event holds its later launches. The thread that fires the event launches
+    them, so one thread must do all launches and fire these events.
     """
 
     def __init__(
@@ -178,7 +170,7 @@ class CudaStream:
             self._hold(event)
 
     def _is_behind(self, event: Event) -> bool:
-        """Order later launches after the event. Return False if the event has not fired."""
+        """Order later launches after the event. Return False if it has not fired."""
         if event.peek():
             return True
         mark = mark_of(event)
@@ -201,7 +193,6 @@ class CudaStream:
             event.add_callback(lambda _: self._go_on())
 
     def _go_on(self) -> None:
-        """Launch the held work, up to the next event that has not fired."""
         while self._held:
             head = self._held.popleft()
             if isinstance(head, Work):
@@ -222,6 +213,6 @@ class CudaStream:
                     item.skip("the stream was stopped")
             try:
                 self.cuda_stream.synchronize()
-            except Exception:  # the watcher must still end, and the other streams must still be stopped
+            except Exception:  # the watcher and the other streams must still end
                 logger.exception("device fault at the end of stream %s", self.name)
             self._marks.stop()

@@ -1,6 +1,6 @@
 """CUDA stream with a worker thread, where closures run in order and may block.
 
-Transfers and cold-tier copies use this stream, because they wait for peers, disks and digests.
+Transfers and cold-tier copies use it, because they wait for peers, disks and digests.
 
     loop    launch(pull) . . . . . . . . . . . done.query()
     thread        wait(newest step)  pull, digests  synchronize  done
@@ -28,9 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadedCudaStream(CpuStream):
-    """Drive each ticket's `done` and the closures' events (EventDriver).
-
-    The events complete after all earlier device work."""
+    """Completes each ticket's `done` and the closures' events after all earlier device work (EventDriver)."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        # A CudaStream that waits for an event with this driver blocks. Without a driver, it would hold its launches,
+        # With this driver, a CudaStream blocks when it waits for `done`. Without a driver, it would hold its launches,
         # and this worker would launch them.
         ticket.done.bind(self)
         return ticket
@@ -65,9 +63,9 @@ class ThreadedCudaStream(CpuStream):
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """On the worker, wait for the enqueued work, so that the event completes after this work.
+        """On the worker, wait for the enqueued work, so that the event completes after it.
 
-        A call on another thread means that the closure was skipped: nothing is enqueued.
+        On another thread, the closure was skipped: nothing is enqueued.
         """
         if threading.current_thread() is self._thread:
             try:
@@ -78,15 +76,14 @@ class ThreadedCudaStream(CpuStream):
         return False
 
     def _run_and_wait(self, fn: Closure[R]) -> R:
-        # Wait also after an exception, because enqueued work may still write pages that the host would reuse.
+        # also after an exception: enqueued work may still write pages that the host would reuse
         try:
             return run_to_end(fn)
         finally:
             self._sleep_until_done()
 
     def _sleep_until_done(self) -> None:
-        """Sleep until the device has done all enqueued work. A blocking event is used, because a stream's `synchronize`
-        may spin."""
+        """Sleep until the device has done all enqueued work. A stream's `synchronize` might spin."""
         mark = self._gpu.new_event(blocking=True)
         mark.record(self.cuda_stream)
         mark.synchronize()

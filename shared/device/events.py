@@ -1,7 +1,7 @@
 """Define events, which order work across streams, and tickets, which hold results and errors.
 
-An event is armed before the work that fires it is launched. So no wait can miss the event. An event only orders work:
-a wait returns even if the event fired with an error. Code that needs the data checks `Ticket.error`.
+An event is armed before the launch of the work that fires it, so no wait can miss the event. An event only orders work:
+a wait returns even after an error. Code that needs the data checks `Ticket.error`.
 """
 
 from __future__ import annotations
@@ -24,33 +24,31 @@ class StreamSkipped(StepFailed):
 
 
 class EventNotFired(StepFailed):
-    """Raised if a closure ended without firing an armed event; the stream fired the event instead."""
+    """Raised if a closure left an armed event unfired; the stream fired the event instead."""
 
     code = "event_not_fired"
 
 
 class EventDriver(Protocol):
-    """The part of a stream backend that completes the events of its streams. An event without a driver is a thread-safe
-    flag."""
+    """The part of a stream backend that completes events. An event without a driver is a thread-safe flag."""
 
     def poll(self, event: Event) -> None:
-        """Bring the event closer to completion, if the backend can. `event.query()` calls this."""
+        """Bring the event closer to completion, if possible. `query()` calls this."""
         ...
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Wait until the event has completed. Raises TimeoutError or DeadlockError."""
+        """Wait for the event. Raise TimeoutError or DeadlockError."""
         ...
 
     def defer(self, event: Event) -> bool:
-        """Return whether the driver calls `event.complete()` later. `event.fire()` calls this."""
+        """Return whether the driver calls `event.complete()` later. `fire()` calls this."""
         ...
 
 
 class Event:
-    """An event, armed from the start. `Stream.launch(fires=...)` says which work will fire the event.
+    """An event, armed from the start. `Stream.launch(fires=...)` names the work that will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete. A device
-    completes this work only after the call of fire().
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete; a device completes it later.
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
@@ -60,13 +58,12 @@ class Event:
         self.fired = False
         self.error: BaseException | None = None
         self._complete = False
-        self._waiter: threading.Event | None = None  # made by the first waiter, because most events are only queried
+        self._waiter: threading.Event | None = None  # made by the first waiter: most events are only queried
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Event], None]] = []
         self._driver: EventDriver | None = None
 
     def bind(self, driver: EventDriver) -> None:
-        """Set the driver, if the event has none yet."""
         if self._driver is None:
             self._driver = driver
 
@@ -75,7 +72,7 @@ class Event:
         return self._driver
 
     def fire(self, error: BaseException | None = None) -> None:
-        """Fire from any thread. Later calls do nothing."""
+        """Any thread may fire. Later calls do nothing."""
         with self._lock:
             if self.fired:
                 return
@@ -85,7 +82,7 @@ class Event:
             self.complete()
 
     def complete(self) -> None:
-        """Record that the work before fire() is done, and run the callbacks on this thread. Drivers call it."""
+        """Record the completion, and run the callbacks on this thread. Drivers call it."""
         with self._lock:
             self._complete = True
             callbacks, self._callbacks = self._callbacks, []
@@ -100,11 +97,11 @@ class Event:
         return self._complete
 
     def peek(self) -> bool:
-        """Return whether the event is complete. Unlike query(), this never runs a simulated world."""
+        """Query the event without running a simulated world."""
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
-        """Block until the event is complete. Never raises the event's error."""
+        """Block, but never raise the event's error."""
         if self._complete:
             return
         if self._driver is not None:
@@ -113,7 +110,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Wait for the thread-safe flag. Raises TimeoutError."""
+        """Wait for the flag. Raise TimeoutError."""
         with self._lock:
             if self._complete:
                 return
@@ -122,7 +119,7 @@ class Event:
             raise TimeoutError(f"event {self.name} did not fire within {timeout_s} s")
 
     def add_callback(self, fn: Callable[[Event], None]) -> None:
-        """Run fn on the thread that completes the event, or at once if the event is complete. fn must be short."""
+        """Run fn, which must be short, on the completing thread, or at once if the event is complete."""
         with self._lock:
             if not self._complete:
                 self._callbacks.append(fn)
@@ -141,7 +138,7 @@ class Event:
 
 
 class Ticket(Generic[R]):
-    """Holds the outcome of a launched closure. `result` or `error` is set before `done` fires."""
+    """`result` or `error` is set before `done` fires."""
 
     __slots__ = ("done", "error", "result")
 
@@ -151,7 +148,6 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
-        """Wait, then return the result or raise the closure's error."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

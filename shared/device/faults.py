@@ -10,9 +10,8 @@ DEVICE_WORDS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS"
 def blames_device(error: BaseException) -> bool:
     """Return whether the error or its cause is a device fault.
 
-    torch raises `AcceleratorError` for an illegal address, a failed launch or a memory fault. Libraries, and older
-    versions of torch, raise RuntimeError. Running out of memory is not a device fault, because the next
-    step may be smaller.
+    torch raises `AcceleratorError`; libraries and older versions of torch raise RuntimeError. Running out of memory is
+    not a device fault, because the next step may be smaller.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False

@@ -20,35 +20,34 @@ class GpuEvent(Protocol):
     """A mark in a stream of the device. An unrecorded event counts as reached."""
 
     def record(self, stream: GpuStream | None = None) -> None:
-        """Put the mark behind all work enqueued on `stream`, by default the calling thread's current stream."""
+        """Put the mark behind all work enqueued on `stream`, by default the thread's current stream."""
         ...
 
     def synchronize(self) -> None:
-        """Block the caller, without the GIL, until the device reaches the mark. Raises the device's fault."""
+        """Block, without the GIL, until the device reaches the mark. Raise the device's fault."""
         ...
 
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: GpuEvent) -> float:
-        """Return the milliseconds from this event to `end_event`. Raises RuntimeError unless both events have `timing`
-        and were reached."""
+        """Return the milliseconds to `end_event`. Raise RuntimeError if `timing` or a reached mark is missing."""
         ...
 
 
 class GpuStream(Protocol):
-    """A queue of the device. The work of one queue runs in order. Only events order the work of two queues."""
+    """A queue of the device. Its work runs in order. Only events order the work of two queues."""
 
     @property
     def cuda_stream(self) -> int:
-        """The handle. Objects with the same handle stand for one queue."""
+        """Return the handle, which is equal for objects of one queue."""
         ...
 
     def wait_event(self, event: GpuEvent) -> None:
-        """Let later work of this stream wait for the event's newest mark. The host does not wait."""
+        """Let later work wait for the event's newest mark. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Block until all enqueued work has run. Raises the device's fault."""
+        """Raise the device's fault, if any."""
         ...
 
 
@@ -64,15 +63,15 @@ def gib(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Counts the bytes that this process's tensors use on one device."""
+    """Bytes of this process's tensors on one device."""
 
     allocated_bytes: int
-    peak_bytes: int  # peak since `forget_peak`
+    peak_bytes: int  # since `forget_peak`
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """`capability`: compute capability (major, minor). `peers`: numbers of devices whose memory this device can map."""
+    """`capability`: (major, minor). `peers`: numbers of devices whose memory this device can map."""
 
     name: str
     capability: tuple[int, int]
@@ -81,7 +80,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """A handle with which another process opens device memory. It has the fields that torch uses, in torch's order."""
+    """Lets another process open device memory. The fields are torch's, in torch's order."""
 
     device: int
     storage: bytes
@@ -94,8 +93,7 @@ class SharedBlock:
 
 
 class GpuGraph(Protocol):
-    """Captured launches, with the memory addresses that they use. Replays of graphs that share memory must not
-    overlap."""
+    """Captured launches and their memory addresses. Replays of graphs that share memory must not overlap."""
 
     def replay(self) -> None:
         """Enqueue the whole graph on the current stream.
@@ -133,12 +131,10 @@ class Gpu(Protocol):
         ...
 
     def release_cached(self, device: torch.device) -> None:
-        """Return unused cached memory to the driver. `memory_info` then counts it as free."""
+        """Return unused cached memory to the driver, which then counts it as free."""
         ...
 
-    def synchronize(self, device: torch.device) -> None:
-        """Block until every stream of the device is empty."""
-        ...
+    def synchronize(self, device: torch.device) -> None: ...
 
     def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
         """Return a stream from a round-robin pool, so handles may repeat."""
@@ -149,11 +145,11 @@ class Gpu(Protocol):
     def use_stream(self, stream: GpuStream) -> Context: ...
 
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
-        """Return an event. `blocking`: whether the event's `synchronize` sleeps instead of spinning."""
+        """`blocking`: whether the event's `synchronize` sleeps instead of spinning."""
         ...
 
     def closure_mode(self) -> Context:
-        """Return a context that sets the grad mode in which closures run."""
+        """Return a context with the closures' grad mode."""
         ...
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -161,21 +157,19 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before the free."""
+        """When the tensor is freed, keep its memory until `stream` has done its enqueued work."""
         ...
 
     def new_graph_memory(self) -> object:
-        """Return a memory pool for captures. Graphs captured one after another may share the pool. They then use the
-        same memory, so their replays must not overlap.
-        """
+        """Return a memory pool, which graphs captured one after another may share."""
         ...
 
     def capture(self, memory: object) -> AbstractContextManager[GpuGraph]:
         """Capture all work that the calling thread enqueues within the context, instead of running it.
 
-        The graph contains the work of the thread's current stream, and of streams that are forked from this stream and
-        joined again. An error is raised, at once or at the end, for host waits, memory outside `memory`, copies to or
-        from pageable memory, event queries, and streams not joined again. Other threads are not restricted.
+        The graph has the work of the thread's current stream, and of streams forked from it and joined again. Raise, at
+        once or at the end, for host waits, memory outside `memory`, copies to or from pageable memory, event queries,
+        and streams not joined again. Other threads are not restricted.
         """
         ...
 
@@ -184,12 +178,11 @@ class Gpu(Protocol):
         ...
 
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
-        """Return another process's memory as (storage_bytes,) uint8. The memory is unmapped when the last tensor is
-        freed."""
+        """Return another process's memory as (storage_bytes,) uint8. Freeing the last tensor unmaps it."""
         ...
 
     def describe(self, device: torch.device) -> DeviceInfo: ...
 
     def built_for(self) -> str:
-        """Return torch's CUDA version; "" if torch was built without CUDA."""
+        """Return torch's CUDA version, or ""."""
         ...

@@ -3,8 +3,8 @@
         rank 0   | x0 |--+        | x0 x1 |
         rank 1   | x1 |--+-- -->  | x0 x1 |      bytes are copied, never added: every rank has the same bits
 
-Every rank makes the same calls in the same order. If a rank ends, or is silent for longer than the group's
-timeout, other ranks' calls raise RankLost, and the group is unusable.
+Every rank makes the same calls in the same order. If a rank ends, or is silent for longer than the timeout, the other
+ranks' calls raise RankLost, and the group is unusable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pending(Protocol):
 
 
 class Gloo(Protocol):
-    """Methods of torch's ProcessGroupGloo. Torch's type stubs lack most of them."""
+    """Methods of torch's ProcessGroupGloo, most of which torch's stubs lack."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 
@@ -41,25 +41,24 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the store with which the ranks find each other. Its file may already exist. The node owns the folder."""
+    """Return the ranks' meeting place. Its file may exist. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
 class RankGroup:
-    """One rank's connection to the group. One thread at a time may use it. Tensors are on the CPU."""
+    """One thread at a time may use the group. Tensors are on the CPU."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
-        """Join the group and wait for all ranks. Raises RankLost if a rank is late."""
+        """Wait for all ranks. Raise RankLost if a rank is late."""
         self.rank, self.size = rank, size
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs name it `Options`
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=patience_s)
         with self._together("joining"):
-            # The stubs lack this constructor and the methods of Gloo.
+            # the stubs lack this constructor and the methods of Gloo
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
-        """Set the time after which an awaited rank counts as lost."""
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,17 +74,17 @@ class RankGroup:
         return self.stack(x).transpose(0, 1).reshape(len(x), -1)
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send x and return once the other rank has received it."""
+        """Return once the other rank has received x."""
         with self._together("sending"):
             self._gloo.send([as_bytes(x.contiguous())], to, 0).wait()
 
     def receive(self, x: torch.Tensor, source: int) -> None:
-        """Fill the contiguous x with the other rank's tensor of the same shape and dtype."""
+        """Fill the contiguous x with a tensor of the same shape and dtype."""
         with self._together("receiving"):
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 
     def barrier(self) -> None:
-        """Wait for all ranks. The ranks' earlier writes to shared memory are then visible."""
+        """Wait for all ranks. Their earlier writes to shared memory are then visible."""
         with self._together("waiting"):
             self._gloo.barrier().wait()
 
@@ -98,8 +97,5 @@ class RankGroup:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """View the memory of a contiguous x as flat uint8, because gloo lacks some of Baton's dtypes.
-
-    A tensor of one element may have any strides.
-    """
+    """View a contiguous x as flat uint8, because gloo lacks some dtypes. One element may have any strides."""
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)

@@ -1,7 +1,4 @@
-"""Inline stream: a closure runs on the calling thread at launch. Nothing overlaps, so this backend is the reference.
-
-This backend can't reveal a missing wait; the simulated backend can.
-"""
+"""Inline stream: a closure runs on the calling thread at launch. Nothing overlaps, so this backend is the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ R = TypeVar("R")
 
 
 class InlineStream:
-    """Run closures at launch. Raise RuntimeError for a wait on an unfired event, because the wait could never end."""
+    """Raises RuntimeError for a wait on an unfired event, because the wait could never end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +37,7 @@ class InlineStream:
         return work.ticket
 
     def wait(self, event: Event) -> None:
-        # The next launch checks the waits. As on a device, the wait itself does not block the host.
+        # The next launch checks the waits: as on a device, a wait does not block the host.
         self._waits.append(event)
 
     def reset(self) -> None:

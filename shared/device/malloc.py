@@ -1,11 +1,10 @@
 """Set up glibc's allocator, and return freed memory to the system.
 
-By default glibc maps each block above 128 KiB anew, and the kernel zeroes it. It would do so for every KV page that
-arrives, and for every activation. With that default, page transfers over ZMQ ran at half the speed. So nodes keep large
-freed blocks.
+By default glibc maps each block above 128 KiB anew, and the kernel zeroes it: for every KV page that arrives, and for
+every activation. Page transfers over ZMQ then ran at half the speed. So nodes keep large freed blocks.
 
-By default glibc also has several heaps for threads. `malloc_trim` returns the free end of the main heap only, so each
-thread could keep 64 MiB after a flood of requests. So all threads share the main heap.
+By default glibc also has several heaps, but `malloc_trim` returns the free end of the main heap only. Each thread could
+keep 64 MiB after a flood of requests. So all threads share the main heap.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ TRIM_ABOVE_BYTES = 512 << 20
 
 
 def share_one_heap() -> bool:
-    """Make all threads of this process allocate from one heap. Call once, before other threads start. Return False if
-    the allocator is not glibc's. Freed memory may then stay with the process."""
+    """Make all threads allocate from one heap. Call once, before other threads start.
+
+    Return False if the allocator is not glibc's. Freed memory may then stay with the process.
+    """
     return _set((M_ARENA_MAX, 1))
 
 
 def keep_freed_memory() -> bool:
-    """Share one heap, and keep large freed blocks in it. Call once, before other threads start. Return False if the
-    allocator is not glibc's. The process is then slower, but works."""
+    """Share one heap, as above, and keep large freed blocks in it. Call it once, before other threads start."""
     return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
 
 
@@ -39,7 +39,6 @@ def _set(*settings: tuple[int, int]) -> bool:
 
 
 def give_freed_memory_back() -> None:
-    """Return freed memory to the system, after one-time work such as loading. When memory is used again, the system
-    must zero it again."""
+    """Return freed memory to the system after one-time work such as loading."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Simulate streams. One thread runs them in an order that the events allow. A seed chooses the order and can replay it.
+"""Simulate streams on one thread, in an order that the events allow. A seed chooses the order.
 
 A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
 rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of
@@ -24,15 +24,15 @@ R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
 LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
 RUN_LENGTHS = (1, 2, 5, 20, 1000)
-FRUITLESS_POLLS = 8  # the world always runs after this number of polls, because a host may do nothing but poll
+FRUITLESS_POLLS = 8  # a host may do nothing but poll
 
 
 class DeadlockError(RuntimeError):
-    """Raised if the host waits and no stream can run. The message says for each stream why it can't run."""
+    """Raised if the host waits and no stream can run. The message says why."""
 
 
 class SimulatedStream:
-    """A simulated stream. `items` are its closures and waits, in launch order."""
+    """`items`: closures and waits, in launch order."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class SimulatedStream:
         self.priority = 0.0
         self.items: deque[Work[Any] | Event] = deque()
         self._epochs = StreamEpochs()
-        # the first item's closure, if it is between two of its steps
+        # the first item's closure, between two of its steps
         self._running: Generator[None, None, Any] | None = None
 
     @property
@@ -67,7 +67,7 @@ class SimulatedStream:
         self.world.note(self.name, "reset", f"epoch {self.epoch}")
 
     def stop(self) -> None:
-        """Skip all items. Close a closure that is between two steps."""
+        """Close a closure that is between two steps."""
         while self.items:
             item = self.items.popleft()
             if isinstance(item, Work):
@@ -77,7 +77,6 @@ class SimulatedStream:
                 item.skip("the stream was stopped")
 
     def head(self) -> Work[Any] | None:
-        """Return the closure that can step now, after removing waits on complete events."""
         while self.items and isinstance(self.items[0], Event) and self.items[0].peek():
             self.items.popleft()
         head = self.items[0] if self.items else None
@@ -88,7 +87,6 @@ class SimulatedStream:
         return "idle" if head is None else f"waits for {head!r}" if isinstance(head, Event) else f"can run {head.label}"
 
     def step(self) -> None:
-        """Run the head closure up to its next yield or its end."""
         work = self.head()
         if work is None:
             raise RuntimeError(f"stream {self.name} has nothing to run: {self.stuck_on()}")
@@ -128,7 +126,7 @@ class SimulatedStream:
 
 
 class World:
-    """Own simulated streams, and drive their events (EventDriver). The host's thread runs everything.
+    """Owns simulated streams, and drives their events (EventDriver).
 
     `laziness` in [0, 1]; None: the seed draws it.
     """
@@ -153,7 +151,6 @@ class World:
         return world
 
     def stream(self, name: str) -> SimulatedStream:
-        """Return the stream with this name. The first call makes it."""
         if name not in self._streams:
             stream = SimulatedStream(name, self)
             stream.priority = self._random.random()
@@ -161,12 +158,11 @@ class World:
         return self._streams[name]
 
     def run(self, name: str, steps: int = 1) -> None:
-        """Advance a scripted stream. Raises RuntimeError if it can't run. A closure with k yields has k + 1 steps."""
+        """Advance a scripted stream. A closure with k yields has k + 1 steps. Raise RuntimeError if it can't run."""
         for _ in range(steps):
             self._step(self.stream(name))
 
     def run_stream(self, name: str) -> int:
-        """Advance a scripted stream until it is idle or blocked. Return the number of steps."""
         steps = 0
         while self.stream(name).head() is not None:
             self.run(name)
@@ -178,7 +174,6 @@ class World:
             pass
 
     def host_point(self) -> None:
-        """Run a few steps after a host action, depending on laziness."""
         if self.scripted or self._in_world or self._random.random() < self.laziness:
             return
         for _ in range(self._random.choice(RUN_LENGTHS)):
@@ -195,7 +190,7 @@ class World:
             self._run_one()
 
     def block(self, event: Event, timeout_s: float | None) -> None:
-        """Run the world until the event completes. Ignores the timeout. Raises DeadlockError."""
+        """Run the world until the event completes, without a timeout. Raise DeadlockError."""
         if self._in_world:
             raise DeadlockError(f"a closure blocks on {event!r}; use stream.wait() before launching it")
         self.note("host", "sync", event.name)
@@ -212,7 +207,6 @@ class World:
         self._log.append((self.num_steps, stream, what, label))
 
     def timeline(self, last: int | None = None) -> str:
-        """Return one line per launch, wait, step and fire: `step stream what label`."""
         lines = self._log if last is None else self._log[-last:]
         return "\n".join(f"{step:6d} {stream:10s} {what:8s} {label}" for step, stream, what, label in lines)
 
@@ -221,7 +215,7 @@ class World:
         return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
 
     def _run_one(self) -> bool:
-        """Advance the runnable stream of highest priority. Sometimes lower its priority afterwards."""
+        """Advance the runnable stream of highest priority. Sometimes lower its priority."""
         runnable = [stream for stream in self._streams.values() if stream.head() is not None]
         if not runnable:
             return False

@@ -20,8 +20,7 @@ Closure = Callable[[], R | Generator[None, None, R]]
 
 
 class Stream(Protocol):
-    """One host thread owns the stream, and only this thread calls launch, wait and reset. reset() increments
-    `epoch`."""
+    """Only the host thread that owns the stream calls launch, wait and reset. reset() increments `epoch`."""
 
     name: str
 
@@ -31,30 +30,29 @@ class Stream(Protocol):
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
         """Run fn after all earlier work of this stream.
 
-        fn must fire every event in `fires`. If fn leaves an event unfired, the stream fires it with an error, before
-        `ticket.done` fires.
+        fn must fire every event in `fires`. The stream fires a missed event with an error, before `ticket.done`.
 
-        fn captures only values that are frozen at launch, and runs in torch.inference_mode. fn may be a generator
-        function; its yields are preemption points on the simulated backend. After an exception, later closures of the
-        epoch are skipped (StreamSkipped).
+        fn captures only values that are frozen at launch, and runs in torch.inference_mode. A generator function's
+        yields are preemption points on the simulated backend. After an exception, later closures of the epoch are
+        skipped (StreamSkipped).
         """
         ...
 
     def wait(self, event: Event) -> None:
-        """Hold back all later launches until the event has fired, with or without an error."""
+        """Hold back later launches until the event has fired, with or without an error."""
         ...
 
     def reset(self) -> None:
-        """Open a new stream epoch. Earlier launches are still skipped if their epoch failed."""
+        """Open a new stream epoch. Earlier launches of a failed epoch are still skipped."""
         ...
 
     def stop(self) -> None:
-        """Skip work that has not started, wait for work that has started, and end the stream's threads. Idempotent."""
+        """Skip work that has not started, wait for started work, and end the threads. Idempotent."""
         ...
 
 
 class StreamEpochs:
-    """Holds the current epoch, which the host opens, and the newest failed epoch, which the worker records."""
+    """The host opens the current epoch. The worker records the newest failed epoch."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -72,8 +70,6 @@ class StreamEpochs:
 
 @dataclass(slots=True, eq=False)
 class Work(Generic[R]):
-    """A launched closure, until it is settled."""
-
     fn: Closure[R]
     fires: tuple[Event, ...]
     ticket: Ticket[R]
@@ -81,7 +77,6 @@ class Work(Generic[R]):
     label: str
 
     def settle(self, result: R | None, error: BaseException | None) -> None:
-        """Settle the ticket, and fire every armed event and `done`."""
         self.ticket.result = result
         self.ticket.error = error
         for event in self.fires:
@@ -99,7 +94,6 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
 
 
 def run_to_end(fn: Closure[R]) -> R:
-    """Call fn. If it returns a generator, run the generator to its end."""
     out = fn()
     if not inspect.isgenerator(out):
         return cast(R, out)
@@ -112,9 +106,7 @@ def run_to_end(fn: Closure[R]) -> R:
 
 
 def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run the work, or skip it if its epoch failed. Settle the work.
-
-    Raises only BaseExceptions like KeyboardInterrupt."""
+    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
     if epochs.has_failed(work.epoch):
         work.skip("its stream epoch failed")
         return

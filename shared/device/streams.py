@@ -27,18 +27,18 @@ NAMES = ("forward", "copy", "transfer", "cold")
 class StreamSet:
     """An engine's streams. Scheduling runs on the host thread, without a stream.
 
-    - forward: runs the whole model and every relay write
-    - copy: copies results to the host
-    - transfer: pulls and describes KV pages
-    - cold: copies KV pages to and from the cold tier, on a separate stream so that no hand-off waits for them
+    - forward: the whole model and every relay write
+    - copy: results to the host
+    - transfer: pulls and descriptions of KV pages
+    - cold: copies to and from the cold tier, for which no hand-off should wait
     """
 
     forward: Stream
     copy: Stream
     transfer: Stream
     cold: Stream
-    clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the time of the forward stream's work
-    # streams of a pipeline's later stages; the first stage runs on `forward`
+    clock: Clock = field(default_factory=StillClock, kw_only=True)  # times the forward stream's work
+    # a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
     # waits for device work outside these streams, such as loading weights or zeroing the pool
     settle: Callable[[], None] = field(default=do_nothing, kw_only=True)
@@ -47,12 +47,12 @@ class StreamSet:
         return self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
-        """Open a new epoch on every stream, after the engine has drained its leases."""
+        """Call after the engine has drained its leases."""
         for stream in self.all():
             stream.reset()
 
     def reset_steps(self) -> None:
-        """Open a new epoch on the streams of steps. Transfers and the cold tier go on."""
+        """Transfers and the cold tier go on."""
         for stream in (self.forward, self.copy, *self.stages):
             stream.reset()
 
@@ -71,17 +71,14 @@ def make_streams(
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """Return the streams for `kind`. Raises ConfigError for an unknown kind.
+    """Return the streams for `kind`. Raise ConfigError for an unknown kind.
 
-    - `on_thread_start`: each worker thread calls it first. On cpu, all streams have a worker thread. On cuda,
-      only the transfer and cold streams have one.
-    - `notify`: the worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
-      The host waits only for these three streams. Calls for the other streams would take the interpreter's lock away
-      from steps.
+    - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
+    - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
+      The host waits only for these. More calls would slow steps down.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
-    - `world`: the simulated world, which the simulated kind needs.
-    - `num_stages`: number of stages in the model's pipeline. Each stage after the first has its own stream, also on the
-      inline backend, to make the order of stages visible.
+    - `world`: the simulated kind needs it.
+    - `num_stages`: stages of the model's pipeline. Each later stage has its own stream, even inline.
     """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}
@@ -106,8 +103,8 @@ def make_streams(
 def cuda_streams(
     gpu: Gpu, device: torch.device, on_thread_start: Callable[[], None], notify: Callable[[], None]
 ) -> StreamSet:
-    """Make four streams with distinct handles. Steps are enqueued on the loop's thread; the transfer and cold streams
-    have worker threads."""
+    """Make four streams with distinct handles. Steps are enqueued on the loop's thread."""
+
     taken: list[int] = []
 
     def enqueueing(name: str, notify: Callable[[], None] = do_nothing) -> CudaStream:

@@ -1,4 +1,4 @@
-"""Report a pool's accounting problems, all in one error."""
+"""Report all of a pool's accounting problems in one IntegrityError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ MAX_NAMED = 20
 
 
 def raise_problems(pool: str, problems: Sequence[str]) -> None:
-    """Raise one IntegrityError that names the first MAX_NAMED problems, if any."""
     if not problems:
         return
     more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

@@ -2,8 +2,8 @@
 
     add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
 
-The scheduler's thread changes the index (add, find, drop) at once. The cold stream later moves bytes (store, load) in
-the same order, so a place is overwritten only after earlier reads of it.
+The scheduler's thread changes the index (add, find, drop) at once. The cold stream moves the bytes (store, load) later,
+in the same order. So a place is overwritten only after earlier reads of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from shared.kv.pool import ByteArray
 
 @dataclass(slots=True, eq=False)
 class ColdPage:
-    """A page in the tier. `place`: where the page's bytes lie after all jobs launched so far.
+    """A page in the tier. `place`: where its bytes lie after all jobs launched so far.
 
-    Places [0, num_host) are in memory, the others in the file. `digest`: the stored bytes' digest, which only the cold
-    stream uses.
+    Places [0, num_host) are in memory, the others in the file. Only the cold stream uses `digest`.
     """
 
     place: int
@@ -36,8 +35,7 @@ class ColdPage:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """A new page's place. If another page must first move from this place to the file, `demoted` is that page's place
-    in memory and its place in the file."""
+    """A new page's place. `demoted`: the old and new place of another page, which must first move to the file."""
 
     cold: ColdPage
     place: int
@@ -45,8 +43,7 @@ class Filing:
 
 
 class ColdStore:
-    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the system's temporary
-    folder).
+    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the temporary folder).
 
     The least recently used pages are demoted, then dropped.
     """
@@ -73,8 +70,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Find a page, and count this as a use of the page. The caller must at once launch the job that needs the
-        page's `place`."""
+        """Mark the page as used. The caller must at once launch the job that needs `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -82,7 +78,7 @@ class ColdStore:
         return None
 
     def add(self, identity: bytes) -> Filing:
-        """Make room for a new page. The caller must at once launch the job that calls `store`."""
+        """Make room for a page. The caller must at once launch the job that calls `store`."""
         if identity in self:
             raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
         demoted = None if self._free_host else self._demote()
@@ -91,8 +87,7 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """Move the least recently used page out of memory. Return its old and new place, or None if there is no
-        file."""
+        """Return the least recently used page's old and new place, or None without a file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)
@@ -116,7 +111,7 @@ class ColdStore:
     def store(self, filing: Filing, page: ByteArray) -> None:
         """Copy `page` (page_bytes,) uint8 to memory, and keep the copy's digest.
 
-        If the file can't be written, the demoted page is lost: the page's next `load` raises IntegrityError.
+        If the file can't be written, the demoted page is lost: its next `load` raises IntegrityError.
         """
         if filing.demoted is not None:
             source, target = filing.demoted
@@ -127,7 +122,7 @@ class ColdStore:
         filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
 
     def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
-        """Copy the page at `place` into `page`. Raises IntegrityError if its digest differs."""
+        """Raise IntegrityError if the page's digest differs."""
         if place < self.num_host:
             np.copyto(page, self._memory[place])
         else:
@@ -147,7 +142,7 @@ class ColdStore:
         return (place - self.num_host) * self.page_bytes
 
     def close(self) -> None:
-        """Close the file. Call after the cold stream has stopped."""
+        """Call after the cold stream has stopped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

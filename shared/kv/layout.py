@@ -16,10 +16,10 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
-    """One tensor of a page, with shape `shape`.
+    """One tensor of a page.
 
-    `slot_dim`: the dimension with one entry per token; it is counted from the end. `window`: how many tokens the
-    plane's layers attend to, the newest included; 0 if they attend to all.
+    `slot_dim`: the dimension with one entry per token, counted from the end. `window`: how many tokens the plane's
+    layers attend to, the newest included; 0 for all.
     """
 
     name: str
@@ -30,7 +30,6 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
-        """The plane's bytes in one page, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -40,20 +39,20 @@ def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the number of tokens to keep: the widest window, the newest token included; 0 if all must be kept."""
+    """Return how many tokens to keep: the widest window; 0 for all."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the model's layer count. A layer is contiguous in a page."""
+    """Return the number of layers. A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Divide a page's layers into `num_parts` parts. Return the end layer of each part except the last one.
+    """Return where each of a page's `num_parts` parts ends, in layers, except the last part.
 
-    The last part is a single layer, because no computation hides the last part's transfer.
+    The last part is a single layer, because no computation hides its transfer.
     """
     ahead = num_layers(planes) - 1
     parts = min(num_parts - 1, ahead)

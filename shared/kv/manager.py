@@ -1,11 +1,11 @@
-"""Track the owner of each page of a node. KVManager knows owners by name. It knows no requests, streams or contents.
+"""Track the owner of each page of a node. KVManager knows owners by name, but no requests, streams or contents.
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
     with windows    | 0 for each dropped page | cached and private pages, in any order ...
 
-A row's pages never move: caching changes the owner, not the block table. The caller releases a row after the lease of
-its last step ends. The row and its pages can then be reused at once.
+A row's pages never move: caching changes the owner, not the block table. Release a row after the lease of its last step
+ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.kv.window_cache import WindowCache
 
 @dataclass(slots=True, eq=False)
 class RowRecord:
-    """A row's owner. `lock` is None until `take_cached` or `insert_prefix`."""
+    """`lock` is None until `take_cached` or `insert_prefix`."""
 
     owner: str
     tag: Tag = PageState.ACTIVE
@@ -34,7 +34,7 @@ class RowRecord:
 
 
 class KVManager:
-    """Owns rows, pages and prefix cache. Scheduler thread only."""
+    """Scheduler thread only."""
 
     def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache | WindowCache) -> None:
         self.rows = rows
@@ -43,7 +43,7 @@ class KVManager:
         self.page_size = cache.page_size
         self._records: dict[int, RowRecord] = {}
         self._private = np.zeros(rows.table.shape, np.bool_)
-        # so that an error can name the owner of a leaked page
+        # so that an error can name a leaked page's owner
         self._last_owner = np.full(allocator.num_pages, "", dtype=object)
 
     @property
@@ -51,7 +51,7 @@ class KVManager:
         return self.allocator.num_free + self.cache.num_evictable
 
     def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
-        """Allocate n pages, evicting if needed, or return None. Pass the pages to `append` or `free_pages`."""
+        """Allocate n pages, evicting if needed. Pass them to `append` or `free_pages`."""
         missing = n - self.allocator.num_free
         if missing > self.cache.num_evictable:
             return None
@@ -79,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """Start the record of a row that `rows.alloc_row` returned."""
+        """The row must come from `rows.alloc_row`."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -96,7 +96,7 @@ class KVManager:
         self._record(row).tag = tag
 
     def take_cached(self, row: int, match: Match) -> None:
-        """Start an empty row with cached pages. From then on the row owns the match's lock."""
+        """Start an empty row, which then owns the match's lock."""
         record = self._record(row)
         if record.lock is not None or self.rows.num_pages[row]:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
@@ -108,7 +108,7 @@ class KVManager:
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
-        """Append pages from `alloc_pages` to the row, as private pages."""
+        """The pages must come from `alloc_pages`. They become private."""
         owner = self._record(row).owner
         start = int(self.rows.num_pages[row])
         self.rows.append(row, pages)
@@ -116,7 +116,7 @@ class KVManager:
         self._last_owner[pages] = owner
 
     def grow(self, row: int, n: int) -> bool:
-        """Allocate and append n pages. If too few are available, change nothing and return False."""
+        """Append n pages, or change nothing and return False."""
         owner = self._record(row).owner
         room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
         if n > room:  # raise, because more free pages would not help
@@ -128,7 +128,7 @@ class KVManager:
         return True
 
     def leave_behind(self, row: int, num_tokens: int) -> None:
-        """Free the row's pages that no token at a position >= `num_tokens` can read. Cached pages stay cached.
+        """Free the row's pages that no position >= `num_tokens` reads. Cached pages stay cached.
 
         No unfinished step of the row may begin before `num_tokens`.
         """
@@ -148,10 +148,9 @@ class KVManager:
         return int(self._private[row].sum())
 
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
-        """Offer the row's full pages below num_tokens to the cache. Return how many of these pages the cache owns now.
+        """Offer the row's full pages below num_tokens to the cache. Return how many of them it owns now.
 
-        keys: int64, one per token from the request's start. Either the pages' KV is computed already, or a launched
-        step computes it. So it is there before any read.
+        keys: int64, one per token from the request's start. A launched step must compute the pages' KV.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
@@ -174,7 +173,7 @@ class KVManager:
         self.rows.free_row(row)
 
     def gauges(self) -> dict[PageState, int]:
-        """Return the number of pages in each state. Tagged pages are private, or pinned in the cache."""
+        """Return pages by state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
         for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
             for row in self._rows_tagged(tag):

@@ -1,5 +1,4 @@
-"""Allocate page ids: the pages freed last are allocated first. PageAllocator does not know requests, rows or
-contents."""
+"""Allocate page ids, last freed first. PageAllocator knows no requests, rows or contents."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ class PageAllocator:
     """Owner of pages 1 .. num_pages-1. Page 0, the sink that padding writes to, is never handed out.
 
     `generation` (num_pages,) uint64 increases at alloc and free; it is odd while a page is in use. Over shm, a peer
-    copies a page, and then compares the page's generation with the announced one. `on_free` gets pages just before
-    they are freed.
+    compares a copied page's generation with the announced one. `on_free` gets pages just before they are freed.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class PageAllocator:
         return self._num_free
 
     def is_free(self) -> npt.NDArray[np.bool_]:
-        """Return a copy of the mask of free pages, (num_pages,). The sink's value is False."""
+        """Return a copy, (num_pages,). It is False for the sink."""
         return self._is_free.copy()
 
     def alloc(self, n: int) -> PageIds | None:
@@ -69,7 +67,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: PageIds) -> None:
-        """Take back all pages. If one can't be freed, take back none and raise IntegrityError."""
+        """Take back all pages, or take back none and raise IntegrityError."""
         pages = np.asarray(pages, dtype=np.int32)
         if pages.size == 0:
             return
@@ -92,7 +90,7 @@ class PageAllocator:
         if double.any():
             raise IntegrityError(f"page {pages[double][0]} is freed twice")
         order = np.arange(pages.size, dtype=np.int32)
-        self._scratch[pages] = order  # if an id occurs twice, only its last place is kept
+        self._scratch[pages] = order  # only the last place of a repeated id is kept
         twice = self._scratch[pages] != order
         if twice.any():
             raise IntegrityError(f"page {pages[twice][0]} is freed twice in one call")

@@ -37,12 +37,11 @@ def header_bytes(num_pages: int) -> int:
 
 
 class KVPool:
-    """The memory of num_pages pages of all planes. It is freed when the last view of it is dropped. Page 0 is the sink.
+    """The memory of num_pages pages of all planes, freed with its last view. Page 0 is the sink.
 
     - pages_bytes: (num_pages, page_bytes) uint8 tensor on `device`
     - generation: (num_pages,) uint64 on the host, written by the PageAllocator
-    - fd: with `shared`, an unnamed memory file (mode 0600). The file can't be resized and, once sealed, can't be mapped
-      writable.
+    - fd: with `shared`, an unnamed memory file (mode 0600) of fixed size. Once sealed, it can't be mapped writable.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class KVPool:
     ) -> None:
         """With sealed=False, other processes may map the pool writable until `seal` is called.
 
-        `memory`: an unsealed pool, mapped by `map_pool`. This object then has no descriptor.
+        `memory`: an unsealed pool from `map_pool`. This object then has no descriptor.
         """
         self.planes = planes
         self.num_pages = num_pages
@@ -91,7 +90,7 @@ class KVPool:
 
     def seal(self) -> None:
         """Forbid new writable mappings; existing ones stay."""
-        with contextlib.suppress(OSError):  # Linux before 5.1 can't do this; peers map the pool read-only anyway
+        with contextlib.suppress(OSError):  # needs Linux 5.1; peers map the pool read-only anyway
             fcntl.fcntl(self.fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
 
     @property
@@ -129,7 +128,7 @@ class KVPool:
             slots[pages[1], places[1]] = slots[pages[0], places[0]]
 
     def page_view(self, page: int) -> ByteArray:
-        """Return a page's writable view (page_bytes,). Only host memory has such a view."""
+        """Return a page's writable view (page_bytes,). Only host memory has one."""
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
@@ -138,7 +137,7 @@ class KVPool:
         return view
 
     def close(self) -> None:
-        """Drop the memory. The mapping ends when all views of it, such as a model's planes, are dropped."""
+        """The mapping ends with its last view, such as a model's planes."""
         self._host = None
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)
@@ -165,7 +164,7 @@ class KVPool:
 def map_pool(fd: int, num_pages: int, num_page_bytes: int) -> mmap.mmap:
     """Map an unsealed KVPool of this node writable, in another process, and close the descriptor.
 
-    Raises OSError if the pool is sealed, ValueError if its size differs.
+    Raise OSError if the pool is sealed, and ValueError if its size differs.
     """
     try:
         return mmap.mmap(fd, header_bytes(num_pages) + num_pages * num_page_bytes)
@@ -192,7 +191,7 @@ class ReadOnlyPool:
 
     @classmethod
     def open(cls, pid: int, fd: int, num_pages: int, page_bytes: int, nonce: int) -> ReadOnlyPool:
-        """Map /proc/<pid>/fd/<fd>. Raises HandoffFailed unless the file is the pool with this nonce and layout."""
+        """Map /proc/<pid>/fd/<fd>. Raise HandoffFailed unless the file is the pool with this nonce and layout."""
         subject = f"pool of pid {pid}"
         if pid < 1 or fd < 0 or num_pages < 2 or page_bytes < 1:
             raise HandoffFailed(f"{subject}: fd {fd}, {num_pages} pages of {page_bytes} bytes make no sense")
@@ -207,7 +206,7 @@ class ReadOnlyPool:
         return cls(memory, num_pages, page_bytes)
 
     def page(self, page: int) -> ByteArray:
-        """Return a read-only view (page_bytes,). Checks the page number, because a peer sent it."""
+        """Return a read-only view (page_bytes,). Check the page number, because a peer sent it."""
         if not 0 < page < self.num_pages:
             raise HandoffFailed(f"page {page} is out of range 1..{self.num_pages - 1}")
         view: ByteArray = self._pages[page]
@@ -219,7 +218,7 @@ class ReadOnlyPool:
 
 
 def _map_readonly(path: str, num_bytes: int) -> mmap.mmap:
-    _require_pool_file(os.stat(path), num_bytes)  # checked first, because opening a device or a pipe has effects
+    _require_pool_file(os.stat(path), num_bytes)  # first, because opening a device or a pipe has effects
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _require_pool_file(os.fstat(fd), num_bytes)

@@ -1,5 +1,4 @@
-"""Cache prefixes in a radix tree with one node per page. The cache knows keys (int64, one per token), but no tokens or
-requests.
+"""Cache prefixes in a radix tree with one node per page. Keys are int64, one per token.
 
     root -- key of page 0 --> node(page 7) -- key of page 1 --> node(page 3)   <- lock of "r1"
                                            `- key of page 1 --> node(page 9)   unlocked leaf: evictable
@@ -25,12 +24,12 @@ from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-Listener = Callable[[bytes, bool], None]  # its arguments: a page's identity, and whether the page is cached now
+Listener = Callable[[bytes, bool], None]  # gets a page's identity, and whether the page is cached now
 HEAP_SLACK = 64
 
 
 class CachedPage:
-    """A node. `stamp`: logical time of its last unlock. `identity`: computed on demand."""
+    """`stamp`: logical time of the last unlock. `identity`: computed on demand."""
 
     __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
 
@@ -48,8 +47,8 @@ class CachedPage:
 class Lock:
     """A lock pins the first num_pages pages of a path from the root.
 
-    If there was no match, `node` is None: the lock pins nothing, but must be unlocked once like any other lock. A lock
-    of a WindowCache has no node. It pins the pages in `pages`, which maps an index in the request to a page.
+    Without a match, `node` is None: the lock pins nothing, but must be unlocked once. A lock of
+    a WindowCache has no node and pins `pages`: index in the request -> page.
     """
 
     node: CachedPage | None
@@ -57,13 +56,12 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether the lock is for copying pages out, which does not count as a use
+    is_copy: bool = False  # whether the lock is for a copy, which is not a use
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix. Page number 0 stands for a page that no window reaches. The caller unlocks `lock` or
-    passes it to `insert`."""
+    """The longest cached prefix. Page number 0: no window reaches the page. Unlock `lock` or pass it to `insert`."""
 
     pages: PageIds
     num_tokens: int
@@ -82,7 +80,7 @@ class PrefixCache:
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
-        # unlocked leaves as (stamp, push number, node); stale entries are dropped when popped
+        # (stamp, push number, node) of unlocked leaves; stale entries are dropped when popped
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None
@@ -95,7 +93,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Count the pages that lie on no locked path. All of these pages can be evicted, leaves first."""
+        """Return the number of pages on no locked path. All of them can be evicted."""
         return self._num_evictable
 
     def cached_pages(self) -> PageIds:
@@ -106,8 +104,7 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes: the node that has been unlocked for the longest time, and nodes above it. A node
-        is returned once per unlocking."""
+        """Return up to `most` nodes, each once per unlocking: the longest unlocked node, and nodes above it."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:
@@ -123,7 +120,7 @@ class PrefixCache:
         """See `shared.core.page_identity`."""
         path = []
         while not node.identity:
-            assert node.parent is not None  # the root has its identity from the start
+            assert node.parent is not None  # the root has an identity
             path.append(node)
             node = node.parent
         for child in reversed(path):
@@ -134,7 +131,7 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path from the root to a node while its pages are copied.
 
-        `take_cold` does not count this lock as a use. Otherwise a tier smaller than the cache would copy pages forever.
+        `take_cold` does not count this lock as a use: otherwise a tier smaller than the cache would copy pages forever.
         """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
@@ -142,7 +139,7 @@ class PrefixCache:
         return self._lock(node, depth, owner, is_copy=True)
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """Return the longest cached prefix of at most max_tokens tokens, in whole pages, locked for `owner`."""
+        """Return the longest cached prefix of at most max_tokens tokens, locked for `owner`."""
         node, pages = self._root, []
         limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
         for key in self._page_keys(keys, limit):
@@ -157,8 +154,8 @@ class PrefixCache:
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
         """Offer the first len(pages) full pages of a request; `keys` cover them.
 
-        taken[i]: whether the cache now owns page i. If the cache has another page for the key of page i,
-        the caller keeps page i. The lock moves to the deepest node, unless it is already deeper.
+        taken[i]: whether the cache now owns page i. If the cache has another page for the same key, the caller keeps
+        page i. The lock moves to the deepest node, unless it is already deeper.
         """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
@@ -183,7 +180,7 @@ class PrefixCache:
             taken[depth:] = True
         if lock.num_pages >= len(pages):
             return lock, taken
-        new_lock = self._lock(node, len(pages), lock.owner)  # made before the old lock ends, so the path stays pinned
+        new_lock = self._lock(node, len(pages), lock.owner)  # before the old lock ends, so the path stays pinned
         self.unlock(lock)
         return new_lock, taken
 
@@ -214,7 +211,7 @@ class PrefixCache:
             node = node.parent
 
     def evict(self, n: int) -> PageIds:
-        """Remove at most n pages for the caller to free, least recently unlocked leaves first."""
+        """Return at most n pages for the caller to free, least recently unlocked leaves first."""
         pages: list[int] = []
         while len(pages) < n and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
@@ -254,7 +251,7 @@ class PrefixCache:
             raise IntegrityError(f"insert for {lock.owner!r}: a page is listed twice in {ids}")
 
     def _extend(self, node: CachedPage, keys: Iterator[bytes], ids: list[int]) -> CachedPage:
-        """Add a chain of pages. The chain counts as evictable until `insert` locks it."""
+        """Add a chain, which is evictable until `insert` locks it."""
         for key, page in zip(keys, ids, strict=True):
             child = CachedPage(key, page, node)
             node.children[key] = child
@@ -337,7 +334,7 @@ class PrefixCache:
 def _is_current(stamp: int, node: CachedPage) -> bool:
     """Return whether a heap entry still stands for an unlocked leaf of the tree.
 
-    A leaf gets a child only in `insert`, under a lock, so the next unlock gives the leaf a new stamp. Each (stamp,
-    node) is pushed once, and an evicted node has no current entry.
+    A leaf gets a child only under a lock, so its next unlock changes the stamp. Each (stamp, node) is pushed once, and
+    an evicted node has no current entry.
     """
     return node.refs == 0 and node.stamp == stamp

@@ -15,7 +15,7 @@ Rows = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class ReqToTokenPool:
-    """Owner of rows 1 .. num_rows-1. Row 0 is padding and always points at page 0. A freed row is reused at once.
+    """Owner of rows 1 .. num_rows-1. Row 0 is padding and always points at page 0.
 
     table: (num_rows, max_pages_per_row) int32 on the host. table[r, first_page[r]:num_pages[r]] are row r's pages in
     token order; all other entries are 0. Scheduler thread only; steps get a `snapshot`.
@@ -48,7 +48,7 @@ class ReqToTokenPool:
         return row
 
     def free_row(self, row: int) -> None:
-        """Clear the row. The next `alloc_row` returns it."""
+        """The next `alloc_row` returns this row."""
         self._require_in_use(row)
         self.table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = self.first_page[row] = 0
@@ -59,12 +59,11 @@ class ReqToTokenPool:
         return [row for row, used in enumerate(self._in_use) if used]
 
     def pages_of(self, row: int) -> PageIds:
-        """Return a view of the row's pages; copy the view before the pages change."""
+        """Return a view of the row's pages. Copy it before the pages change."""
         pages: PageIds = self.table[row, : self.num_pages[row]]
         return pages
 
     def set_pages(self, row: int, start: int, pages: PageIds) -> None:
-        """Write pages from index `start` on. The row never shrinks."""
         self._require_in_use(row)
         end = start + len(pages)
         if start < 0 or start > self.num_pages[row]:
@@ -93,8 +92,8 @@ class ReqToTokenPool:
         return dropped
 
     def snapshot(self, rows: Rows) -> PageIds:
-        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: the number of pages of the longest of
-        these rows, at least 1."""
+        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: the most pages of a row, at least 1."""
+
         idx = np.asarray(rows, dtype=np.int64)
         width = max(1, int(self.num_pages[idx].max(initial=0)))
         copy: PageIds = self.table[idx, :width]

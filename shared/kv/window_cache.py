@@ -1,12 +1,10 @@
-"""Cache prefixes for a pool with a sliding window in every layer. Each page is cached by its identity, and pinned
-independently of other pages.
+"""Cache prefixes for a pool with a sliding window in every layer. Each page is cached and pinned on its own.
 
     position p reads [p - window + 1, p]          so after n pages of a prompt only the last few are needed:
 
     | gone | gone | page 7 | page 3 |  p ...      a match of four pages; gone pages have number 0
 
-An identity covers all earlier pages (`shared.core.page_identity`), so a page can stay cached without them. Keys:
-int64, one per token.
+An identity covers all earlier pages (`shared.core.page_identity`), so a page can stay cached without them.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ from shared.kv.prefix_cache import Keys, Listener, Lock, Match
 
 
 class WindowCache:
-    """Scheduler thread only. Pages enter by `insert` and leave only by `evict` and `flush`."""
+    """Scheduler thread only."""
 
     def __init__(self, page_size: int, window: int, enabled: bool = True) -> None:
         self.page_size = page_size
         self.window = window
         self.enabled = enabled
-        # number of earlier pages that a token at a page's first slot reads
+        # earlier pages that a token at a page's first slot reads
         self._num_needed = -(-(window - 1) // page_size)
         self._page_of: dict[bytes, int] = {}
         self._identity_of: dict[int, bytes] = {}
-        self._refs: dict[int, int] = {}  # number of locks of each pinned page
+        self._refs: dict[int, int] = {}  # locks of each pinned page
         self._idle: OrderedDict[int, None] = OrderedDict()  # unpinned pages, least recently unpinned first
         self._locks: set[Lock] = set()
         self.listener: Listener | None = None
@@ -49,7 +47,7 @@ class WindowCache:
         return len(self._idle)
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first page that is read by tokens at position num_tokens or later."""
+        """Return the first page that tokens at position num_tokens or later read."""
         return max(0, num_tokens - self.window + 1) // self.page_size
 
     def cached_pages(self) -> PageIds:
@@ -83,10 +81,9 @@ class WindowCache:
         return Match(pages, best * self.page_size, lock)
 
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
-        """Offer the full pages of a request; page number 0 stands for a page that is already gone.
+        """Offer full pages, as in PrefixCache. Page number 0 stands for a page that is already gone.
 
-        taken[i]: whether the cache owns page i. The lock pins new pages. If the cache has another page with the
-        identity of page i, the caller keeps page i.
+        The lock pins new pages.
         """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
@@ -138,7 +135,6 @@ class WindowCache:
         self._locks.discard(lock)
 
     def evict(self, n: int) -> PageIds:
-        """Remove at most n pages for the caller to free, least recently unpinned first."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
         for page in pages:
             identity = self._identity_of.pop(page)

@@ -1,4 +1,4 @@
-"""Builds one node's core: model, memory, relay, worker, engine, scheduler, loop."""
+"""Build one node's core."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class CoreSizes:
-    num_pages: int  # defined in MemoryPlan, like cold_pages and cold_file_pages
+    num_pages: int  # see MemoryPlan, also for cold_pages and cold_file_pages
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
     cold_pages: int = 0
     cold_file_pages: int = 0
-    cold_dir: str = ""  # folder of the cold tier's file; empty: the system's temporary folder
+    cold_dir: str = ""  # empty: the temporary folder
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -65,14 +65,14 @@ def runner_of(ranks: Ranks | None, stages: Sequence[Stage]) -> Runner:
 
 
 def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
-    """Make the cache of a pool. `window`: the pool's window; 0 unless all layers have a window."""
+    """`window`: the pool's window; 0 unless all layers have a window."""
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
 
 
 def prompts_of(
     spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
 ) -> PromptRules:
-    """Return the rules for the model's prompts. Raises ConfigError for flags that an encoder model can't have."""
+    """Raise ConfigError for flags that an encoder model can't have."""
     if not spec.has_encoder:
         return InChunks()
     asked = {
@@ -85,7 +85,7 @@ def prompts_of(
 
 
 def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
-    """Return the boundary between the host and this device. `gpu`: torch.cuda by default."""
+    """`gpu`: torch.cuda by default."""
     if device == "cpu":
         return SameMemory()
     gpu = gpu or TorchCuda()
@@ -102,8 +102,9 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
 
 
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the adapters' digests, in the model's order. Raises ConfigError if the keys of the prefix cache have too
-    few bits for the adapters or the vocabulary.
+    """Return the adapters' digests, in the model's order.
+
+    Raise ConfigError if the prefix cache's keys have too few bits for the adapters or the vocabulary.
     """
     if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
         told = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
@@ -112,7 +113,6 @@ def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
-    """Return the settings with the drafter's values of `key_lookahead`, `reads_history` and `relays_drafts`."""
     return replace(
         settings,
         key_lookahead=drafter.key_lookahead,
@@ -139,11 +139,9 @@ def assemble_core(
 ) -> NodeCore:
     """Build a core.
 
-    - widths, mixed_chunk: choose the number of tokens of each decode row, and the number of prompt tokens beside decode
-      rows. By default, both choose the largest number that the settings allow.
+    - widths, mixed_chunk: the default is the largest number that the settings allow.
     - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals it.
-    - stages: the stages of a pipeline model.
-    - grammars: the grammars of the model's vocabulary. With None, requests with a grammar are refused.
+    - grammars: None refuses requests with a grammar.
     - boundary: between host and device; the default is the boundary of `settings.device`.
     """
     ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers

@@ -1,6 +1,6 @@
-"""Builds and runs a node from its configuration: model, memory, streams, links, identity.
+"""Build and run a node from its configuration.
 
-prefill_node/app.py and decode_node/app.py call `run_node` after they have set the core plan and the environment.
+The apps set the core plan and the environment, and then call `run_node`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# Limit on a message part that a prefill node takes from a caller. Callers send little: they only ask for pages (Pull).
+# limit on a message part from a prefill node's caller, which only asks for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
@@ -92,12 +92,12 @@ class Loaded:
 
     @property
     def mapped_bytes(self) -> int:
-        """Return the bytes of mapped weights, which the system counts as free memory."""
+        """The system counts mapped weights as free memory."""
         return 0 if self.packed is None else self.packed.mapped_bytes
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
-    """Run a node; return its exit code. Raises ConfigError for errors that the user can correct."""
+    """Return the exit code. Raise ConfigError for errors that the user can correct."""
     parts = config.parts
     asked = parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
@@ -132,7 +132,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
+        with ExitStack() as ends:  # in reverse order, each even if others raise
             ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)
@@ -214,7 +214,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """Return the memory plan. `make_least` makes a core with two pages, to measure steps on a GPU."""
+    """`make_least` makes a core with two pages, to measure steps."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -231,7 +231,7 @@ def gpu_of(streams: str) -> Gpu | None:
 
 
 def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    """Return the node's grammars; None for an encoder model, a pipeline, or a vocabulary that can't be used."""
+    """Return None for an encoder model, a pipeline, or a vocabulary that can't be used."""
     if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
@@ -247,10 +247,9 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
 
 
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
-    """Return the device and the kind of streams. Raises ConfigError for a missing GPU.
+    """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
 
-    `auto` takes a GPU if the model can use it. Several ranks or stages share pages in host memory, so they run on the
-    CPU.
+    `auto` takes a GPU if the model can use it. Several ranks or stages run on the CPU, where they share pages.
     """
     device = parts.sched.device
     if device == "inline":
@@ -269,13 +268,13 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Load the model, and make its drafter. Only rank 0 drafts, and only on the first stage's stream."""
+    """Only rank 0 drafts, and only on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        from shared.model.shard import load_shard  # imported late, because it imports the CPU's kernels
+        from shared.model.shard import load_shard  # late, because it imports the CPU's kernels
 
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
@@ -372,7 +371,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
 
 
 def warm_up(core: NodeCore, log: Logger) -> None:
-    """Run a greedy request and one with every sampling feature, so that kernels compile before clients wait."""
+    """Run every sampling feature, so that kernels compile before clients wait."""
     started = time.monotonic()
     kinds = SamplingParams(max_tokens=3, temperature=0.0), EVERY_FEATURE
     for arrival, sampling in enumerate(kinds):
@@ -382,13 +381,12 @@ def warm_up(core: NodeCore, log: Logger) -> None:
         core.step(block=True)
     core.take_events()
     core.kv.flush_cache()
-    gc.freeze()  # later garbage collections skip the objects made so far
+    gc.freeze()  # later collections skip the objects made so far
     give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 
 
 def check_at_exit(node: Node, log: Logger) -> None:
-    """Log an error if KV memory is still in use after a clean drain."""
     try:
         node.ctx.core.kv.check_integrity(idle=node.idle)
     except BatonError as error:

@@ -1,9 +1,9 @@
-"""Tells routers which pages are cached here, in numbered CacheEvents. Sans-IO.
+"""Tell routers which pages are cached here, in numbered CacheEvents. Sans-IO.
 
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
     it asks again after a gap     -> the same messages again; if they have left the ring, `cleared` and all pages
 
-Memory is bounded: unsent changes are kept by page, and sent messages are kept in a ring buffer.
+Memory is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RING_BATCHES = 32
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The CacheEvents to one router. `changes`: page -> whether it is cached, for changes that are not sent yet."""
+    """`changes`: unsent changes, page -> whether it is cached."""
 
     changes: dict[bytes, bool]
     begins: bool = True  # whether the next message has `cleared`
@@ -43,7 +43,7 @@ class Stream:
 
 
 class CacheTeller:
-    """Owned by the node's loop. It follows the cache's changes after the first CacheReplay of any router."""
+    """Owned by the loop. Follows the cache after the first CacheReplay of any router."""
 
     def __init__(self, kv: KVManager, node_id: str, epoch: int) -> None:
         self._cache = kv.cache
@@ -52,7 +52,7 @@ class CacheTeller:
         self._streams: dict[str, Stream] = {}
 
     def asked(self, peer: str, after: int) -> None:
-        """Prepare the messages after number `after` for a router. The next `tell` yields them."""
+        """Let the next `tell` yield the messages after number `after`."""
         stream = self._streams.get(peer)
         if stream is None:
             self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True))
@@ -74,7 +74,7 @@ class CacheTeller:
             stream.changes[identity] = is_cached
 
     def tell(self, peers: Collection[str]) -> Iterator[tuple[str, CacheEvents]]:
-        """Yield, for each served router, the messages to repeat and then its next message."""
+        """Yield each served router's repeated messages, and then its next message."""
         for peer in [peer for peer in self._streams if peer not in peers]:
             del self._streams[peer]
         if not self._streams:

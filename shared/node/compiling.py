@@ -1,4 +1,4 @@
-"""Logs the compilation of kernels: at the start its progress, later each kernel for which a request waited."""
+"""Log the compilation of kernels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shared.device.cpu import do_nothing
 from shared.observe.log import Logger
 
 SAID_EVERY_S = 3.0
-WORTH_SAYING_S = 1.0  # time until the first line is logged; reading compiled code from disk takes less
+WORTH_SAYING_S = 1.0  # time until the first line; reading compiled code from disk takes less
 
 
 class KernelLog:
-    """Implements CompileNews by logging. Any thread may call its methods."""
+    """Any thread may call it."""
 
     def __init__(self, log: Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -26,7 +26,7 @@ class KernelLog:
         self._lock = threading.Lock()
 
     def serving(self) -> None:
-        """Record that from now on requests may wait for a kernel."""
+        """From now on requests may wait for a kernel."""
         self._is_serving = True
         if self.num_ready:
             self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))
@@ -48,7 +48,7 @@ class KernelLog:
 def tell_of_kernels(news: KernelLog, device: str) -> Callable[[], None]:
     """Report compilations to `news`; return a function that ends the reports.
 
-    Do nothing without numba, or if the configured `device` is a GPU, because a GPU node doesn't import numba.
+    Do nothing without numba, or on a GPU node, which doesn't import numba.
     """
     if device == "cuda":
         return do_nothing

@@ -1,4 +1,4 @@
-"""Holds the state and the operations that a node and its side share."""
+"""Hold the state and the operations that a node and its side share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shared.wire.messages import Fingerprint
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The node's identity and limits, constant after the start."""
+    """Constant after the start."""
 
     role: str
     node_id: str
     epoch: int
-    endpoint: str  # the address at which peers dial this node
+    endpoint: str  # where peers dial this node
     host_id: str
     transports: tuple[str, ...]
     fingerprint: Fingerprint
@@ -38,8 +38,8 @@ class NodeFacts:
     max_waiting: int = 1024
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
-    silence_s: float = 5.0  # After this time an unreachable peer counts as gone.
-    about_transports: str = ""  # Why these transports were chosen; may be empty.
+    silence_s: float = 5.0  # after this time an unreachable peer counts as gone
+    about_transports: str = ""
 
 
 def no_group(transport: str, rank: int) -> Group:
@@ -57,15 +57,15 @@ class NodeContext:
     metrics: NodeMetrics
     log: LogOnce
     clock: Callable[[], float]
-    wake: Callable[[], None] = do_nothing  # Tells the loop that it has work; any thread may call this.
-    make_group: Callable[[str, int], Group] = no_group  # Makes a process group; the arguments are transport and rank.
-    wire_counts: Counter[str] = field(default_factory=Counter)  # The links' counts of dropped messages.
-    cores: Callable[[], str] = str  # Describes the CPU cores in use.
+    wake: Callable[[], None] = do_nothing  # tells the loop that it has work; any thread may call it
+    make_group: Callable[[str, int], Group] = no_group  # gets a transport and a rank
+    wire_counts: Counter[str] = field(default_factory=Counter)  # counts of dropped messages
+    cores: Callable[[], str] = str
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # While draining: what to do once the node is idle, as in the Drain message.
-    move_at: float | None = None  # While draining: the time at which routers move unfinished requests; None: never.
+    then: str = ""  # what to do after draining
+    move_at: float | None = None  # when routers move unfinished requests; None: never
     arrivals: int = 0
 
     def next_arrival(self) -> int:
@@ -73,17 +73,16 @@ class NodeContext:
         return self.arrivals
 
     def drop(self, peer: str, kind: str) -> None:
-        """Count a late, stale or meaningless message. Log it once per kind and peer."""
+        """Count a dropped message. Log it once per kind and peer."""
         self.metrics.count("wire_errors")
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
-        """Call `drop`, unless the message crossed with its request's end: such a message is simply ignored."""
+        """Drop a message, unless it crossed with its request's end."""
         if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 
     def end(self, key: RequestKey, error: BatonError) -> None:
-        """End a sequence that the scheduler doesn't know, and tell its router."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
     def missing_adapter(self, req: Request) -> AdapterMissing | None:
@@ -92,7 +91,7 @@ class NodeContext:
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
     def unconstrained(self, req: Request) -> InvalidRequest | None:
-        """Attach the request's constraint, or return why its grammar can't be followed."""
+        """Attach the request's constraint, or return why it can't be followed."""
         try:
             self.core.scheduler.constrain(req)
         except InvalidRequest as error:

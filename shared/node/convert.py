@@ -1,4 +1,4 @@
-"""Converts between wire messages and the core's objects: requests, tokens, ends, draft state."""
+"""Convert between wire messages and the core's objects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from shared.wire.codec import key_of, sampling_of, to_wire
 from shared.wire.messages import Generate, Key, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.ranges import MAX_TEXT
 
-# limit on the bytes of a message with tokens or scores, so that one message delays others only a little
+# so that a message delays others only a little
 MESSAGE_BYTES = 128 * 1024
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
-    """Return one request per unfinished sequence, with consecutive arrival numbers. Only sequence 0 reports the
-    prompt's log-probabilities."""
+    """Return one request per unfinished sequence, with consecutive arrival numbers.
+
+    Only sequence 0 reports the prompt's log-probabilities.
+    """
     leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
     unscored = replace(sampling, prompt_logprobs=-1)
     prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
@@ -58,7 +60,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         deadline=now + offer.remaining_ms / 1000,
         adapter=offer.adapter,
         cache_salt=offer.cache_salt,
-        scored=len(offer.prompt_ids),  # the prefill node reports the prompt's log-probabilities
+        scored=len(offer.prompt_ids),  # the prefill node scores the prompt
     )
 
 
@@ -67,7 +69,6 @@ def run_of(event: Emitted) -> TokenRun:
 
 
 def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
-    """Return Scores messages of limited size."""
     key, entries = to_wire(event.key), list(event.logprobs)
     most = max(1, MESSAGE_BYTES // max(map(entry_bytes, entries)))
     return [
@@ -77,7 +78,7 @@ def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
 
 
 def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
-    """Return Tokens messages of limited size: first all runs of tokens, then all ends of sequences."""
+    """Return messages of limited size: first all runs of tokens, then all ends."""
     items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
     items += [(end, end_bytes(end)) for end in ends]
     messages, size = [Tokens(node_id, epoch, [], [])], 0
@@ -137,14 +138,14 @@ def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
 
 
 def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the bytes of host tensors of any dtype, joined in the order of their names; b"" without a drafter."""
+    """Join the bytes of host tensors of any dtype, in the order of their names; b"" without a drafter."""
     return b"".join(state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in sorted(state))
 
 
 def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: bool) -> dict[str, torch.Tensor]:
     """Return the draft state for this node's relay buffers; zeros if the peer has no draft head.
 
-    Raises HandoffFailed if `data` has the wrong size.
+    Raise HandoffFailed if `data` has the wrong size.
     """
     extras = sorted(future_map.extras.items())
     sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for _, buffer in extras]
@@ -161,7 +162,6 @@ def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: boo
 
 
 def drafts_within(state: Mapping[str, torch.Tensor], vocab_size: int) -> bool:
-    """Return whether all drafts are in the vocabulary. A draft beyond it would make the step fail, because drafts
-    become input ids."""
+    """Return whether all drafts are in the vocabulary. Drafts become input ids, which must not fail the step."""
     ids = state.get("topk_index")
     return ids is None or bool(((ids >= 0) & (ids < vocab_size)).all())

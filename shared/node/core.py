@@ -1,4 +1,4 @@
-"""Defines a node's core: everything except the network, behind one interface."""
+"""Define a node's core: everything except the network, behind one interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(slots=True)
 class NodeCore:
-    """A node's core, which owns all its parts. `close` ends the streams and frees the memory."""
+    """Owns all its parts. `close` ends the streams and frees the memory."""
 
     model: Model
     pool: KVPool
@@ -48,7 +48,6 @@ class NodeCore:
 
     @property
     def idle(self) -> bool:
-        """Return whether no request, open step, admission or copy is left."""
         return not self.scheduler.requests and self.loop.idle
 
     def step(self, block: bool = False) -> bool:
@@ -58,24 +57,21 @@ class NodeCore:
         self.scheduler.submit(req)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request without an error. The key may be unknown."""
+        """End a request. The key may be unknown."""
         self.scheduler.abort(key)
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
-        """End a request. The key may be unknown."""
         self.scheduler.fail(key, error)
 
     def take_events(self) -> list[SchedEvent]:
         return self.scheduler.take_events()
 
     def pages_of(self, row: int) -> Int32s:
-        """Return a view of a row's pages, in token order. Copy it before the row changes."""
+        """Return a view. Copy it before the row changes."""
         return self.kv.rows.pages_of(row)
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: also raise if any of them are in
-        use.
-        """
+        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: none may be in use."""
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
         self.scheduler.queues.offload.check_integrity(idle)

@@ -1,4 +1,4 @@
-"""Manages a node's CPU cores: the cores of its plan, and idle cores borrowed from other nodes on the machine."""
+"""Manage a node's CPU cores, and borrow idle cores from other nodes on the machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NodeCores:
         self.team, self.why_fixed = Team(self.threads), ""
 
     def take(self, device: str, log: Logger) -> None:
-        """Make the team, before the model is loaded. torch keeps its own threads."""
+        """Call before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:
             return
@@ -57,7 +57,6 @@ class NodeCores:
             self._fix(why, log)
 
     def _why_not(self) -> str:
-        """Return why the settings leave no cores to share; "" if they leave some."""
         reasons = (
             (not self._plan.cpus, NO_CPUS),
             (self._in_step, IN_STEP),
@@ -69,27 +68,24 @@ class NodeCores:
     def settle(self, model: Model, log: Logger) -> None:
         """Stop sharing unless the model is one compiled program. Call it after the first step.
 
-        Only a compiled program announces each step's work, in pieces so short that a borrowing node can return a core
-        in time.
+        Only a compiled program announces its work in pieces so short that a borrower can return a core in time.
         """
         if not self.why_fixed and self._computes and not getattr(model, "is_program", False):
             self._fix(NO_PROGRAM, log)
 
     def rest(self) -> None:
-        """Offer the cores to other nodes while this node has nothing to compute. Its next program takes the cores
-        back."""
+        """Offer the cores to other nodes until this node's next program."""
         if not self.why_fixed:
             self.team.rest()
 
     def clear_up(self) -> None:
-        """Clean up after killed nodes, which may have held a core. Do this at most every CLEAR_UP_S seconds."""
+        """Clean up after killed nodes, which may have held a core."""
         now = time.monotonic()
         if self._table is not None and now - self._cleared_at >= CLEAR_UP_S:
             self._cleared_at = now
             self._table.clear_up()
 
     def told(self) -> str:
-        """Describe the node's own, lent and borrowed cores, or why it never shares."""
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
             return ""

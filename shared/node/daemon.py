@@ -1,4 +1,4 @@
-"""Runs a node: polls sockets and step completions together, and handles signals and the clock.
+"""Run a node: poll sockets and step completions together, and handle signals and the clock.
 
 poll (sleeps while nothing happens)  ->  take_in, then its actions  ->  go_on, then its actions
 """
@@ -23,7 +23,7 @@ from shared.wire.codec import Buffer
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed
 
-LAST_WORDS_S = 0.1  # time for sending the last messages, because sockets don't linger
+LAST_WORDS_S = 0.1  # for sending the last messages: sockets don't linger
 SHORTEST_WAIT_S = 0.001
 
 
@@ -32,7 +32,7 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """The connections of a node. `shared.wire.link.NodeLinks` and a simulated network implement this protocol."""
+    """`shared.wire.link.NodeLinks`, or a simulated network."""
 
     @property
     def wakeup(self) -> Alarm: ...
@@ -47,11 +47,10 @@ class Links(Protocol):
 
 
 class Daemon:
-    """Runs the node on the main thread until a signal comes, then drains it for at most drain_s. A second signal ends
-    the node at once.
+    """Runs the node on the main thread until a signal, then drains it for at most drain_s.
 
-    After a router's Drain with a nonempty `then`, the node ends once it is idle, with an exit code for its parent
-    process.
+    A second signal ends the node at once. After a router's Drain with a nonempty `then`, the node ends once it is idle,
+    with an exit code for its parent process.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Daemon:
         watch: RouterWatch | None = None,
     ) -> None:
         """- check: called every round; raises if the node can't continue.
-        - cores: the node's cores, offered to other nodes while there is nothing to compute.
+        - cores: offered to other nodes while there is nothing to compute.
         - watch: the list of routers; its owner starts and closes it.
         """
         self._node = node
@@ -114,7 +113,6 @@ class Daemon:
             self._carry_out(self._node.listed(listed, now))
 
     def _wait(self) -> Sequence[Inbound]:
-        """Sleep until a message, a completion or the next heartbeat, unless work is waiting."""
         busy = self._node.busy or bool(self._unreachable)
         if self._cores is not None:
             self._cores.clear_up()
@@ -141,7 +139,7 @@ class Daemon:
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:
-        """Treat a connection that takes no more messages as closed, from the next tick on."""
+        """Treat a stuck connection as closed, from the next tick on."""
         if closed not in self._unreachable:
             self._unreachable.append(closed)
             self._log.warning("peer given up", peer=closed.peer, why=why)
@@ -152,7 +150,7 @@ class Daemon:
         self.stop()
 
     def stop(self) -> None:
-        """Make the node drain. At the second call, make it end at once."""
+        """Make the node drain, and at the second call end at once."""
         self._signals += 1
         self._links.wakeup.set()
 

@@ -1,6 +1,4 @@
-"""Refuses flags that --deterministic excludes. `fixed_kernels` refuses the models that --deterministic excludes, when
-they are loaded.
-"""
+"""Refuse flags that --deterministic excludes. `fixed_kernels` refuses models, when they are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a node's fingerprint: two nodes pair only if they would produce the same tokens."""
+"""Make a node's fingerprint: two nodes pair only if they would produce the same tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may now yield other tokens than before
+NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may yield new tokens
 
 
 def build_name() -> str:
@@ -31,9 +31,7 @@ def make_fingerprint(
     build: str,
     grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """Make a fingerprint. `grammar`: the version of the Grammars. The fingerprint has no draft width, because paired
-    nodes may have different widths.
-    """
+    """`grammar`: the version of the Grammars. Paired nodes may have different draft widths."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -49,9 +47,7 @@ def make_fingerprint(
 
 
 def _window_name(planes: Sequence[PlaneSpec]) -> list[str]:
-    """Return the first part of the layout's name. Nodes that drop pages behind a window and nodes that need these pages
-    get different names, so they do not pair.
-    """
+    """Name the window, because nodes with different windows need different pages."""
     window = pool_window(tuple(planes))
     return [f"window {window}"] if window else []
 
@@ -61,6 +57,6 @@ def _plane_name(plane: PlaneSpec) -> str:
 
 
 def difference(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return why a prefill node's pages (`theirs`) don't fit ours; empty if they do."""
+    """Return why the pages (`theirs`) don't fit ours; empty if they do."""
     name = misfit(theirs, ours)
     return f"{name} differs: {getattr(ours, name)} here, {getattr(theirs, name)} there" if name is not None else ""

@@ -1,13 +1,11 @@
-"""Measures the GPU memory that a node needs in addition to its KV pool. The node runs its largest steps with loaded
-weights.
+"""Measure the GPU memory that a node needs beside its KV pool, with loaded weights and its largest steps.
 
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
-Captured graphs use the rest, because they are captured after the pool is made, and their size is known only then. If
-memory runs out, the capture ends, and steps without a graph run eagerly.
+Graphs are captured later, into the rest. If memory runs out, steps without a graph run eagerly.
 
-This code never ran on a GPU: the tests use a virtual GPU.
+This code never ran on a GPU.
 """
 
 from __future__ import annotations
@@ -30,31 +28,29 @@ from shared.sched.largest import LargestSteps
 TOO_LARGE = "the weights: use a smaller model, --dtype bfloat16, or --weight-dtype int8 or fp8"
 LARGEST_STEP = "the largest step: lower --chunk-size, --max-running or --max-context"
 KV_POOL = "the KV pool: end other processes on the GPU, or lower --gpu-mem-fraction or --kv-bytes"
-# share of the GPU's memory for the driver's context, libraries' workspaces and gaps between blocks
+# for the driver's context, libraries' workspaces and gaps between blocks
 RESERVED_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """How one GPU's memory is used before there is a KV pool, in bytes."""
+    """Bytes of one GPU, before there is a KV pool."""
 
     total: int
-    free: int  # Bytes that no process uses.
-    weights: int  # This node's weights, with the adapters and the draft head.
-    largest_step: int  # The memory of the largest step and of the relay.
+    free: int  # used by no process
+    weights: int  # with the adapters and the draft head
+    largest_step: int  # with the relay
 
     @property
     def reserve(self) -> int:
         return int(RESERVED_SHARE * self.total)
 
     def left_for_kv(self, fraction: float) -> int:
-        """Return the bytes that are left for KV; negative if the other parts don't fit. `fraction`: this node's share
-        of the GPU.
-        """
+        """Return the bytes left for KV; negative if the rest doesn't fit. `fraction`: this node's share of the GPU."""
         return min(int(fraction * self.total) - self.weights, self.free) - self.largest_step - self.reserve
 
     def parts(self, pool: int) -> dict[str, str]:
-        """Return the parts of the memory for the log. `pool`: the KV pool's bytes."""
+        """`pool`: the KV pool's bytes."""
         named = {"weights": self.weights, "largest_step": self.largest_step, "reserve": self.reserve, "kv": pool}
         return {name: gib(num_bytes) for name, num_bytes in {**named, "total": self.total}.items()}
 
@@ -68,7 +64,7 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with two pages, then drop the core. Raises ConfigError if memory runs out."""
+    """Run the largest steps on a core with two pages. Raise ConfigError if memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)
@@ -97,7 +93,7 @@ def _run_largest(core: NodeCore, num_tokens: int) -> None:
 
 @contextmanager
 def explained(gpu: Gpu | None, device: str, what: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the GPU into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
+    """Turn running out of GPU memory into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

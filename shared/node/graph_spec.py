@@ -1,4 +1,4 @@
-"""Chooses the steps that a node captures as CUDA graphs, and captures them."""
+"""Choose the steps that a node captures as CUDA graphs, and capture them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shared.model.llama import LlamaModel
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
-GRAPH_TOKENS = 1024  # limit on tokens per row, if attention gathers a fixed number of tokens
+GRAPH_TOKENS = 1024  # limit on a row's tokens, if attention gathers a fixed number
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """Decode steps to capture. Steps of these widths run as graphs while no row has more than `most_tokens` tokens."""
+    """Decode steps of these widths run as graphs while no row has more than `most_tokens` tokens."""
 
     gpu: Gpu
     widths: tuple[int, ...]
@@ -28,7 +28,7 @@ class GraphSpec:
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
-    """Return the steps to capture; None without a GPU, with --cuda-graphs off, and for prefill nodes."""
+    """Return None without a GPU, with --cuda-graphs off, and for prefill nodes."""
     if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
         return None
     reads_lengths = isinstance(model, LlamaModel) and not model.gathers
@@ -39,7 +39,6 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
 def make_graphs(
     worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
 ) -> GraphRunner:
-    """Capture graphs for every decode batch that may run."""
     buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
     runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
     streams.forward.launch(runner.capture, label="graphs").take()

@@ -1,6 +1,4 @@
-"""Keeps this node's process groups, one per peer. Sends each peer the store entries of its group, and tells the peer
-when the group has ended.
-"""
+"""Keep this node's process groups, one per peer. Tell each peer the store entries and the end of its group."""
 
 from __future__ import annotations
 
@@ -15,17 +13,15 @@ from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
-WINDOW = 6  # Limit on agreed transfers that have not ended: one runs, and the others keep the group busy.
-MOST_POSTED = 2 * WINDOW  # Limit on transfers that a sender has posted, and whose end it has not heard of.
+WINDOW = 6  # agreed transfers that have not ended: one runs, the others keep the group busy
+MOST_POSTED = 2 * WINDOW  # transfers that a sender has posted, and whose end it has not heard of
 MAX_GROUPS = 64
-END_S = 2.0  # how long to wait for each thread when the node ends
+END_S = 2.0  # time for a thread when the node ends
 
 
 @dataclass(slots=True, eq=False)
 class GroupEntry:
-    """One group. `number`: chosen by the receiver. `num_agreed`: the number of transfers agreed upon. `num_over`: the
-    number of these that have ended.
-    """
+    """`number`: chosen by the receiver. `num_agreed`: transfers agreed upon. `num_over` of these have ended."""
 
     peer: str
     number: int
@@ -33,15 +29,14 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # transfers that a sender has agreed to but not posted
+    unposted: deque[Transfer] = field(default_factory=deque)  # agreed but not posted, on a sender
 
     @property
     def has_room(self) -> bool:
-        """Return whether the receiver may agree to another transfer. This limits the receiver's staging memory."""
+        """Return False to limit the receiver's staging memory."""
         return self.num_agreed - self.num_over < WINDOW
 
     def post(self) -> None:
-        """Post transfers while fewer than MOST_POSTED are under way. The others wait."""
         while self.unposted and self.num_agreed - len(self.unposted) - self.num_over < MOST_POSTED:
             self.group.post(self.unposted.popleft())
 
@@ -57,7 +52,6 @@ class GroupTable:
         return iter(list(self._entries.values()))
 
     def get(self, peer: str, number: int | None = None) -> GroupEntry | None:
-        """Return this peer's group; None if the peer has no group, or a group with another number."""
         entry = self._entries.get(peer)
         return entry if entry is None or number in (None, entry.number) else None
 
@@ -66,7 +60,6 @@ class GroupTable:
         return len(self._entries) >= MAX_GROUPS
 
     def open(self, peer: str, transport: str, number: int) -> GroupEntry:
-        """Start to connect to the peer, which does the same."""
         entry = GroupEntry(peer, number, transport, self._ctx.make_group(transport, self._rank))
         self._entries[peer] = entry
         return entry
@@ -82,7 +75,7 @@ class GroupTable:
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
     def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
-        """Return the groups that ended by themselves, and why. Inform the peers of these groups."""
+        """Return groups that ended by themselves. Inform their peers."""
         broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
         for entry, error in broken:
             self.end(entry, error, tell=True)
@@ -100,7 +93,7 @@ class GroupTable:
             self._ctx.outbox.send(entry.peer, Broken(entry.number, error.message[:MAX_TEXT]))
 
     def close(self) -> None:
-        """End all groups, because the node ends. Each thread gets END_S to leave a transfer."""
+        """Give each thread END_S to leave a transfer."""
         for entry in self:
             self.end(entry, HandoffFailed("the node ends"), tell=False)
         for group in self._ended:

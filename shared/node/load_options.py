@@ -1,4 +1,4 @@
-"""Turns a node's settings into options to load its model."""
+"""Turn a node's settings into options to load its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.node.cores import NodeCores
 
 
 def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
-    """Return the options to load the model. `memory`: the memory of the model's GPU."""
+    """`memory`: the memory of the model's GPU."""
     wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     kernels = "fixed" if parts.sched.deterministic else "auto"

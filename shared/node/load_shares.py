@@ -1,4 +1,4 @@
-"""Splits a node's load by router, so that each router knows the load from other routers."""
+"""Split a node's load by router, so that each router knows the load from other routers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoadShare:
 
 
 class LoadShares:
-    """A snapshot of a node's load by router. `offers`: requests that wait for memory outside the scheduler."""
+    """`offers`: requests that wait for memory outside the scheduler."""
 
     def __init__(self, core: NodeCore, offers: Iterable[Request]) -> None:
         self._shares: dict[RouterLife, LoadShare] = {}
@@ -36,7 +36,6 @@ class LoadShares:
             self._shares.setdefault(life, LoadShare()).add(share)
 
     def beside(self, life: RouterLife | None) -> OthersLoad:
-        """Return the load of all routers except this one."""
         total = LoadShare()
         others = [share for other, share in self._shares.items() if other != life]
         for share in others:

@@ -1,4 +1,4 @@
-"""Defines the actions of a node in one tick. The daemon or a test carries them out."""
+"""Define a node's actions in one tick. The daemon or a test carries them out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from shared.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Asks for a call of NodeLinks.dial."""
-
     peer: str
     endpoint: str
     brings_pages: bool = False
@@ -20,7 +18,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Asks for a call of NodeLinks.send. `peer`: `<node id>@<epoch>` or a router's endpoint."""
+    """`peer`: `<node id>@<epoch>` or a router's endpoint."""
 
     peer: str
     message: Message
@@ -35,8 +33,6 @@ class HangUp:
 
 @dataclass(slots=True)
 class Outbox:
-    """Keeps a node's actions in the order in which they must be carried out."""
-
     actions: list[Dial | Outgoing | HangUp] = field(default_factory=list)
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""Joins routers (dialling, Hello, Welcome) and leaves routers that are no longer listed. Sans-IO.
+"""Join routers (dialling, Hello, Welcome) and leave routers that are no longer listed. Sans-IO.
 
     listed: dialled --PeerUp: Hello--> --Welcome--> served
     no longer listed: served --heartbeats say so--> --Release: no request needs us--> Goodbye --> hung up
 
-When a router's epoch ends, the node ends that router's requests.
+When a router's epoch ends, its requests end.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from shared.node.routers import RouterLife, RoutersWord
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
-HELLO_AGAIN_S = 2.0  # After this time without a Welcome, Hello is sent again, because a message may have been lost.
-LAST_WORD_S = 0.5  # The time from Goodbye to hanging up, which drops queued messages.
+HELLO_AGAIN_S = 2.0  # without a Welcome, Hello is sent again
+LAST_WORD_S = 0.5  # from Goodbye to hanging up, which drops queued messages
 
 
 class Membership:
-    """Owned by the node. `over` is called to end the requests of a router's epoch."""
+    """Owned by the node. `over` ends the requests of a router's epoch."""
 
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx
         self._over = over
-        self._hello_due: dict[str, float] = {}  # Connected routers that sent no Welcome -> time of the next Hello.
-        self._hello_said: dict[str, float] = {}  # Connected routers -> time of the last Hello.
-        self._hang_up_at: dict[str, float] = {}  # Routers that got a Goodbye -> time to hang up.
-        self.connections: Counter[str] = Counter()  # Number of connections to each router so far.
+        self._hello_due: dict[str, float] = {}  # router without a Welcome -> next Hello
+        self._hello_said: dict[str, float] = {}  # connected router -> last Hello
+        self._hang_up_at: dict[str, float] = {}  # router with a Goodbye -> time to hang up
+        self.connections: Counter[str] = Counter()  # connections so far, by router
 
     # ---- the list
 
     def listed(self, endpoints: Sequence[str], now: float) -> None:
-        """Dial routers that are new on the list, and leave removed ones. Ignore an empty list: a node needs routers."""
+        """Ignore an empty list, because a node needs routers."""
         if not endpoints:
             return
         routers = self._ctx.routers
@@ -49,7 +49,7 @@ class Membership:
             self._leave(peer, now)
 
     def _come_back(self, peer: str) -> None:
-        """Keep serving a router that we were leaving, or dial it again. After a Goodbye, `go_on` dials this router."""
+        """Keep a router that we were leaving, or dial it again. After a Goodbye, `go_on` dials it."""
         routers = self._ctx.routers
         routers.leaving.discard(peer)
         if peer not in routers.peers:
@@ -63,7 +63,6 @@ class Membership:
             self._ctx.routers.leaving.add(peer)
 
     def released(self, peer: str, now: float) -> None:
-        """Leave a router that no longer needs us, unless it is listed again."""
         if peer in self._ctx.routers.leaving:
             facts = self._ctx.facts
             self._ctx.outbox.send(peer, Goodbye(facts.node_id, facts.epoch))
@@ -77,14 +76,12 @@ class Membership:
         self._hang_up_at[peer] = now + after_s
 
     def lacking(self) -> list[str]:
-        """Return the listed routers with which this node is not registered."""
         missing = [peer[:MAX_NAME] for peer in self._ctx.routers.listed if self._ctx.routers.life(peer) is None]
         return sorted(missing)[:MAX_NAMES]
 
     # ---- connections
 
     def up(self, peer: str, now: float) -> None:
-        """Say Hello to a router that has answered, for the first time or after a reconnect."""
         self.connections[peer] += 1
         self._say_hello(peer, now)
 
@@ -102,7 +99,7 @@ class Membership:
             self._ctx.outbox.dial(peer, peer)
 
     def go_on(self, now: float) -> None:
-        """Send due Hellos, and hang up after Goodbyes. Called with every heartbeat."""
+        """Every heartbeat calls this."""
         for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
             self._say_hello(peer, now)
         for peer in [peer for peer, at in self._hang_up_at.items() if at <= now]:
@@ -137,7 +134,7 @@ class Membership:
     # ---- epochs of routers
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
-        """Handle a Welcome. Return whether the router now serves this node, and so needs the node's load."""
+        """Return whether the router now serves this node, and so needs its load."""
         if peer in self._hang_up_at:
             return False
         if message.connection != self.connections[peer]:  # the router hasn't heard our Hello on this connection
@@ -162,7 +159,7 @@ class Membership:
         self._ctx.outbox.send(peer, Unwelcome(facts.node_id, facts.epoch, rival[:MAX_TEXT]))
 
     def _life_over(self, life: RouterLife | None, now: float) -> None:
-        """End a router's requests. Say Hello to the routers that were refused because of this router."""
+        """End a router's requests. Say Hello to routers that it kept out."""
         if life is None or self._ctx.routers.serves(life):
             return
         self._over(life)

@@ -1,4 +1,4 @@
-"""Plans a node's memory: KV pages, the longest sequence, the cold tier. Callers pass the size of the free memory."""
+"""Plan a node's memory: KV pages, the longest sequence, the cold tier."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shared.device.gpu import gib
 from shared.kv.manager import page_count
 from shared.node.gpu_memory import GpuUse
 
-MIN_CONTEXT = 64  # in tokens; a pool for fewer tokens is useless
+MIN_CONTEXT = 64  # tokens; a smaller pool is useless
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    num_pages: int  # The number of all pages, including page 0, the sink.
-    max_context: int  # The limit on the tokens of one sequence.
-    cold_pages: int  # The cold tier's pages in host memory; 0: no cold tier.
-    cold_file_pages: int  # The cold tier's pages in its file.
+    num_pages: int  # with page 0, the sink
+    max_context: int  # tokens of one sequence
+    cold_pages: int  # in host memory; 0: no cold tier
+    cold_file_pages: int
 
 
 def least_plan(max_context: int) -> MemoryPlan:
-    """Return the plan of a core that only measures steps. These steps use only the sink page."""
+    """Return the plan of a core that only measures steps, on the sink page."""
     return MemoryPlan(num_pages=2, max_context=max_context, cold_pages=0, cold_file_pages=0)
 
 
@@ -37,11 +37,10 @@ def plan_memory(
     available: int,
     gpu: GpuUse | None = None,
 ) -> MemoryPlan:
-    """Plan the node's memory. The pool gets at most the pages that all rows use at full length. Raises ConfigError if
-    something doesn't fit.
+    """Plan the node's memory. Raise ConfigError if something doesn't fit.
 
-    max_context: the model's limit, in tokens. depth: the loop's depth. available: free bytes of the host. gpu: None if
-    the pool is in host memory.
+    The pool gets at most the pages that all rows use at full length. max_context: the model's limit. depth: the loop's
+    depth. available: free bytes of the host. gpu: None for a pool in host memory.
     """
     memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
     most = memory.max_running * page_count(max_context + past_end, memory.page_size)
@@ -68,14 +67,13 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Return the bytes of the KV pool. Raises ConfigError if fewer bytes are free."""
+    """Raise ConfigError if fewer bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
 
 
 def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
-    """Return the bytes of a KV pool on a GPU. Raises ConfigError if fewer bytes are free."""
     left = gpu.left_for_kv(memory.gpu_mem_fraction)
     if left < max(1, memory.kv_bytes):
         raise ConfigError(

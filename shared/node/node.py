@@ -1,11 +1,9 @@
-"""Defines a node without sockets and clocks: tick(inbox, now) -> actions. Prefill and decode nodes differ only in their
-side.
+"""Define a node without sockets and clocks: tick(inbox, now) -> actions. Prefill and decode differ only in the side.
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
-A step's completion comes before the messages, so network work never delays the next launch. The node
-answers messages and transfers before it launches a step that they make possible, because a prefill node waits for
-Installed.
+A step's completion comes before the messages, so network work never delays the next launch. Messages and transfers are
+answered before the step that they make possible, because a prefill node waits for Installed.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 
 class Node:
-    """Drives the scheduler's loop and the side. `busy`: the next tick is due at once, without waiting for an event."""
+    """`busy`: the next tick is due at once."""
 
     def __init__(self, ctx: NodeContext, side: Side) -> None:
         self.ctx = ctx
@@ -64,11 +62,10 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Run both halves of a round. A daemon carries out the first half's actions before the second half."""
+        """A daemon carries out the actions of each half separately."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Take a step's results, messages and transfers, and send the answers."""
         self.busy = False
         self._step(now)
         for inbound in inbox:
@@ -77,7 +74,6 @@ class Node:
         return self.ctx.outbox.take()
 
     def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
-        """Launch the next step, and report to the routers."""
         self._expire(now)
         self._step(now)
         self._note_started(now)
@@ -88,7 +84,6 @@ class Node:
 
     @property
     def wakes_at(self) -> float:
-        """Return when the next tick is due if nothing happens."""
         return min(self.next_heartbeat, self.side.wakes_at)
 
     @property
@@ -97,7 +92,7 @@ class Node:
         return core.idle and not self.side.outside() and not self.side.holds_rows
 
     def fail_all(self, reason: str) -> None:
-        """End a drain: the next tick reports NodeDraining for all remaining requests."""
+        """Let the next tick report NodeDraining for all remaining requests."""
         for req in self.side.outside():
             self.side.abort(req.key)
             self.ctx.end(req.key, NodeDraining(reason))
@@ -105,7 +100,6 @@ class Node:
             self.ctx.core.fail(key, NodeDraining(reason))
 
     def listed(self, routers: Sequence[str], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Dial new routers of a changed list, and leave removed ones."""
         self.membership.listed(routers, now)
         self.next_heartbeat = now
         return self.ctx.outbox.take()
@@ -126,7 +120,7 @@ class Node:
         self._take_events(now)
 
     def _take_events(self, now: float) -> None:
-        """Handle all events, and also the events that this causes: for example, a failed hand-off ends its request."""
+        """Handle events, and events that they cause: a failed hand-off ends its request."""
         while events := self.ctx.core.take_events():
             self.busy = True  # freed memory may let a request run
             for event in events:
@@ -150,14 +144,14 @@ class Node:
         self.side.event(event, now)
 
     def _send_scores(self, event: Scored) -> None:
-        """Send the prompt's log-probabilities at once, because tokens follow at the round's end."""
+        """Send scores at once, because tokens follow at the round's end."""
         peer, facts = self.ctx.routers.peer_of(event.key), self.ctx.facts
         if peer is not None:
             for message in scores_of(event, facts.node_id, facts.epoch):
                 self.ctx.outbox.send(peer, message)
 
     def _report_end(self, event: Ended) -> None:
-        """Report an end to the router. An abort is not reported: the router asked for it, or knows about it."""
+        """Report an end, except an abort, about which the router knows."""
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
             self._report(peer, event)
@@ -181,9 +175,7 @@ class Node:
     # ---- messages
 
     def _receive_safely(self, inbound: Inbound, now: float) -> None:
-        """Receive a message; drop it if it raises an error. Only an IntegrityError, which is our own fault, ends the
-        process.
-        """
+        """Drop a message that fails. Only an IntegrityError, our own fault, ends the process."""
         try:
             self._receive(inbound, now)
         except IntegrityError:
@@ -242,7 +234,6 @@ class Node:
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
-        """Abort the requests of a router's ended epoch."""
         scheduler = self.ctx.core.scheduler
         keys = [*scheduler.requests, *(req.key for req in self.side.outside())]
         for key in keys:
@@ -251,7 +242,7 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
-        if rival is not None:  # the router doesn't know yet that this node refuses it, and will begin the request again
+        if rival is not None:  # the router doesn't know this yet, and will begin the request again
             self.membership.say_unwelcome(peer, rival)
             return
         if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait
@@ -321,9 +312,9 @@ class Node:
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
-        """Measure how long newly started requests were WAITING, and report these requests to their routers.
+        """Measure how long started requests were WAITING, and report them to their routers.
 
-        Begun is sent with the round's outbox, so it is not sent if the step ends this node at once.
+        Begun leaves with the round's outbox, so it is not sent if the step ends this node at once.
         """
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):

@@ -1,4 +1,4 @@
-"""Makes the contents of a node's heartbeats: gauges, counters, step times."""
+"""Make the contents of a node's heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.wire.ranges import MAX_NAMES
 def node_load(
     core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
 ) -> NodeLoad:
-    """Return the load, with the samples since the last call. `offers`: see LoadShares."""
+    """Take the samples since the last call. `offers`: see LoadShares."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
     return NodeLoad(
@@ -37,7 +37,7 @@ def node_load(
 
 
 def _row_states(core: NodeCore) -> dict[RowState, int]:
-    """Count the rows by state. Active rows are running if they decode, otherwise prefilling."""
+    """Active rows are running if they decode, otherwise prefilling."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags[PageState.ACTIVE])
@@ -52,8 +52,7 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
 
 @dataclass(slots=True, eq=False)
 class WatchedStep:
-    """A watched step. `ended_at`: the time of its end, set by the thread that completes it. `before`: the previous
-    step; None once this step's result was taken."""
+    """The thread that completes the step sets `ended_at`. `before`: the previous step, until the result is taken."""
 
     launched_at: float
     prompt_tokens: int
@@ -74,8 +73,7 @@ class WatchedStep:
 class StepWatch:
     """Times steps from outside: the node calls `look` after each call of `core.step`.
 
-    The time from a step's end to the next launch counts as idle if requests were running. The worker's thread calls
-    `clock`, too.
+    The time between steps is idle if requests were running. The worker's thread calls `clock` too.
     """
 
     def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
@@ -110,7 +108,7 @@ class StepWatch:
         step.ended_at = self._clock()
 
     def _closed(self, step: WatchedStep, now: float) -> None:
-        """Count a step whose result was taken. A failed step computed no prompt tokens."""
+        """A failed step computed no prompt tokens."""
         self._metrics.observe("step_seconds", max(0.0, now - step.launched_at))
         if step.prompt_tokens and step.ended_at is not None and step.done.error is None:
             self._metrics.count("prompt_steps")

@@ -1,6 +1,4 @@
-"""Reads a node's list of routers from sources other than its flags: a file, and names in DNS. Reading a source may
-block.
-"""
+"""Read a node's list of routers from a file, or from names in DNS. Reading may block."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ Lookup = Callable[[str, int], Sequence[Any]]
 
 
 class RouterSource(Protocol):
-    """A source of routers. `every_s`: how often to read the source again."""
+    """`every_s`: how often to read the source."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +29,7 @@ class RouterSource(Protocol):
     def every_s(self) -> float: ...
 
     def read(self) -> tuple[str, ...]:
-        """Return the endpoints. Raises OSError or ConfigError if there are no endpoints."""
+        """Raise OSError or ConfigError if there are no endpoints."""
         ...
 
 
@@ -56,7 +54,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DnsSource:
-    """A name in DNS. `entry`: dns://name:port."""
+    """`entry`: dns://name:port."""
 
     entry: str
     has_keys: bool
@@ -75,9 +73,9 @@ class DnsSource:
 
 
 def checked(endpoints: Sequence[str], source: str, has_keys: bool) -> tuple[str, ...]:
-    """Return the endpoints without duplicates. Raises ConfigError if an endpoint can't be dialled.
+    """Return the endpoints without duplicates. Raise ConfigError if an endpoint can't be dialled.
 
-    Such an endpoint makes the node refuse the whole list, because with an incomplete list it would leave routers.
+    The node refuses the whole list, because with an incomplete list it would leave routers.
     """
     if not 0 < len(endpoints) <= MAX_ROUTERS:
         raise ConfigError(f"{source} names {len(endpoints)} routers: it must name from 1 to {MAX_ROUTERS}")
@@ -89,7 +87,7 @@ def checked(endpoints: Sequence[str], source: str, has_keys: bool) -> tuple[str,
 def sources_of(routers: Sequence[str], file: str, *, has_keys: bool) -> tuple[tuple[str, ...], list[RouterSource]]:
     """Return the flags' endpoints, and the sources to read.
 
-    At the start, an unreadable file raises ConfigError. Later, an unreadable file leaves the list as it is.
+    An unreadable file raises ConfigError at the start. Later it leaves the list as it is.
     """
     fixed = tuple(entry for entry in routers if not entry.startswith(DNS_MARK))
     sources: list[RouterSource] = [DnsSource(entry, has_keys) for entry in routers if entry.startswith(DNS_MARK)]

@@ -1,4 +1,4 @@
-"""Follows the list of routers while a node runs.
+"""Follow the list of routers while a node runs.
 
 Each source has a thread, so a silent name server delays neither the loop nor other sources. If a source can't be read,
 its former list stays, and the reason is logged once.
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouterWatch:
-    """`fixed`: the endpoints from the flags. The threads call `wake` when the list may have changed."""
+    """`fixed`: the flags' endpoints. The threads call `wake` when the list may have changed."""
 
     def __init__(
         self, fixed: Sequence[str] = (), sources: Sequence[RouterSource] = (), wake: Callable[[], None] = do_nothing
@@ -39,11 +39,11 @@ class RouterWatch:
             thread.start()
 
     def close(self) -> None:
-        """Stop the threads, without waiting for look-ups under way."""
+        """Stop the threads, without waiting for look-ups."""
         self._stop.set()
 
     def take(self) -> tuple[str, ...] | None:
-        """Return the whole list if it changed since the last call. Called on the loop's thread."""
+        """Return the whole list if it changed since the last call. Loop thread only."""
         found = [self._found.get(source.name, ()) for source in self._sources]
         now = tuple(dict.fromkeys((*self._fixed, *(endpoint for some in found for endpoint in some))))
         if now == self._taken:

@@ -1,4 +1,4 @@
-"""Records the routers that a node serves, their epochs, and the router that owns each request."""
+"""Record the routers that a node serves, their epochs, and the router that owns each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DRIFT = 0.001  # relative drift between two clocks that NTP slews by 500 ppm eac
 
 @dataclass(frozen=True, slots=True)
 class RouterLife:
-    """A router in one epoch. After a restart it has the same id and another epoch."""
+    """A restart changes only the epoch."""
 
     router_id: str
     epoch: int
@@ -20,15 +20,15 @@ class RouterLife:
 
 @dataclass(frozen=True, slots=True)
 class RoutersWord:
-    """The ticket key and the clock from a router's Welcome, for one epoch of the router."""
+    """A router's ticket key and clock, from the Welcome of one epoch."""
 
-    key: bytes  # Empty: the router sent no key, so no ticket is genuine.
-    ahead_s: float  # Upper bound of our clock's lead over the router's clock. It includes the Welcome's transit time.
+    key: bytes  # empty: the router sent no key, so no ticket is genuine
+    ahead_s: float  # upper bound of our clock's lead over the router's clock, with the Welcome's transit time
     since: float
 
 
 def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
-    """Convert a router's deadline to our clock. The result may be a little late, but never early."""
+    """Convert a deadline to our clock: perhaps a little late, but never early."""
     return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)
 
 
@@ -38,8 +38,7 @@ class Refusal(NamedTuple):
 
 
 class Routers:
-    """The routers by endpoint. A router's endpoint is also its name in the link. A router is known once its Welcome has
-    come.
+    """The routers by endpoint, which is also a router's name in the link. A router is known once its Welcome has come.
 
     If two routers use one name, the first is served and the second refused. A restarted router isn't refused: it
     answers at its former endpoint, or after its former connection has closed.
@@ -50,31 +49,29 @@ class Routers:
 
     def __init__(self, peers: tuple[str, ...]) -> None:
         self.listed = frozenset(peers)
-        self.peers = dict.fromkeys(peers)  # The dialled routers: listed ones, and ones that the node is leaving.
-        self.leaving: set[str] = set()  # Served routers that are no longer on the list.
-        self._lives: dict[str, RouterLife] = {}  # Peer -> the served router's id and epoch.
+        self.peers = dict.fromkeys(peers)  # dialled: listed routers, and routers that the node is leaving
+        self.leaving: set[str] = set()  # served, but no longer listed
+        self._lives: dict[str, RouterLife] = {}  # peer -> its epoch
         self._refused: dict[str, Refusal] = {}
-        self._words: dict[str, RoutersWord] = {}  # Peer -> the served router's ticket key and clock.
+        self._words: dict[str, RoutersWord] = {}
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
-        """Return the endpoint of another served router with this name, if any."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Serve a router. This ends the endpoint's former epoch, if any. Return that epoch."""
+        """Return the endpoint's epoch that this ends, if any."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Refuse a router. This ends the router's served epoch, if any. Return that epoch."""
+        """Return the router's epoch that this ends, if any."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
-        """Return the endpoint of the router that keeps this router out, if any."""
         refusal = self._refused.get(peer)
         return refusal and refusal.rival
 
@@ -87,7 +84,7 @@ class Routers:
         return self._lives.pop(peer, None)
 
     def take_heirs(self, life: RouterLife) -> list[str]:
-        """Return the routers that this ended epoch kept out. These routers may ask again."""
+        """Return the routers that this ended epoch kept out. These may ask again."""
         heirs = [peer for peer, refusal in self._refused.items() if refusal.life.router_id == life.router_id]
         for peer in heirs:
             del self._refused[peer]
@@ -97,8 +94,7 @@ class Routers:
         return self._lives.get(peer)
 
     def serves(self, life: RouterLife) -> bool:
-        """Return whether this router is served at any endpoint, in this epoch. A router may be listed twice, by name
-        and by address."""
+        """Return whether the router is served at any endpoint. It may be listed by name and by address."""
         return life in self._lives.values()
 
     def lives(self) -> dict[str, RouterLife]:
@@ -108,12 +104,11 @@ class Routers:
         return list(self._lives)
 
     def peer_of(self, key: RequestKey) -> str | None:
-        """Return the peer of this key's router; None if that router is unknown or in another epoch."""
+        """Return None if the key's router is unknown or in another epoch."""
         wanted = RouterLife(key.router_id, key.router_epoch)
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
-        """Return the ticket key and clock of this key's router, if known."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 

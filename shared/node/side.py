@@ -1,4 +1,4 @@
-"""Defines the interface of a node's side. The side is the part in which prefill and decode nodes differ."""
+"""Define a node's side, the part in which prefill and decode nodes differ."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ from shared.wire.peers import Received
 
 
 class Side(Protocol):
-    """The side of a node. All methods are called on the loop's thread."""
+    """All methods are called on the loop's thread."""
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
         """Take a Generate that names a decode node. Return the requests that this node must prefill."""
         ...
 
     def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
-        """Take a Generate whose prompt another node may have cached. `req`: the first request of this Generate, just
-        submitted.
-        """
+        """Take a Generate whose prompt another node may have cached. `req`: its first request, just submitted."""
         ...
 
     def receive(self, received: Received, now: float) -> None: ...
 
-    def event(self, event: SchedEvent, now: float) -> None:
-        """Handle any event of the scheduler, including tokens and ends."""
-        ...
+    def event(self, event: SchedEvent, now: float) -> None: ...
 
     def poll(self, now: float) -> None:
         """Handle finished transfers, new grants and expired leases."""
@@ -42,7 +38,7 @@ class Side(Protocol):
     def peer_up(self, peer: str) -> None: ...
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """Handle the end of a connection. `accepted`: the peer had dialled the connection."""
+        """`accepted`: the peer had dialled the connection."""
         ...
 
     def outside(self) -> list[Request]:
@@ -51,20 +47,20 @@ class Side(Protocol):
 
     @property
     def holds_rows(self) -> bool:
-        """Return whether copies under way still write rows whose requests are over. These copies are sure to end."""
+        """Return whether copies still write rows whose requests are over. Such copies are sure to end."""
         ...
 
     def leave(self) -> None:
-        """Release the pages that other nodes read from this node, because this node ends."""
+        """Release the pages that other nodes read."""
         ...
 
     def hands_over(self) -> dict[str, str]:
-        """Return the transport to each decode node, and why it was chosen."""
+        """Return each decode node's transport, and why it was chosen."""
         ...
 
     @property
     def wakes_at(self) -> float:
-        """Return the time at which `poll` has work even if no event comes; infinity if there is none."""
+        """Return when `poll` has work even if no event comes; infinity if never."""
         ...
 
     def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""Passes on Spendings (a router's charges to its tenants) to the other routers, without reading them. Sans-IO.
+"""Pass on Spendings (a router's charges to its tenants) to the other routers, without reading them. Sans-IO.
 
     router A --Spending 7--> latest of A: 7 --next heartbeat--> routers B and C
     A's epoch ends: the message is forgotten
 
-Memory is bounded: the node keeps the latest message of each served router, for at most MOST_ROUTERS routers.
+Memory is bounded.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ class Spendings:
 
     def __init__(self) -> None:
         self._latest: dict[RouterLife, Spending] = {}
-        self._told: dict[str, dict[RouterLife, int]] = {}  # by peer: the newest number that was sent to that peer
+        self._told: dict[str, dict[RouterLife, int]] = {}  # by peer: the newest number sent to it
 
     def take(self, message: Spending) -> None:
-        """Keep a served router's message if it is newer. Routers beyond MOST_ROUTERS are left out."""
         life = RouterLife(message.router_id, message.router_epoch)
         known = self._latest.get(life)
         if known is None and len(self._latest) >= MOST_ROUTERS:
@@ -33,7 +32,7 @@ class Spendings:
             self._latest[life] = message
 
     def news(self, lives: Mapping[str, RouterLife]) -> Iterator[tuple[str, Spending]]:
-        """Forget routers that are no longer served. For each served router, yield the messages that it lacks."""
+        """Forget unserved routers. Yield the messages that each served router lacks."""
         served = set(lives.values())
         self._latest = {life: message for life, message in self._latest.items() if life in served}
         self._told = {peer: self._told.get(peer, {}) for peer in lives}

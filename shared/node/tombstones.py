@@ -1,5 +1,4 @@
-"""Remembers aborted and ended requests, because an abort may arrive before the request that it aborts. Limits the
-number of requests that it remembers, and the time."""
+"""Remember aborted and ended requests for a time, because an abort may arrive before its request."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections import OrderedDict
 
 from shared.core.keys import RequestKey
 
-ALL = -1  # a seq_index that stands for every sequence of an attempt
+ALL = -1  # the seq_index of every sequence of an attempt
 
 
 class Tombstones:
@@ -32,6 +31,7 @@ class Tombstones:
         return key in self._deadlines or key.sibling(ALL) in self._deadlines
 
     def expire(self, now: float) -> None:
-        """Drop expired keys. All keys are kept equally long, so the oldest come first."""
+        """All keys are kept equally long, so the oldest come first."""
+
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

@@ -9,8 +9,7 @@ from shared.observe.log_once import LogOnce
 
 
 class StdlibHandler(logging.Handler):
-    """Writes every error. Clients can provoke warnings, so each warning's text is written only once per interval, with
-    a count.
+    """Writes every error. Clients can provoke warnings, so each text is written once per interval, with a count.
 
     `handle` holds the handler's lock, so any thread may log.
     """

@@ -1,4 +1,4 @@
-"""Write log records as lines: time, level, node name, message, key=value.
+"""Write log records as lines.
 
 Only plain values are written, so lists of token ids and tensors can't slip in.
 
@@ -82,7 +82,7 @@ def one_line(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Format a plain value, quoted if needed, or an exception's traceback; for other values write type and length."""
+    """Format a plain value or a traceback. For other values write type and length."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, BaseException):
@@ -92,7 +92,7 @@ def shown(value: object) -> str:
     if isinstance(value, str) or value is None or isinstance(value, int):
         return quoted(str(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return quoted(str(value))  # a request's key, which is a named tuple with a text form
+        return quoted(str(value))  # a request's key
     length = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return quoted(f"<{type(value).__name__}{length}>")
 

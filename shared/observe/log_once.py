@@ -10,7 +10,7 @@ from shared.observe.log import Logger
 
 
 class LogOnce:
-    """Writes a kind's first event, and counts later events of the interval for the next line.
+    """Writes a kind's first event, and counts the interval's later events for the next line.
 
     Keeps at most `max_kinds` kinds and drops the kind that was written longest ago. Owned by one thread.
     """

@@ -1,7 +1,4 @@
-"""The router's metrics on /metrics.
-
-RequestMetrics counts clients' requests. ClusterMetrics shows nodes' heartbeats.
-"""
+"""The router's metrics on /metrics."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ from shared.observe.metric_names import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-KEPT_S = 3600.0  # Seconds for which an absent node's counters are shown.
-MAX_REMEMBERED = 1024  # Largest number of absent nodes whose counters are kept but not shown.
+KEPT_S = 3600.0  # how long an absent node's counters are shown
+MAX_REMEMBERED = 1024  # absent nodes whose counters are kept but not shown
 
 
 def render(registry: CollectorRegistry) -> bytes:
@@ -68,7 +65,7 @@ class RequestMetrics:
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
 
     def ignored_field(self, field: str) -> None:
-        """Count an ignored field. `field`: a name of our fixed set, or "other", but never a client's text."""
+        """`field`: a name of our fixed set, or "other", but never a client's text."""
         self._ignored.labels(field).inc()
 
     def continued(self, num_recomputed: int) -> None:
@@ -88,7 +85,7 @@ class RequestMetrics:
         self._itl.observe(seconds)
 
     def ended(self, outcome: str, seconds: float) -> None:
-        """Count an end. `outcome`: one of our finish reasons or error codes, never a client's text."""
+        """`outcome`: one of our finish reasons or error codes, never a client's text."""
         self._open.dec()
         self._requests.labels(outcome).inc()
         self._e2e.observe(seconds)
@@ -99,7 +96,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One heartbeat as plain values. Page counts add up to pages_total, row counts to the node's rows."""
+    """Page counts add up to pages_total, row counts to the node's rows."""
 
     node: str
     role: str
@@ -116,7 +113,7 @@ class NodeReport:
 
 
 def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
-    """Return each short name's counter, and the values of all its labels except `node`, which is the first."""
+    """Return each counter by short name, with the values of its labels after `node`."""
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }
@@ -135,22 +132,22 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
 
 @dataclass(slots=True)
 class Series:
-    """One node's counters. `shown`: the counters' values on the page."""
+    """`shown`: the counters' values on the page."""
 
     epoch: int
-    # Time of the last sweep that found the node, or that was the first after a report. None: no sweep since the report.
+    # time of the last sweep that found the node or followed a report; None: no sweep since the report
     seen_at: float | None = None
-    totals: dict[str, float] = field(default_factory=dict)  # The counters in the node's last report.
+    totals: dict[str, float] = field(default_factory=dict)  # in the node's last report
     shown: dict[str, float] = field(default_factory=dict)
 
 
 class ClusterMetrics:
     """Gauges, counters and histograms of all nodes.
 
-    A counter rises by the difference from the last report of the same epoch, so totals never fall when a node restarts
-    at zero. Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence.
-    If the node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. The node's
-    histograms restart at zero, as after a restart of this router.
+    A counter rises by the difference from the epoch's last report, so totals never fall when a node restarts at zero.
+    Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence. If the
+    node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. Its histograms restart
+    at zero.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -203,14 +200,13 @@ class ClusterMetrics:
                 registry=registry,
             ),
         )
-        self._tenants: set[str] = set()  # Tenants whose gauges are shown.
-        self._series: dict[str, Series] = {}  # Counters of shown nodes, by node.
-        # Counters of nodes that are no longer shown, oldest first.
+        self._tenants: set[str] = set()  # tenants whose gauges are shown
+        self._series: dict[str, Series] = {}  # counters of shown nodes
+        # nodes that are no longer shown, oldest first
         self._swept: OrderedDict[str, Series] = OrderedDict()
-        self._shown: dict[str, str] = {}  # Node -> the role in its gauges' labels.
+        self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels
 
     def count(self, node: str, name: str, amount: float) -> None:
-        """Add to a counter that the router itself counts."""
         self._counter(node, name).inc(amount)
 
     def resumed(self, count: int) -> None:
@@ -249,7 +245,8 @@ class ClusterMetrics:
             self._observe(report.node, name, samples)
 
     def forget(self, node: str) -> None:
-        """Drop a lost node's gauges. The node's counters stay, for rates and in case the node returns."""
+        """Drop a lost node's gauges. Its counters stay, for rates and in case the node returns."""
+
         role = self._shown.pop(node, None)
         if role is None:
             return

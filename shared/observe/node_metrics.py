@@ -14,12 +14,11 @@ from shared.observe.metric_names import (
     SPEC_DEPTH_COUNTERS,
 )
 
-MAX_SAMPLES = 512  # limit on samples per name and heartbeat; further samples are lost, but counters lose nothing
+MAX_SAMPLES = 512  # per name and heartbeat; further samples are lost, but counters lose nothing
 
 
 class NodeMetrics:
-    """Counts events since the epoch began, and collects samples until a heartbeat takes them. Owned by the node's
-    loop thread."""
+    """Counts events since the epoch began, and keeps samples for the next heartbeat. Loop thread only."""
 
     def __init__(self) -> None:
         known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS, *PULL_COUNTERS)

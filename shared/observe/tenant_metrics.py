@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class TenantMetrics:
-    """Counts by tenant. The keys file limits the number of tenants, and so the number of labels."""
+    """The keys file limits the number of tenants, and so of labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(
@@ -31,7 +31,7 @@ class TenantMetrics:
         self._tokens.labels(tenant).inc(num_tokens)
 
     def refused(self, tenant: str, code: str) -> None:
-        """Count a refusal. `code`: one of our error codes, never a client's text."""
+        """`code`: one of our error codes, never a client's text."""
         self._codes.add((tenant, code))
         self._refused.labels(tenant, code).inc()
 

@@ -1,6 +1,4 @@
-"""Defines ScheduleBatch, the decoding rows in host arrays. It has no `input_ids`: tokens go through the FutureMap
-(S11).
-"""
+"""Define ScheduleBatch, the decoding rows in host arrays. Tokens go through the FutureMap (S11)."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ class ScheduleBatch:
 
     - seq_lens: committed length before the next step
     - expect_step: the step that wrote the row's relay
-    - in_flight: number of launched steps whose result is not processed yet
-    - pending_tokens: with speculation, the largest number of tokens that the steps in flight can commit
+    - in_flight: number of launched steps without a processed result
+    - pending_tokens: with speculation, the most tokens that steps in flight can commit
     """
 
     def __init__(self) -> None:
@@ -27,7 +25,7 @@ class ScheduleBatch:
 
     def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: Lengths) -> None:
         self.reqs = reqs
-        self._index = {id(req): i for i, req in enumerate(reqs)}  # finds the row of a result's request
+        self._index = {id(req): i for i, req in enumerate(reqs)}
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step
         self.seq_lens = seq_lens
@@ -37,9 +35,7 @@ class ScheduleBatch:
 
     @classmethod
     def of(cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int) -> ScheduleBatch:
-        """Make a batch. `step`: the step that wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, 0 for
-        an admission.
-        """
+        """Make a batch. `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
         batch = cls()
         lengths = Lengths(np.asarray(committed, dtype=np.int64))
         batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
@@ -53,8 +49,6 @@ class ScheduleBatch:
         return self._index.get(id(req))
 
     def prepare_for_decode(self, speculative: bool) -> None:
-        """Advance the lengths by the last planned step, if steps are plain. With speculation, only results advance the
-        lengths."""
         if speculative:
             return
         self.seq_lens.advance(self._pending_advance)
@@ -63,8 +57,7 @@ class ScheduleBatch:
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
         """Record that each of these rows advances by at most `width` tokens in `step`.
 
-        The lengths of plain rows advance at the next `prepare_for_decode`. With speculation the upper bound advances
-        now.
+        With speculation the upper bound advances now, otherwise at the next `prepare_for_decode`.
         """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step
@@ -76,7 +69,7 @@ class ScheduleBatch:
             self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
-        """Record a result. `width` is 0 for a prompt's last chunk."""
+        """`width` is 0 for a prompt's last chunk."""
         index = self.index_of(req)
         if index is None:
             return

@@ -1,4 +1,4 @@
-"""Reserves memory for running rows and waiting prompts, by the rules of `shared/sched/page_budget.py`."""
+"""Reserve memory for running rows and waiting prompts, by the rules of `shared/sched/page_budget.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ class Capacity:
         self._budget = queues.budget
 
     def reserve_running(self, width: int) -> set[Request]:
-        """Return the rows that run next. Each of these rows may need another step, and has pages for all tokens that
-        the next step may commit (rule a).
-        """
+        """Return the rows of the next step. They have pages for all tokens that the step may commit (rule a)."""
         stepping: set[Request] = set()
         batch = self._queues.running
         order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
@@ -43,12 +41,12 @@ class Capacity:
             if self._kv.num_available + self._budget.num_held >= missing:
                 return False  # rule d: skip this step
             if self._queues.end_loan() or self._queues.give_up_pull():
-                continue  # rule f: the loan's pages are free now, a pull's pages after its copies
+                continue  # rule f: a loan frees its pages now, a pull after its copies
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False
-            # The row runs alone and still lacks pages, because its lock also pins cached pages of an equal prompt,
-            # which ran beside it. If the row begins again, it uses these cached pages and fits.
+            # The row runs alone and still lacks pages. Its lock also pins cached pages of an equal prompt, which ran
+            # beside it. When the row begins again, it uses these pages and fits.
             victim = victim or req
             self._queues.retract(victim)
             if victim is req:
@@ -56,7 +54,6 @@ class Capacity:
         return True
 
     def wanted(self) -> int:
-        """Return how many pages running rows and waiting prompts may take next."""
         waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
         return self.headroom() + sum(page_count(num_tokens, self.settings.page_size) for num_tokens in waiting)
 
@@ -66,11 +63,9 @@ class Capacity:
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
     def admit_waiting(self, oldest_offer: int | None) -> None:
-        """Admit requests in order of arrival. Ungranted hand-offs come after all other requests. No request takes
-        memory before an older request of its kind.
+        """Admit requests in order of arrival. A request that finds no room holds back younger ones of its kind.
 
-        If an ungranted hand-off finds no room, later ungranted hand-offs wait. If another request finds no room, the
-        round ends. So a plan has at most one failed reservation per kind.
+        Ungranted hand-offs are one kind. All other requests take memory from them.
         """
         queues = self._queues
         pins = UngrantedPins(self._kv, self.settings, queues.ungranted.values())
@@ -108,7 +103,7 @@ class Capacity:
             self._gives_way()  # rule f
 
     def _gives_way(self) -> bool:
-        """End a loan or a pull to free its memory. The end of a pull also frees a row."""
+        """End a loan or a pull. The end of a pull also frees a row."""
         return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
     def _admit(self, req: Request) -> bool:
@@ -125,7 +120,7 @@ class Capacity:
         return True
 
     def _unpin(self, req: Request) -> None:
-        """Retract an ungranted hand-off. The hand-off's first token is dropped, and will be computed again."""
+        """Retract an ungranted hand-off, whose first token will be computed again."""
         if self._queues.handed_off.pop(req.key, None) is not None:
             req.output_ids.pop()
         self._queues.events.append(HandoffUnpinned(req))

@@ -1,4 +1,4 @@
-"""Chooses which prompts advance in a step of chunked prefill, and how far. All functions are pure."""
+"""Choose which prompts advance in a step of chunked prefill, and how far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.core.request import Request, TokenIds
 
 @dataclass(slots=True, eq=False)
 class ChunkedPrompt:
-    """A PREFILLING request, which has all its pages. `computed` includes tokens whose step is only planned."""
+    """A PREFILLING request, which has all its pages. `computed` includes the tokens of planned steps."""
 
     request: Request
     ids: TokenIds  # prompt + output so far
@@ -25,8 +25,8 @@ def share_budget(remaining: list[int], budget: int) -> list[int]:
     """Return how many tokens of each prompt this step computes. `remaining`: oldest first.
 
     The oldest prompt gets half the budget, so short prompts can't starve it. The other prompts share the rest, shortest
-    first. Tokens that they don't use go to the oldest prompt. If no other prompt is shorter, the oldest prompt gets the
-    whole budget first, because sharing would only delay it.
+    first. The oldest prompt gets the remainder. If no other prompt is shorter, the oldest prompt gets the whole budget
+    first, because sharing would only delay it.
     """
     shares = [0] * len(remaining)
     if not remaining:

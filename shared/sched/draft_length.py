@@ -1,10 +1,9 @@
-"""Chooses how many tokens the next step verifies, so that the expected tokens per second are highest.
+"""Choose how many tokens the next step verifies, so that the expected tokens per second are highest.
 
         width = argmax  expected tokens(width) / time(rows, width)            width 1 is plain decoding
 
-Two things are measured while serving: acceptance at each depth, and device time by rows and tokens. Probes try the
-other mode, plain or drafting. The choice affects speed, never the tokens of a stream. It is deterministic: equal
-results lead to equal widths.
+Serving measures acceptance at each depth, and device time by rows and tokens. Probes try the other mode, plain or
+drafting. The choice never changes the tokens of a stream. Equal results lead to equal widths.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # the average covers about this many verifies of all rows together
+MEMORY = 32  # number of verifies, of all rows together, in the average
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
 GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
-GUESSED_COST = 0.1  # time assumed for one more draft until it is measured, as a share of a plain step's time
-SAMPLES = 15  # number of newest step times that are kept; their lower quartile is used, which ignores delayed steps
+GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step's time
+SAMPLES = 15  # newest step times that are kept; their lower quartile ignores delayed steps
 ENOUGH_SAMPLES = 3
-STALE = 64  # a measured time expires after this many steps
-MARGIN = 1.05  # change the width only for a gain above this factor, because of noise
+STALE = 64  # steps after which a measured time expires
+MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise
 PROBE_STEPS = 4
-FIRST_PROBE = 8  # steps until the first probe; the number doubles after each probe that changes nothing
+FIRST_PROBE = 8  # steps until the first probe; doubled after each probe that changes nothing
 LONGEST_PROBE = 128
-STALE_PLAIN = 2 * LONGEST_PROBE  # a plain step's time expires after this many steps, because only probes measure it
-FADE = 0.25  # when a probe tries drafting again, the earlier measured acceptance gets this weight
+STALE_PLAIN = 2 * LONGEST_PROBE  # the same for a plain step's time, which only probes measure
+FADE = 0.25  # weight of the earlier acceptance when a probe tries drafting again
 
 
 class WidthChoice(Protocol):
-    """Chooses a width for each plan, even if the plan is not launched. Observes each result, in order."""
+    """Chooses a width for each plan, launched or not. Observes each result, in order."""
 
     def choose(self, num_rows: int) -> int:
-        """Return how many tokens each decode row has in this step, from 1 to the settings' width."""
+        """Return each decode row's number of tokens, at most the settings' width."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -60,10 +59,7 @@ def make_width_choice(spec: SpecConfig) -> WidthChoice:
 
 
 def step_widths(spec: SpecConfig) -> list[int]:
-    """Return the widths to choose from, ascending.
-
-    A tree is verified whole or not at all, because the acceptance in parts of a tree is not measured.
-    """
+    """Return the widths, ascending. A tree is verified whole or not at all: its parts' acceptance is not measured."""
     if spec.width == 1 or not spec.spec_adaptive:
         return [spec.width]
     smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]
@@ -71,16 +67,13 @@ def step_widths(spec: SpecConfig) -> list[int]:
 
 
 class Acceptance:
-    """The acceptance rate at each depth, counted only where all earlier drafts were accepted. Newer verifies count
-    more.
-    """
+    """Rates by depth, where all earlier drafts were accepted. Newer verifies count more."""
 
     def __init__(self, depth: int) -> None:
         self._trials = [0.0] * depth
         self._hits = [0.0] * depth
 
     def observe(self, accept_lens: Sequence[int], depth: int) -> None:
-        """Count the accepted drafts of verified rows. Each row had a chain of `depth` drafts."""
         self._scale((1 - 1 / MEMORY) ** len(accept_lens))
         ended_at = Counter(accept_lens)
         reached = len(accept_lens)
@@ -97,8 +90,9 @@ class Acceptance:
         self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
-        """Return the expected numbers of tokens from a verify with 0, 1, ... chained drafts. The fewer trials a depth
-        has, the closer its rate is to the previous depth's rate.
+        """Return the expected numbers of tokens from verifies with 0, 1, ... chained drafts.
+
+        A depth with few trials has nearly the rate of the previous depth.
         """
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):
@@ -113,9 +107,9 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._measured: dict[tuple[int, int], int] = {}  # the number of the step with the newest time
-        self._typical: dict[tuple[int, int], float] = {}  # the typical time, where enough times were measured
-        self._slopes: dict[int, float] = {}  # time of one more draft as a share of a plain step's time, by decode rows
+        self._measured: dict[tuple[int, int], int] = {}  # the step with the newest time
+        self._typical: dict[tuple[int, int], float] = {}  # the lower quartile, where enough times were measured
+        self._slopes: dict[int, float] = {}  # by decode rows: a draft's time as a share of a plain step's time
         self._steps = 0
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
@@ -131,7 +125,6 @@ class StepCosts:
             self._typical[cell] = sorted(times)[len(times) // 4]
 
     def relative(self, num_rows: int, widths: Sequence[int]) -> list[float]:
-        """Return each width's step time relative to a plain step."""
         self._typical = {cell: seconds for cell, seconds in self._typical.items() if self._is_fresh(cell)}
         self._slopes |= _slopes(self._typical)
         plain, slope = self._typical.get((num_rows, 1)), self._slope(num_rows)
@@ -161,8 +154,7 @@ def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
 
 
 class DraftLength:
-    """Chooses one of `widths`, which ascend from 1. `depth`: the number of drafts in a chain, or of levels in a
-    tree."""
+    """`widths` ascend from 1. `depth`: drafts in a chain, or levels in a tree."""
 
     def __init__(self, widths: Sequence[int], depth: int) -> None:
         assert len(widths) > 1 and widths[0] == 1, "nothing to choose from"
@@ -170,7 +162,7 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._width = self._widths[-1]  # the width chosen for `_num_rows`
+        self._width = self._widths[-1]  # for `_num_rows`
         self._num_rows = 0
         self._probe_width = 1
         self._probes_left = 0
@@ -182,7 +174,7 @@ class DraftLength:
         return self._width if num_rows in (0, self._num_rows) else self._settled(self._rates(num_rows))
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a result. Only results change the state of this class; plans don't."""
+        """Learn from a result. Only results change the state."""
         width, accept_lens = result.width, result.accept_lens[result.num_prefill :].tolist()
         if not accept_lens:
             return
@@ -208,7 +200,7 @@ class DraftLength:
         return min(width - 1, self._depth)
 
     def _rates(self, num_rows: int) -> dict[int, float]:
-        """Return each width's expected number of tokens per row in the time of a plain step."""
+        """Return each width's expected tokens per row in a plain step's time."""
         tokens = self._acceptance.expected_tokens()
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}

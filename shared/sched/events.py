@@ -1,4 +1,4 @@
-"""Defines the scheduler's counters, and its events, which the node turns into wire messages."""
+"""Define the scheduler's counters and events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Carries output tokens. first_pos counts from the request's first output token."""
+    """first_pos counts from the request's first output token."""
 
     key: RequestKey
     first_pos: int
@@ -28,7 +28,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Carries log-probabilities of prompt tokens. first_pos counts from the prompt's first token."""
+    """first_pos counts from the prompt's first token."""
 
     key: RequestKey
     first_pos: int
@@ -41,13 +41,14 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error: BatonError | None = None  # set if and only if the reason is ERROR
+    error: BatonError | None = None  # set with reason ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
-    """A launched step will complete the KV of a hand-off's first num_tokens tokens. `is_last`: these are all
-    tokens of the hand-off. The event comes in the round that launches the step. `layers` shows the step's progress.
+    """A launched step will complete the KV of a hand-off's first num_tokens tokens.
+
+    `is_last`: the hand-off has no more tokens. The event comes in the launch's round. `layers` shows progress.
     """
 
     key: RequestKey
@@ -66,7 +67,7 @@ class ChunkReady:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """A hand-off's last chunk was processed. `token` goes into the PREBUILT record of the decode node."""
+    """A hand-off's last chunk was processed. `token` goes into the decode node's PREBUILT record."""
 
     request: Request
     token: int
@@ -79,13 +80,12 @@ class PrefillDone:
 class GrantRevoked:
     """A granted request was retracted or aborted.
 
-    Its old row stays `held` until `release_held(row)` is called, which happens when no pull can write the row's pages
-    any more.
+    Its old row stays held. Call `release_held(row)` when no pull can write the row's pages any more.
     """
 
     request: Request
     row: int
-    retracted: bool  # whether the request will be prefilled on this node
+    retracted: bool  # whether this node will prefill the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,14 @@ class HandoffUnpinned:
 
 @dataclass(frozen=True, slots=True)
 class PullGaveWay:
-    """Other requests need the memory of a prefix pull. So the pull's prompt will be computed on this node. The pull's
-    row stays held, like a row after a revoked grant.
-    """
+    """A prefix pull gave its memory to other requests. The pull's row stays held."""
 
     row: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoanGaveWay:
-    """Requests of this node need the memory of cached pages that were lent to another node. These pages are no longer
-    pinned."""
+    """Local requests need the memory of cached pages that were lent to another node. The pages are unpinned."""
 
     name: tuple[str, int]
 
@@ -128,24 +125,26 @@ SchedEvent = (
 
 @dataclass(slots=True)
 class SchedCounters:
+    """See NODE_COUNTERS in metric_names.py."""
+
     retractions: int = 0
-    prompt_tokens: int = 0  # prompt tokens computed on this node
+    prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    mixed_steps: int = 0  # number of steps with prompts and running rows
-    mixed_prompt_tokens: int = 0  # prompt tokens in mixed steps
+    mixed_steps: int = 0
+    mixed_prompt_tokens: int = 0
     output_tokens: int = 0
-    offloaded_pages: int = 0  # pages copied to the cold tier
-    restored_pages: int = 0  # pages copied back from the cold tier
-    readmissions: int = 0  # requests that resumed by stash, because all their KV was restored
-    offload_failures: int = 0  # number of restores that found damaged bytes
-    spec_steps: int = 0  # number of verifies: one per request and step
-    spec_accepted_tokens: int = 0  # accepted drafts, without the bonus token
-    spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth, from 1
-    spec_draft_seconds: float = 0.0  # time spent on drafting, also in plain steps, which keep the drafter current
-    spec_verify_seconds: float = 0.0  # the rest of the time of steps with drafts, prompt chunks included
+    offloaded_pages: int = 0
+    restored_pages: int = 0
+    readmissions: int = 0
+    offload_failures: int = 0
+    spec_steps: int = 0
+    spec_accepted_tokens: int = 0
+    spec_accepted_at: list[int] = field(default_factory=list)  # by depth, from 1
+    spec_draft_seconds: float = 0.0  # also in plain steps, which keep the drafter current
+    spec_verify_seconds: float = 0.0  # the remaining time of steps with drafts, prompt chunks included
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
-        """Count one row's run, which a stop may have cut to `num_kept` tokens."""
+        """A stop may have cut the run to `num_kept` tokens."""
         self.output_tokens += num_kept
         if result.stepped(index) <= 1:
             return

@@ -1,4 +1,4 @@
-"""Freezes chunks and decode rows into a StepPlan, which refers to no request. All functions here are pure."""
+"""Freeze chunks and decode rows into a StepPlan, which refers to no request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class ChunkShare:
 
 
 class PlanFreezer:
-    """Makes plans. Reuses the last batch's sampling arrays if the rows are the same, because building them takes half
-    of a plan's time.
-    """
+    """Reuses the sampling arrays of equal rows: building them takes half of a plan's time."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self._kv = kv
@@ -41,7 +39,7 @@ class PlanFreezer:
     def freeze(
         self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, width: int
     ) -> StepPlan:
-        """Make a plan. `rows`: indices of the decode batch, `width` tokens each."""
+        """`rows`: indices into the decode batch."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
         chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
         chunk_q = [share.q_len for share in shares]
@@ -77,7 +75,7 @@ class PlanFreezer:
         )
 
     def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:
-        """Join the prompt tokens on the host. The forward stream copies the tokens from there (S9)."""
+        """The forward stream copies the tokens from host memory (S9)."""
         if not shares:
             return None
         parts = [share.chunk.ids[share.chunk.computed : share.chunk.computed + share.q_len] for share in shares]
@@ -92,9 +90,7 @@ class PlanFreezer:
         return self._sampling
 
     def _history_seeds(self, shares: Sequence[ChunkShare]) -> list[HistorySeed]:
-        """Return the tokens whose KV is reused, for rows that keep a history. No forward writes these tokens to the
-        history.
-        """
+        """Return the cached tokens of rows with a history. No forward writes these tokens to it."""
         seeds = []
         for share in shares:
             chunk = share.chunk

@@ -1,11 +1,9 @@
-"""Makes the largest steps that the settings allow. A node runs these steps to measure device memory before it makes the
-KV pool.
+"""Make the largest steps that the settings allow. With them a node measures device memory before it makes the KV pool.
 
     mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-All pages are page 0, the sink. Memory for prompt log-probabilities is not counted. If too little memory
-is left for them, a step that computes them fails.
+All pages are page 0, the sink. Memory for prompt log-probabilities is not counted: a step that lacks it fails.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ EVERY_FEATURE = SamplingParams(
 
 
 class LargestSteps:
-    """`num_rows`: the largest number of running requests. `num_tokens`: the KV pool's largest size, in tokens."""
+    """`num_rows`: the most running requests. `num_tokens`: the KV pool's largest size, in tokens."""
 
     def __init__(
         self,
@@ -61,7 +59,6 @@ class LargestSteps:
         self._num_tokens = num_tokens
 
     def work(self) -> Iterator[Admission | StepPlan]:
-        """Yield the steps in launch order."""
         settings, num_rows = self._settings, self._num_rows
         length = max(settings.width + 1, min(settings.max_context, self._num_tokens // num_rows))
         num_decoding = max(1, num_rows - 1)
@@ -77,9 +74,7 @@ class LargestSteps:
         )
 
     def _shares(self, num_tokens: int, length: int, num_rows: int) -> list[ChunkShare]:
-        """Return shares with at most `num_tokens` tokens together. Each share is the end of a prompt of `length`
-        tokens.
-        """
+        """Return the ends of prompts of `length` tokens, with at most `num_tokens` tokens together."""
         shares: list[ChunkShare] = []
         while num_tokens and len(shares) < num_rows:
             q_len = min(num_tokens, length)

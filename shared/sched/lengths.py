@@ -1,7 +1,7 @@
-"""Keeps the committed lengths of a batch's rows on the host.
+"""Keep the committed lengths of a batch's rows on the host.
 
-No tensor mirrors these lengths: a plan has a copy of them, or refers to the relay. So planning can't change a step in
-flight (rule S7, #26020).
+A plan copies these lengths or refers to the relay. No tensor mirrors them, so planning can't change a step in flight
+(rule S7, #26020).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shared.engine.plan import Int64s
 
 
 class Lengths:
-    """Bounds of each row's true length: lo <= length <= hi, (B,) each. The two bounds are equal without speculation.
+    """Bounds of each row's true length: lo <= length <= hi, (B,) each. Without speculation the bounds are equal.
 
     With speculation `lo` comes from the last processed result, and `hi` also counts tokens in flight.
     """
@@ -28,7 +28,6 @@ class Lengths:
         self.lo, self.hi = self.lo + by, self.hi + by
 
     def widen(self, rows: Int64s, width: int) -> None:
-        """Record that a launched step may commit up to `width` tokens per row."""
         self.hi = self.hi.copy()
         self.hi[rows] += width
 

@@ -1,10 +1,9 @@
-"""Runs the overlap loop: each round processes a step's result and launches the next step.
+"""Run the overlap loop: each round processes a step's result and launches the next step.
 
     process results -> bring back from the cold tier -> resolve lengths -> plan N (no waits) -> launch N
 
-With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. All waits
-and errors of a launch come before its plan, because the plan changes the scheduler's state. When a step ends, it wakes
-the node's poll.
+With overlap, step N is launched while N-1 runs. Without overlap, the depth is 0 and the tokens are the same. A launch
+waits or raises only before its plan, because a plan changes the scheduler's state.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# The device is probed after this many consecutive failed steps. The number is more than 2, because a single faulty
-# request makes two steps fail: one with other requests, then one alone.
+# The device is probed after this many consecutive failed steps. One faulty request makes two steps fail.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drives one scheduler and one engine."""
-
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self.scheduler = scheduler
         self.engine = engine
@@ -59,12 +55,12 @@ class EngineLoop:
         return progressed
 
     def _launch_next(self) -> bool:
-        """Launch the next step. Return False if there is nothing to do."""
+        """Return False if there is nothing to do."""
         if not self._resolve():
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # the next rows need tokens that late sampling must draw first
+            return self.engine.stages.flush()  # late sampling must first draw tokens that the next rows need
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
@@ -72,7 +68,7 @@ class EngineLoop:
         return True
 
     def _process_results(self) -> bool:
-        """Process the steps that have ended, oldest first. Return True if any step had ended."""
+        """Process ended steps, oldest first. Return whether a step had ended."""
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]
@@ -88,8 +84,9 @@ class EngineLoop:
         return progressed
 
     def _make_masks(self, *, block: bool = False) -> None:
-        """Make the oldest open step's masks. All earlier results must be processed. With `block`, first wait for the
-        step's drafts. A caller that then waits for the step must set `block`.
+        """Make the oldest open step's masks, after all earlier results are processed.
+
+        With `block`, first wait for the step's drafts. A caller that then waits for the step must set `block`.
         """
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
@@ -102,14 +99,12 @@ class EngineLoop:
         lease.masks.put(self.scheduler.masks_of(lease.work, lease.drafts_on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
-        """Admit the requests of PREBUILT records, whose KV has arrived."""
         admission = self.scheduler.process_prebuilt(arrivals)
         if admission is not None:
             self.engine.admit(admission)
 
     @property
     def idle(self) -> bool:
-        """Return True if no step, admission or cold-tier copy is open."""
         return not self.engine.leases and not self._readmissions.num_copies
 
     def _num_open_steps(self) -> int:
@@ -123,7 +118,7 @@ class EngineLoop:
         return self._readmissions.take() or progressed
 
     def _resolve(self) -> bool:
-        """Read exact lengths if the plan needs them. Return False if the awaited step failed."""
+        """Read exact lengths if needed. Return False if the awaited step failed."""
         if not self.scheduler.settings.needs_cpu_seq_lens or not self.engine.publishes:
             return True
         running = self.scheduler.running
@@ -140,7 +135,7 @@ class EngineLoop:
         return True
 
     def _drain(self) -> None:
-        """Close leases up to and including the failed step's lease. The failed step's result starts the recovery."""
+        """Close leases up to the failed step's lease, whose result starts the recovery."""
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()
@@ -164,7 +159,7 @@ class EngineLoop:
     def _ask_device(self) -> None:
         """Probe the device before a request is blamed.
 
-        Raise DeviceLost if the probe fails too: this node would fail every request.
+        Raise DeviceLost if the probe fails: this node would fail every request.
         """
         try:
             self.engine.launch(self.scheduler.probe())

@@ -1,4 +1,4 @@
-"""Makes a step's masks from its requests' grammars, for shared/engine/masks.py."""
+"""Make a step's masks from its requests' grammars, for shared/engine/masks.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ EVERY_ID = 0xFFFFFFFF
 
 
 class MaskMaker:
-    """Makes the masks; owned by the scheduler. `num_words`: number of words in a mask, each for 32 ids. `fail` ends a
-    request with an error."""
+    """`num_words`: words of a mask, each for 32 ids. `fail` ends a request with an error."""
 
     def __init__(
         self,
@@ -31,8 +30,7 @@ class MaskMaker:
         self._fail = fail
 
     def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Return a mask for each output of the rows with a grammar. Zombies get no masks, because their tokens are
-        dropped."""
+        """Return a mask for each output of rows with a grammar. Zombies get no masks."""
         num_outputs = [int(emits) for emits in plan.emits[: plan.num_prefill]]
         num_outputs += [plan.width] * (plan.batch_size - plan.num_prefill)
         rows = np.full(sum(num_outputs), -1, dtype=np.int64)
@@ -50,7 +48,7 @@ class MaskMaker:
         return TokenMasks(rows, bits)
 
     def _fill(self, plan: StepPlan, index: int, drafts: HostDrafts | None, out: np.ndarray) -> bool:
-        """Fill one row's masks. Return False if the row needs no masks."""
+        """Return False if the row needs no masks."""
         row_id = plan.row_ids[index]
         req = self._requests.get(row_id.key)
         if req is None or req.incarnation != row_id.incarnation or req.constraint is None:

@@ -1,12 +1,11 @@
-"""Chooses how many prompt tokens join the next step of running rows, so that the step stays within --itl-budget.
+"""Choose how many prompt tokens join the next step of running rows, so that the step stays within --itl-budget.
 
         measured      at most 0.9 of the budget            beyond the budget
         next chunk    more, in proportion, but no jump     less, in proportion, but at least half
 
 No cost formula fits, because tokens may cost nothing until the device is busy. After a chunk that was too large, each
-later chunk grows at most halfway to that chunk's size, and that size is slowly forgotten. So a delayed step causes
-only a few small chunks. The choice is deterministic: equal results lead to equal chunks. A result comes at least one
-step after its plan.
+later chunk grows at most halfway to that size, which is slowly forgotten. So a delayed step causes only a few small
+chunks. Equal results lead to equal chunks.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from typing import Protocol
 
 from shared.engine.plan import StepResult
 
-LEAST = 16  # smallest chunk, in tokens, however small the budget is
-AIM = 0.9  # a step that takes at least this share of the budget, and at most all of it, keeps the chunk's size
-GROWTH = 1.5  # a step within the budget lets the chunk grow by this factor at most
-SHRINK = 0.5  # no step shrinks the chunk below this share of its size, because the system may have delayed the step
-FORGET = 1.1  # after each step within the budget, the size that was too large grows by this factor
+LEAST = 16  # tokens
+AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
+GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
+SHRINK = 0.5  # a step leaves at least this share of the chunk, because the system may have delayed the step
+FORGET = 1.1  # a step within the budget also grows the size that was too large
 
 
 class MixedChunk(Protocol):
-    """Chooses a chunk for each plan with running rows, even if the plan is not launched. Observes each result, in
-    order."""
+    """Chooses a chunk for each plan with running rows, as WidthChoice chooses a width."""
 
     def choose(self) -> int:
-        """Return how many prompt tokens may join running rows, at least 1."""
+        """Return how many prompt tokens may join, at least 1."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -46,8 +44,7 @@ class FixedChunk:
 
 
 def make_mixed_chunk(itl_budget_ms: float, most: int) -> MixedChunk:
-    """Return the MixedChunk for this budget in milliseconds. 0 means no budget. `most`: tokens of the largest
-    chunk."""
+    """Return the MixedChunk for this budget. 0 means no budget. `most`: tokens of the largest chunk."""
     return BudgetedChunk(itl_budget_ms / 1000, most) if itl_budget_ms > 0 else FixedChunk(most)
 
 
@@ -58,13 +55,13 @@ class BudgetedChunk:
         self._budget_s = budget_s
         self._least, self._most = min(LEAST, most), most
         self._size = float(self._least)
-        self._too_large = math.inf  # the size that was too large, in tokens
+        self._too_large = math.inf  # in tokens
 
     def choose(self) -> int:
         return int(self._size)
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a mixed step. A chunk below the allowed size does not show how long larger chunks take."""
+        """Learn from a mixed step. A chunk below the allowed size shows nothing about larger chunks."""
         tokens, seconds = result.prompt_tokens, result.seconds
         if not tokens or seconds <= 0 or result.num_prefill == len(result.row_ids):
             return

@@ -1,18 +1,17 @@
-"""Copies KV pages from the pool to the cold tier, and back, so that they need not be computed again.
+"""Copy KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      copies out cached pages that no request uses, long before eviction     pinned during the copy
-    park      copies out the pages of a retracted running request                    its row is held during the copy
-    restore   copies in the pages after the cached prefix, at admission              digests are checked
+    save      copies out cached pages that no request uses
+    park      copies out the pages of a retracted running request
+    restore   copies in the pages after the cached prefix, at admission
 
-Copies run on the cold stream, in launch order. A copy's row stays held, and its lock is kept, until a later round sees
-that the copy has ended. So no page is ever in a copy and in a hand-off at once.
+Copies run on the cold stream, in launch order. A copy's row and lock are kept until a later round sees the copy's end.
+So no page is in a copy and in a hand-off at once.
 
     forward    | step | step |
     cold       | wait . . .  | park | restore |    waits for the newest step, which may still write the pages
     transfer   | pull | describe | pull |          waits only for steps
 
-If all its KV is restored, a request resumes by stash, like a PREBUILT record. If pages are missing or damaged, their
-tokens are computed.
+A request with all its KV resumes by stash, like a PREBUILT record. Tokens of missing or damaged pages are computed.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
-MOST_SAVED_AT_ONCE = 32  # the largest number of pages in one copy, so that the next copy does not wait long
+MOST_SAVED_AT_ONCE = 32  # so that the next copy does not wait long
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A copy of cached pages to the cold tier. `lock` pins the pages. `num_pinned` pages could be evicted without this
-    lock."""
+    """A copy of cached pages to the cold tier. `lock` pins the pages; `num_pinned` of them were evictable before."""
 
     lock: Lock
     num_pinned: int
@@ -55,10 +53,10 @@ class Park:
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """A copy of pages into a request's row. After the copy, the row has the KV of `num_tokens` tokens, or of only
-    `num_cached` tokens if pages are damaged.
+    """A copy of pages into a request's row, which then has the KV of `num_tokens` tokens.
 
-    `revoked`: whether the request has ended or was retracted. Its row is then held until the copy ends.
+    Damaged pages leave `num_cached` tokens. `revoked`: the request has ended or was retracted. Its row is held
+    until the copy ends.
     """
 
     request: Request
@@ -85,10 +83,7 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. Each entry of `loads` has a tier page, the current place of this page in the
-        tier, and the pool page to fill. The copy waits for the newest launched step, which may still write the pool
-        pages.
-        """
+        """Begin a copy from the tier. `loads`: a tier page, its place now, and the pool page to fill."""
 
         def run() -> None:
             for cold, place, page in loads:
@@ -98,8 +93,6 @@ class ColdTier:
 
 
 class NoOffload:
-    """Replaces Offload if there is no cold tier."""
-
     num_jobs = 0
     restoring: Mapping[RequestKey, Restore] = MappingProxyType({})
 
@@ -129,7 +122,7 @@ class NoOffload:
 
 
 class Offload:
-    """Owns RESTORING requests, and rows and locks held for a copy. Scheduler thread only."""
+    """Owns RESTORING requests, and rows and locks of copies. Scheduler thread only."""
 
     def __init__(
         self, tier: ColdTier, kv: KVManager, settings: SchedSettings, budget: PageBudget, counters: SchedCounters
@@ -154,8 +147,9 @@ class Offload:
     # ---- out
 
     def park(self, req: Request) -> bool:
-        """Copy the pages of a retracted running request to the tier, and hold its row until the copy ends. Return False
-        if there is nothing to copy; the caller then frees the row.
+        """Copy a retracted running request's pages to the tier, and hold its row until the copy ends.
+
+        Return False if there is nothing to copy. The caller then frees the row.
         """
         if req.state is not RequestState.RUNNING or self._settings.relays_drafts or req.lacks_draft_state:
             return False
@@ -173,8 +167,9 @@ class Offload:
         return True
 
     def save_cold(self) -> None:
-        """Copy some unused pages to the tier, longest unused first, one copy at a time. Copying starts before memory is
-        short, because an eviction takes many pages at once.
+        """Copy unused pages to the tier, longest unused first, one copy at a time.
+
+        Copying starts before memory is short, because an eviction takes many pages at once.
         """
         while not self._is_saving:
             nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)
@@ -198,12 +193,13 @@ class Offload:
     # ---- back
 
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
-        """Copy the pages that follow the first `num_cached` tokens back from the tier. Return False if the tier has no
-        such pages. The request's row and pages must be reserved. If the request has output, only the last token needs a
-        forward, so a partly full last page is restored, too, except with relayed drafts.
+        """Copy the pages after the first `num_cached` tokens back from the tier. Return False if it has none.
+
+        The request's row and pages must be reserved. A request with output resumes with its last token, so a partly
+        full last page is restored too, except with relayed drafts.
         """
         if req.first_unscored is not None:
-            return False  # the prompt must be computed, because its scores need the logits
+            return False  # the prompt's scores need its logits
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
@@ -224,14 +220,13 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """Cancel a request's restore. The row's pages are freed once the copy has ended."""
+        """Cancel a restore. The row is freed after the copy."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 
     # ---- ends
 
     def take_done(self) -> list[Restore]:
-        """Return the restores that have ended, for readmission."""
         return [restore for done in self._tier.jobs.take_done() for restore in self._ended(done)]
 
     def _ended(self, done: JobDone[Save | Park | Restore, None]) -> list[Restore]:
@@ -262,12 +257,12 @@ class Offload:
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise if the store's page counts don't add up, or, with `idle`, if a copy or restore is open."""
+        """With `idle`, raise also if a copy or restore is open."""
         found = self._tier.store.problems()
         if idle and (self.num_jobs or self.restoring):
             found.append(f"{self.num_jobs} copies are open, {len(self.restoring)} requests wait for a restore")
         raise_problems("offload", found)
 
     def close(self) -> None:
-        """Close the store, after the streams have stopped."""
+        """Call after the streams have stopped."""
         self._tier.store.close()

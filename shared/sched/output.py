@@ -1,4 +1,4 @@
-"""Appends a processed step's tokens to a request's output, cuts them at a stop, and decides the end."""
+"""Append a processed step's tokens to a request's output, cut them at a stop, and decide the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from shared.wire.ranges import MAX_REAL
 def append_tokens(
     req: Request, run: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> tuple[Emitted, FinishReason | None]:
-    """Append an accepted run. Return the emitted tokens, and why the request ends, if it does. The device published the
-    length of the whole run. The host cuts the run at a stop, so no later token reaches the client, the prefix cache or
-    `usage`. `usage` counts the stop token, but the router does not show this token.
+    """Append an accepted run. Return the emitted tokens, and why the request ends, if it does.
+
+    The device published the whole run's length. The host cuts the run at a stop, so no later token reaches the client,
+    the prefix cache or `usage`. `usage` counts the stop token.
     """
     first_pos = len(req.output_ids)
     reason: FinishReason | None = None
@@ -39,8 +40,7 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """Replace infinity and NaN, which the wire rejects, by finite numbers. Tokens must arrive even if broken weights
-    produced them."""
+    """The wire rejects infinity and NaN, but even broken weights' tokens must arrive."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 
@@ -52,7 +52,6 @@ def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
 
 
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
-    """Return the log-probabilities of row `index`'s run, one entry per token, if the request wants them."""
     num = req.sampling.num_logprobs
     if num < 0:
         return []

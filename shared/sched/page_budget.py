@@ -1,15 +1,13 @@
-"""Decides which requests get pages and which return pages, so that a full pool never stops all requests. Each rule
-ended a livelock.
+"""Decide which requests get or return pages, so that a full pool never stops all requests. Each rule ended a livelock.
 
-a  running rows reserve pages before any request is admitted; admission leaves enough pages free for one step of each
-   decoding row
+a  running rows reserve pages before any request is admitted; admission leaves pages for one step of each decoding row
 b  a prompt reserves all its pages at once; requests that hold pages go before the head of the queue
 c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
    place in the order of arrival
 d  while held pages are coming back, a row that lacks pages skips a step, and no further request is retracted
 e  a held row keeps its pages only until its pull or copy ends, and each pull and copy is sure to end
-f  loans of cached pages end first, then pulls of prefixes, newest first; when none is left, a row may skip a step,
-   a prompt may wait, or a request may be retracted
+f  loans of cached pages end first, then pulls of prefixes, newest first; then a row may skip a step, a prompt may wait,
+   or a request may be retracted
 """
 
 from __future__ import annotations
@@ -29,42 +27,38 @@ LoanName = tuple[str, int]  # the peer that reads the pages, and the name of its
 
 
 class PageBudget:
-    """Counts and reserves pages. The scheduler chooses the requests that get them."""
-
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
         self._settings = settings
         self._held: dict[int, int] = {}  # row -> number of its private pages
-        # row of an open prefix pull -> number of its private pages; the newest pull is last (rule f)
+        # row of an open prefix pull -> number of its private pages; newest last (rule f)
         self._pulled: dict[int, int] = {}
-        self._lent: dict[LoanName, Lock] = {}  # the newest loan is last (rule f)
+        self._lent: dict[LoanName, Lock] = {}  # newest last (rule f)
         self.num_left = 0  # how many times a request has left its row
-        self.num_saving = 0  # number of cached pages that a copy pins
+        self.num_saving = 0  # cached pages that a copy pins
 
     def cover(self, row: int, num_tokens: int) -> bool:
-        """Give the row pages for positions [0, num_tokens). Return False if too few are free."""
+        """Give the row pages for its first num_tokens tokens. Return False if too few are free."""
         missing = page_count(num_tokens, self._settings.page_size) - int(self.kv.rows.num_pages[row])
         return missing <= 0 or self.kv.grow(row, missing)
 
     def can_ever_hold(self, req: Request) -> bool:
-        """Return whether an empty pool has room for the prompt, the longest answer and the overshoot."""
         settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
         pages = page_count(longest + settings.overshoot, settings.page_size)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
         return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
-        """Return the largest number of pages that `num_rows` decoding rows can take in a step (rule a)."""
+        """Return the most pages that a step of `num_rows` decoding rows takes (rule a)."""
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
     def reserve(
         self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
     ) -> int | None:
-        """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens. Return the number of cached
-        tokens. If a row or pages are lacking, reserve nothing and return None.
+        """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens, or reserve nothing.
 
-        The prefix ends before the last token, which must be computed. If prompt scores are wanted, the prefix ends
-        before the first token that they need. No step reads pages before page number `first_needed`.
+        Return the number of cached tokens, or None if a row or pages are lacking. The prefix ends before the last token
+        and before the first token that prompt scores need. No step reads pages before page `first_needed`.
         """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
@@ -84,11 +78,10 @@ class PageBudget:
         return match.num_tokens
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
-        """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing. `keys`:
-        the keys of all pages from page 0 on.
+        """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing.
 
-        Return None if rows or pages are short, or if the pages before `first_page` are not cached any more. A pull's
-        row is given up before any request must wait (rule f).
+        `keys` begin at page 0. Return None if rows or pages are short, or if pages before `first_page` are not cached
+        any more. The row is given up before any request must wait (rule f).
         """
         kv = self.kv
         if kv.rows.num_free < 2:
@@ -107,7 +100,6 @@ class PageBudget:
         return row
 
     def lend(self, name: LoanName, lock: Lock) -> None:
-        """Keep the lock on cached pages that another node reads, until `take_back`."""
         self._lent[name] = lock
 
     def take_back(self, name: LoanName) -> None:
@@ -120,9 +112,9 @@ class PageBudget:
         return next(reversed(self._lent), None)
 
     def remember(self, req: Request, ids: TokenIds) -> None:
-        """Offer the prefix cache the full pages of `ids`. The KV of these pages must be computed.
+        """Offer the full pages of `ids` to the prefix cache. Their KV must be computed.
 
-        Pages without draft KV are not offered, because the next request with these pages would draft badly.
+        Pages without draft KV are not offered: the next request with these pages would draft badly.
         """
         if req.lacks_draft_state:
             return
@@ -130,7 +122,7 @@ class PageBudget:
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
-        """Return the keys of these tokens; see `shared.core.page_identity`."""
+        """See `shared.core.page_identity`."""
         settings = self._settings
         keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)
@@ -149,7 +141,7 @@ class PageBudget:
         return row
 
     def hold_pulled(self, row: int) -> None:
-        """Keep the row of an ended or given-up pull until the pull's copies in flight end. Idempotent."""
+        """Hold an ended pull's row until its copies end. Idempotent."""
         if row in self._pulled:
             self._held[row] = self._pulled.pop(row)
 
@@ -158,18 +150,17 @@ class PageBudget:
         return next(reversed(self._pulled), None)
 
     def release_held(self, row: int) -> None:
-        """Free a held row, or the row of an ended pull without a copy in flight."""
         self.hold_pulled(row)
         del self._held[row]
         self.kv.release(row)
 
     @property
     def num_held(self) -> int:
-        """Return how many pages will come back: the pages of held rows, and pages that a copy pins (rule d)."""
+        """Return how many pages will come back: pages of held rows, and pages that a copy pins (rule d)."""
         return sum(self._held.values()) + self.num_saving
 
 
 def pick_victim(holders: Iterable[Request]) -> Request | None:
-    """Return the youngest holder of pages (rule c). Return None if there is only one, because it is also the oldest."""
+    """Return the youngest holder of pages (rule c), or None if it is also the oldest."""
     by_age = sorted(holders, key=lambda req: req.arrival)
     return by_age[-1] if len(by_age) > 1 else None

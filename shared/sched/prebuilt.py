@@ -1,4 +1,4 @@
-"""Defines PREBUILT records, with which a decode node continues a row without a forward."""
+"""Define PREBUILT records, with which a decode node continues a row without a forward."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class Arrival:
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    draft_state: dict[str, torch.Tensor]  # name of a tensor that the drafter relays -> the tensor, on the host
+    draft_state: dict[str, torch.Tensor]  # by name: tensors that the drafter relays, on the host
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:
-    """Make the admission of arrived rows. The rows' history seeds lack the next input token, because the forward that
-    reads this token also writes it to the history."""
+    """History seeds lack the next input token: the forward that reads this token writes it to the history."""
     reqs = [arrival.request for arrival in arrivals]
     return Admission(
         step=step,

@@ -1,7 +1,6 @@
-"""Makes a step without requests, to distinguish a failing device from failing requests. It reserves nothing.
+"""Make a step without requests, to distinguish a failing device from failing requests. It reserves nothing.
 
-request-pool row 0    padding: no step reads the values that the relay writes there
-page 0                the sink: no request gets it, and padding writes to it
+It uses request-pool row 0, which is padding, and page 0, the sink. No request reads the values there.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from shared.sched.chunking import ChunkedPrompt
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.settings import SchedSettings
 
-PROBE_PROMPT = (1, 2, 3)  # every vocabulary has these ids; the warm-up uses them too
+PROBE_PROMPT = (1, 2, 3)  # ids of every vocabulary; the warm-up uses them too
 
 
 def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody: ScheduleBatch) -> StepPlan:
-    """Return a short prompt as one emitting chunk, without decode rows."""
     prompt = np.asarray(PROBE_PROMPT, dtype=np.int64)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     req = Request(RequestKey("probe", 0, str(step), 0, 0), prompt, greedy, seed=0, arrival=0)

@@ -1,4 +1,4 @@
-"""Defines how prompts are computed: in chunks, or whole for an encoder.
+"""Define how prompts are computed: in chunks, or whole for an encoder.
 
 The encoder gets no new features (see shared/config/frozen.py).
 """
@@ -17,19 +17,17 @@ from shared.sched.chunking import share_budget
 
 
 class PromptRules(Protocol):
-    """The rules for computing prompts. `share_prefixes`: whether prompts that begin with equal tokens have equal KV for
-    these tokens."""
+    """`share_prefixes`: whether prompts that begin with equal tokens have equal KV for these tokens."""
 
     @property
     def share_prefixes(self) -> bool: ...
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Return how many tokens of each prompt this step computes. `remaining`: the tokens left to compute of each
-        prompt, oldest prompt first."""
+        """Return each prompt's tokens in this step. `remaining`: oldest prompt first."""
         ...
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
-        """Return each request's number of encoder positions, or None if the model has no encoder."""
+        """Return None if the model has no encoder."""
         ...
 
 
@@ -56,8 +54,7 @@ class ForEncoder:
     share_prefixes: bool = False
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Give the oldest prompt all its tokens. Give each later prompt all its tokens if the budget still
-        allows it, else none."""
+        """Give the oldest prompt all its tokens, and each later prompt all or none, within the budget."""
         shares: list[int] = []
         for tokens in remaining:
             shares.append(tokens if not shares or sum(shares) + tokens <= budget else 0)

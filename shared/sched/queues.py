@@ -1,7 +1,4 @@
-"""Keeps all requests of a node by state, and makes the changes of state that other files share: retract, end, leave.
-
-Scheduler and Capacity decide which requests run or are retracted. No device work.
-"""
+"""Keep a node's requests by state, and make the changes of state that other files share. No device work."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ class Queues:
         self.budget = PageBudget(kv, settings)
         self.requests: dict[RequestKey, Request] = {}
         self.waiting: list[Request] = []  # in order of arrival
-        # in order of arrival; a prompt is removed when all its chunks are planned
+        # in order of arrival; a prompt leaves when all its chunks are planned
         self.prefilling: list[ChunkedPrompt] = []
         self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
+        self.ungranted: dict[RequestKey, Request] = {}  # the decode node has not answered
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
@@ -54,8 +51,8 @@ class Queues:
         return [restore.request for restore in self.offload.restoring.values()]
 
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
-        """Start a prompt whose first `computed` tokens have KV. Its row and pages must be reserved."""
-        if not req.incarnation:  # a retracted request's cached pages are not counted in `usage`
+        """Start a prompt whose row and pages are reserved. Its first `computed` tokens have KV."""
+        if not req.incarnation:  # a retracted request's cached pages don't count in `usage`
             req.cached_tokens = min(computed, len(req.prompt_ids))
         self.counters.cached_prompt_tokens += computed
         req.to(S.PREFILLING)
@@ -66,8 +63,9 @@ class Queues:
         bisect.insort(self.prefilling, chunk, key=lambda other: other.request.arrival)
 
     def rewind(self, req: Request) -> None:
-        """Compute a prompt again from its last processed step. The request keeps its row and pages. Hand-offs need
-        this, because a peer may be reading their finished pages. No step of the request may be in flight.
+        """Compute a prompt again from its last processed step. No step of the request may be in flight.
+
+        A hand-off needs this to keep its row and pages, because a peer may be reading finished pages.
         """
         self.leave_prefilling([req])
         self._await_chunks(ChunkedPrompt(req, req.all_ids(), req.computed))
@@ -77,7 +75,7 @@ class Queues:
         self.prefilling[:] = [chunk for chunk in self.prefilling if chunk.request not in left]
 
     def join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
-        """Add rows in state RUNNING, with complete KV."""
+        """Add RUNNING rows, whose KV must be complete."""
         batch = ScheduleBatch.of(reqs, committed, step, in_flight)
         self.running.merge_batch(batch)
 
@@ -86,8 +84,7 @@ class Queues:
         self.budget.remember(req, req.all_ids()[: req.computed])
 
     def holders(self) -> Iterable[Request]:
-        """Yield the requests that can be retracted. Hand-offs can't be retracted, because their pages were promised to
-        a peer."""
+        """Yield the requests that can be retracted. Hand-offs can't, because a peer may read their pages."""
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
         yield from (req for req in self.restoring if req.handoff_to is None)
@@ -98,8 +95,7 @@ class Queues:
         return bool(self.handed_off) or any(req.handoff_to is not None for req in begun)
 
     def retract(self, req: Request) -> None:
-        """Free the request's row and pages. The request keeps its arrival, and waits to be prefilled on this node
-        again.
+        """Free the request's row and pages. The request waits at its old place to be prefilled on this node.
 
         A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once, because
         later steps run after the steps in flight. Pages that the cold tier copies can be reused after the copy.
@@ -119,7 +115,6 @@ class Queues:
         self.await_memory(req)
 
     def end_loan(self) -> bool:
-        """Unpin the pages of the newest loan to another node, if any (rule f)."""
         name = self.budget.newest_loan
         if name is None:
             return False
@@ -128,7 +123,7 @@ class Queues:
         return True
 
     def give_up_pull(self) -> bool:
-        """Give up the newest open prefix pull, if any (rule f). Its memory is free once its copies have ended."""
+        """Give up the newest open pull, if any (rule f). The pull's memory is free after its copies."""
         row = self.budget.youngest_pulled
         if row is None:
             return False
@@ -141,7 +136,7 @@ class Queues:
         self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
     def living(self, row_ids: Sequence[RowId]) -> list[Request]:
-        """Return the living requests whose incarnation is the same as at the step's launch."""
+        """Return the requests that have not ended or begun again since the launch."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 
@@ -151,14 +146,13 @@ class Queues:
             self.end(req, FinishReason.ERROR, error)
 
     def end(self, req: Request, reason: FinishReason, error: BatonError | None = None) -> None:
-        """End a request. `fail` calls this with reason ERROR and an `error`."""
         req.finish_reason = reason
         self.requests.pop(req.key, None)
         self.leave(req)
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
-        """Leave every queue. The request's computed pages stay cached; its other pages are freed."""
+        """Computed pages stay cached; the other pages are freed."""
         self.suspects.clear(req)
         if req.constraint is not None:
             req.constraint.cancel()

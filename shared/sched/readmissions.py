@@ -1,4 +1,4 @@
-"""Readmits requests from the cold tier, and begins the next copies of offload.py."""
+"""Readmit requests from the cold tier, and begin the next copies of offload.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shared.sched.scheduler import Scheduler
 
 
 class Readmissions:
-    """Polls the copies between the pool and the cold tier. It waits for a copy only while no step runs."""
+    """Waits for a copy only while no step runs."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self._scheduler = scheduler
@@ -19,7 +19,7 @@ class Readmissions:
         return self._offload.num_jobs
 
     def take(self) -> bool:
-        """Readmit requests. Return True if a copy began or ended."""
+        """Return True if a copy began or ended."""
         before = self.num_copies
         admission = self._scheduler.take_restored()
         if admission is not None:

@@ -1,6 +1,6 @@
-"""Applies a processed step to its requests: tokens, ends, finished chunks, and failures.
+"""Apply a processed step to its requests.
 
-If a row's request ended or was retracted after the step was planned, the row is a zombie, and its results are dropped.
+A row is a zombie if its request ended or was retracted after planning. A zombie's results are dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ S = RequestState
 
 
 class Results:
-    """Applies results, in the order of their steps."""
-
     def __init__(self, settings: SchedSettings, queues: Queues) -> None:
         self._settings = settings
         self._queues = queues
@@ -44,7 +42,7 @@ class Results:
                 self._tokens_processed(req, result, index)
 
     def _scored(self, row_id: RowId, scores: PromptScores) -> None:
-        """Report a prompt's scores, but not a second time if the prompt begins again."""
+        """Report a prompt's scores once, even if the prompt begins again."""
         req = self._queues.requests.get(row_id.key)
         if req is None or req.incarnation != row_id.incarnation or req.first_unscored is None:
             return
@@ -60,8 +58,8 @@ class Results:
     def _computed(self, req: Request, committed: int) -> None:
         """Free the pages that have left all sliding windows.
 
-        No step reads these pages: steps in flight begin at `committed` or later, and a decode node asks only for KV
-        that is read after the whole prompt.
+        No step reads these pages: steps in flight begin at `committed` or later. A decode node pulls only KV that is
+        read after the whole prompt.
         """
         req.computed = committed
         self._queues.budget.kv.leave_behind(req.row, committed)
@@ -91,7 +89,7 @@ class Results:
     # ---- a step that failed
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
-        """Return the requests that must end because a step failed: they ran alone or can't begin again.
+        """Return the requests that end with a failed step, because they ran alone or can't begin again.
 
         `drained`: rows with a step in flight after the failed one.
         """
@@ -100,14 +98,13 @@ class Results:
         return ending + [req for req in queues.living(drained) if not self._can_begin_again(req)]
 
     def _can_begin_again(self, req: Request) -> bool:
-        """Return whether the request can begin again. A hand-off whose layers are sent early can't, because a peer may
-        have the failed step's KV."""
+        """Return False for a hand-off whose layers are sent early: a peer may have the failed step's KV."""
         return req.handoff_to is None or not self._settings.layer_ends
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
-        """Let all rows of a failed step begin again, each alone; but end a row that ran alone.
+        """Let all rows of a failed step begin again, each alone. End a row that already ran alone.
 
-        `drained` rows and all other decode rows begin again too, but together.
+        `drained` rows and all other decode rows begin again together.
         """
         queues = self._queues
         for req in self.to_blame(failed, drained):
@@ -119,7 +116,7 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """Restart a running or prefilling request. A hand-off keeps its pages, because some were promised to a peer."""
+        """A hand-off keeps its pages, because a peer may read them."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

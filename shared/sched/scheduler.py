@@ -1,15 +1,11 @@
-"""Decides which rows run in the next step. It is sans-IO and single-threaded: it has no clock and no socket.
+"""Decide which rows run in the next step. The scheduler is single-threaded, and has no clock and no socket.
 
         submit -> WAITING -> PREFILLING -> RUNNING -> FINISHED          here from start to end
                                        \\-> HANDED_OFF -> FINISHED       prefill node, KV goes to a decode node
                    WAITING -> RESTORING -> PREFILLING or RUNNING        KV comes back from the cold tier
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
-    queues   requests by state, and their changes of state    capacity   which requests get memory or are retracted
-    freeze   a step's plan, which holds only values           results    a step's effects on its requests
-
-`plan` touches no device. The loop has done everything that may wait or raise, such as reading exact lengths, before it
-calls `plan`.
+`plan` touches no device. Before `plan`, the loop does everything that may wait or raise.
 """
 
 from __future__ import annotations
@@ -51,8 +47,7 @@ NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an en
 
 
 class Scheduler:
-    """Handles a node's requests: intake, hand-off, planning and results. Some lists of `queues` are also attributes of
-    this class."""
+    """Some attributes are lists of `queues`."""
 
     def __init__(
         self,
@@ -65,7 +60,7 @@ class Scheduler:
         grammars: Grammars | None = None,
         mixed_chunk: MixedChunk | None = None,
     ) -> None:
-        """`choose_rows`: see Stages.choose. `grammars` is None on a node that accepts no grammars."""
+        """`choose_rows`: see Stages.choose. `grammars`: None on a node that accepts no grammars."""
         self.settings = settings
         self.widths = widths
         self.mixed_chunk = mixed_chunk or FixedChunk(settings.mixed_chunk_size)
@@ -87,13 +82,13 @@ class Scheduler:
         self.handed_off = queues.handed_off
         self.ungranted = queues.ungranted
         self.counters = queues.counters
-        self.oldest_offer: int | None = None  # on a decode node, the arrival of the oldest Offer that waits for memory
+        self.oldest_offer: int | None = None  # decode node: the arrival of the oldest Offer that waits for memory
         self._last_was_prefill = False
 
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """Queue a request. A request that can never fit ends at once."""
+        """Queue a request. End it at once if it can never fit."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -109,30 +104,26 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return the version of the rules by which grammars allow tokens; "none" if this node has no grammars."""
+        """Return "none" if this node has no grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
-        """End the threads of the cold tier and of the grammars."""
         self.queues.offload.close()
         if self._grammars is not None:
             self._grammars.close()
 
     def constrain(self, req: Request) -> None:
-        """Start to compile the request's grammar, if it has one. Raise InvalidRequest if this node supports no
-        grammars."""
+        """Raise InvalidRequest if this node follows no grammars."""
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
                 raise InvalidRequest(NO_GRAMMARS)
             req.constraint = self._grammars.constraint(req.sampling.grammar)
 
     def can_fit(self, req: Request) -> bool:
-        """Return whether an empty node could finish the request."""
         return self.budget.can_ever_hold(req)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request in any state. Unknown keys are allowed, because an abort may come late or twice. The pages may
-        stay held for a pull."""
+        """End a request in any state; pages may stay held for a pull. Ignore an unknown key: aborts may come late."""
         req = self.requests.get(key)
         if req is not None:
             self.queues.end(req, FinishReason.ABORT)
@@ -154,9 +145,10 @@ class Scheduler:
     # ---- hand-off, decode side
 
     def grant(self, req: Request) -> int | None:
-        """Reserve a row and all pages for the KV of a grant, or reserve nothing (rule a). Return the length of the
-        cached prefix in tokens, page aligned, or None if there is no room now. Pages outside all sliding windows count
-        as cached.
+        """Reserve a row and all pages for the KV of a grant, or reserve nothing (rule a).
+
+        Return the cached prefix's length in tokens, page aligned, or None if there is no room now. Pages outside all
+        sliding windows count as cached.
         """
         ids, headroom = req.all_ids(), self.capacity.headroom()
         first_needed = self.kv.cache.first_needed(len(ids))
@@ -172,7 +164,7 @@ class Scheduler:
     def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
         """Add arrived rows to the running batch, without a forward.
 
-        Each row's first token is sent to the router again. A row that ends with its first token is not added.
+        Each row's first token goes to the router again, and may end the row.
         """
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:
@@ -195,7 +187,7 @@ class Scheduler:
         return reason is None
 
     def release_held(self, row: int) -> None:
-        """Free the row of a revoked grant, after the grant's pull has ended."""
+        """Call after the pull of the row's revoked grant has ended."""
         self.budget.release_held(row)
 
     # ---- hand-off, prefill side
@@ -204,7 +196,7 @@ class Scheduler:
         self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
-        """End a hand-off: the decode node has all KV. The pages go to the prefix cache."""
+        """End a hand-off: the decode node has all KV. The pages stay cached."""
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)
@@ -212,8 +204,7 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Readmit requests whose copies have ended, and begin the next copies. Return an Admission of the requests
-        whose KV is complete, if any."""
+        """Readmit restored requests, and begin the next copies. Return the rows with complete KV."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
@@ -239,7 +230,6 @@ class Scheduler:
     # ---- planning
 
     def plan(self) -> StepPlan | None:
-        """Return the next step, or None if nothing can run now."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
@@ -262,7 +252,7 @@ class Scheduler:
     def _without_suspects(self, stepping: set[Request]) -> tuple[set[Request], list[ChunkedPrompt]]:
         """Return the rows and chunks that may share the next step, with at most one suspect.
 
-        While a suspect's step is in flight, its row waits, because the result may clear the suspect.
+        While a suspect's step is in flight, its row waits: the result may clear the suspect.
         """
         suspects, batch = self.queues.suspects, self.running
         ready = {req for req, open_steps in zip(batch.reqs, batch.in_flight, strict=True) if not open_steps}
@@ -301,15 +291,15 @@ class Scheduler:
     # ---- results
 
     def launched(self, plan: StepPlan, layers: LayerMarks | None) -> None:
-        """Announce a launched step's chunks, if KV pages are sent layer by layer. The plan lists chunks first."""
+        """Announce a launched step's chunks, if KV is sent layer by layer."""
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            if row_id.key in self.requests:  # the request may have just ended, because its grammar failed
+            if row_id.key in self.requests:  # the request's grammar may have just failed
                 self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Return the masks of a step. Call this after all earlier results are processed."""
+        """Call after all earlier results are processed."""
         return self._masks.make(plan, drafts)
 
     def process(self, result: StepResult) -> None:
@@ -318,7 +308,8 @@ class Scheduler:
         self._results.process(result)
 
     def resolve(self, lengths: Int64s) -> None:
-        """Set the running rows' lengths to these exact ones (S6)."""
+        """Set the running rows' exact lengths (S6)."""
+
         self.running.seq_lens.set_exact(lengths)
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:

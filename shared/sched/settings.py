@@ -1,4 +1,4 @@
-"""Defines the scheduler's settings, which are checked once."""
+"""Define the scheduler's settings, which are checked once."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from shared.sched.prompts import InChunks, PromptRules
 @dataclass(frozen=True, slots=True)
 class SchedSettings:
     page_size: int
-    max_context: int  # largest number of tokens of a sequence, prompt and output together
+    max_context: int  # most tokens of a sequence, prompt and output together
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts
     mixed_chunk_size: int = 512  # the same limit in a step with decode rows, to bound their delay
-    width: int = 1  # largest number of tokens that a decode row commits per step; above 1 there is a drafter
-    # whether chunks and decode rows share steps; otherwise steps with chunks and steps with decode rows alternate
+    width: int = 1  # most tokens that a decode row commits per step
+    # whether chunks and decode rows share steps; otherwise their steps alternate
     mix: bool = True
-    key_lookahead: int = 0  # 1 if a token's draft KV depends on the next token (see Drafter)
-    reads_history: bool = False  # whether the drafter reads every row's history (see Drafter)
+    key_lookahead: int = 0  # see Drafter
+    reads_history: bool = False  # see Drafter
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
-    needs_cpu_seq_lens: bool = False  # whether planning waits for published lengths: attention needs exact ones
-    max_ungranted_pages: int = 1 << 30  # limit on pages pinned on a prefill node for requests without a grant
-    # a hand-off sends its KV in parts: each number is the layer count where a part ends; the last part has the rest
+    needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
+    max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
+    # layer counts at which parts of a hand-off's KV end; the last part has the rest
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
-    depth: int = 1  # how many steps may be open when another is launched
+    depth: int = 1  # steps that may be open when another is launched
     device: str = "cpu"
-    adapters: tuple[str, ...] = ()  # digests of the model's LoRA adapters, in the model's order
+    adapters: tuple[str, ...] = ()  # digests, in the model's order
 
     def keeps_history(self, req: Request) -> bool:
         return self.reads_history or req.sampling.needs_history
 
     def adapter_slot(self, req: Request) -> int:
-        """Return n if the request uses the n-th adapter, and 0 if it uses none. Raise ValueError for an unknown
-        adapter."""
+        """Return n for the n-th adapter, and 0 for no adapter. Raise ValueError for an unknown adapter."""
         return self.adapters.index(req.adapter) + 1 if req.adapter else 0
 
     def has_adapter(self, req: Request) -> bool:
@@ -43,17 +42,16 @@ class SchedSettings:
 
     @property
     def speculative(self) -> bool:
-        """Return whether only the device knows the rows' lengths, so that steps publish them."""
+        """Return whether only the device knows the rows' lengths. Steps then publish them."""
         return self.width > 1
 
     @property
     def relays_lengths(self) -> bool:
-        """Return whether the host plans decode rows with bounds of their lengths."""
+        """Return whether the host plans with bounds of the rows' lengths."""
         return self.speculative and not self.needs_cpu_seq_lens
 
     @property
     def overshoot(self) -> int:
-        """Return the number of tokens past a sequence's end for which memory is reserved."""
         return overshoot(self.width, self.depth)
 
     @property

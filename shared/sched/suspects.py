@@ -1,4 +1,4 @@
-"""Isolates requests that shared a failed step. Each of them runs alone until a step with it succeeds.
+"""Isolate requests that shared a failed step. Each of them runs alone until a step with it succeeds.
 
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns
@@ -32,11 +32,11 @@ class Suspects:
         self._suspected.add(req)
 
     def clear(self, req: Request) -> None:
-        """Take a request off the suspects: its step has succeeded, or it has left. It need not be a suspect."""
+        """Clear a request that has succeeded or left. It need not be a suspect."""
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:
-        """Return the requests of the next step: the oldest suspect alone, or all others, in turns."""
+        """Return the oldest suspect alone, or all others, in turns."""
         ready = set(ready)
         others = ready - self._suspected
         alone = min(ready & self._suspected, key=lambda req: req.arrival, default=None)

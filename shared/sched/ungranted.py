@@ -1,5 +1,4 @@
-"""Decides which prompts wait. Siblings wait for the first sequence's prompt. Hand-offs without a grant wait for all
-other requests.
+"""Decide which prompts wait: siblings for the first sequence's prompt, ungranted hand-offs for all other requests.
 
     ungranted   are computed ahead, but pin only little memory; they hold it until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
@@ -18,9 +17,7 @@ from shared.sched.settings import SchedSettings
 
 
 def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> bool:
-    """Return whether the request is a sibling (n > 1) and the first sequence's prompt is still being computed. A
-    sibling waits for this prompt, because sharing its pages saves memory.
-    """
+    """Return whether a sibling (n > 1) must wait for the first sequence's prompt, to share its pages."""
     if not req.key.seq_index:
         return False
     leader = requests.get(req.key.sibling(0))
@@ -28,8 +25,7 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
 
 
 class UngrantedPins:
-    """The ungranted hand-offs that have memory, in one admission round. `is_full`: whether this round found no room for
-    an ungranted hand-off."""
+    """The ungranted hand-offs with memory in one admission round. `is_full`: one of them found no room."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:
         self.is_full = False
@@ -42,7 +38,8 @@ class UngrantedPins:
         return int(self._kv.rows.num_pages[req.row])
 
     def have_room(self, req: Request) -> bool:
-        """Return whether the request fits under the cap. If no other hand-off has memory, the request always fits."""
+        """The first request with memory always fits."""
+
         pages = self._num_pages + page_count(req.num_tokens, self._settings.page_size)
         return not self._holders or pages <= self._settings.max_ungranted_pages
 
@@ -51,7 +48,7 @@ class UngrantedPins:
         self._num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
-        """Return the youngest hand-off; the caller frees its memory at once."""
+        """Return the youngest hand-off. The caller must free its memory at once."""
         if not self._holders:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)

@@ -1,7 +1,7 @@
 """Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and its GPU copies pages.
 
-The code follows torch.multiprocessing's tensor sharing, without pickle; remote.py has the code that `cuda_ipc` and
-`nixl` share. The code here has **never run on hardware**: tests use a virtual GPU in one process.
+The code follows torch.multiprocessing's tensor sharing, without pickle. It has **never run on hardware**: tests use a
+virtual GPU in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import KVPool
 from shared.transfer.digest import copy_and_digest
 
-START_FIELD = 22 - 3  # proc(5) counts fields from 1, and the first two fields are already split off
+START_FIELD = 22 - 3  # proc(5) counts fields from 1; the first two are already split off
 
 
 class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -79,7 +79,7 @@ class CudaIpc:
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
-    """Return the decoded handle. Raises HandoffFailed if the handle is invalid or inconsistent."""
+    """Raise HandoffFailed if the handle is invalid or inconsistent."""
     try:
         found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:
@@ -91,7 +91,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None if it doesn't exist."""
+    """Return clock ticks since boot; None if the process doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])
@@ -114,9 +114,8 @@ class OpenIpc:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether the process is gone, even if a new process has its pid."""
+        """Return whether the process is gone. A new process may have its pid."""
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
-        """Drop the pages. torch unmaps their memory when its last tensor is freed."""
         self._pages = self._pages.new_empty((0, 0))

@@ -1,7 +1,7 @@
-"""Computes digests that check a page's bytes after a copy: xxh3_64 in host memory, a weighted sum on a GPU.
+"""Compute digests that check a page's bytes after a copy: xxh3_64 in host memory, a weighted sum on a GPU.
 
-The sum adds 64-bit words, each multiplied by an odd number that depends on the word's place, and wraps around. The sum
-detects changed words and exchanged words. Digests detect accidents, not attacks.
+The sum multiplies each 64-bit word by an odd number that depends on the word's place, and wraps around. It detects
+changed and exchanged words. Digests detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Digests = Callable[[KVPool, list[int], slice], list[int]]
 
 
 def page_digest(page: ByteArray) -> int:
-    """Return xxh3_64 of a page, a contiguous (page_bytes,) uint8 array. Releases the GIL."""
+    """Return xxh3_64 of a contiguous (page_bytes,) uint8 page. Releases the GIL."""
     return xxhash.xxh3_64_intdigest(page.data)
 
 
@@ -30,9 +30,7 @@ def host_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
 
 
 def tensor_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
-    """Return digests of pages on any device. On CUDA this is one launch on the current stream, after which the host
-    waits.
-    """
+    """Return digests of pages on any device. On CUDA, launch once on the current stream; the host waits."""
     held = pool.pages_bytes
     if not pages:
         return []
@@ -48,8 +46,8 @@ def copy_and_digest(
 ) -> list[int]:
     """Copy pages between pools, (num_pages, page_bytes) uint8, on the current stream; return the copies' digests.
 
-    The host waits for the copies. Within one device, a single kernel reads each byte once. If a pool is in the
-    memory of another device, torch must have opened this memory.
+    The host waits. Within one device, a single kernel reads each byte once. torch must have opened a pool on another
+    device.
     """
     if libraries.runs_triton(target.device) and source.device == target.device:
         from shared.gpu_kernel.copy_pages import copy_pages
@@ -67,7 +65,7 @@ def read_sums(sums: torch.Tensor) -> list[int]:
 
 
 def sums_by_torch(held: torch.Tensor, pages: list[int], where: slice) -> torch.Tensor:
-    """Return the sum of each page as (n,) int64, on any device. `held`: (num_pages, page_bytes) uint8."""
+    """Return each page's sum as (n,) int64, on any device. `held`: (num_pages, page_bytes) uint8."""
     taken = torch.stack([held[page, where] for page in pages])
     if taken.shape[-1] % WORD:
         taken = torch.nn.functional.pad(taken, (0, WORD - taken.shape[-1] % WORD))

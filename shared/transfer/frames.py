@@ -1,7 +1,7 @@
 """Transport `zmq`: pages follow their Ready as frames.
 
-A CPU pool's frames are views that libzmq reads while it sends. If a page is freed too early, its digest does not match.
-A GPU pool's frames are copies in pinned memory (host_bytes.py).
+A CPU pool's frames are views that libzmq reads while it sends. A GPU pool's frames are copies in pinned
+memory (host_bytes.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FrameSender:
     is_inline = True
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
-        """Make a sender for this pool. `gpu`: torch.cuda by default."""
+        """`gpu`: torch.cuda by default."""
         self._pool = pool
         self._reader = reader_of(pool, gpu)
         self.num_blocks = self._reader.num_blocks

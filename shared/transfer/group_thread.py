@@ -1,9 +1,9 @@
-"""Runs one process group on a thread. The thread connects, then runs transfers in the order in which they were posted.
+"""Run one process group on a thread. The thread connects, then runs transfers in posted order.
 
     loop     post(transfer) --> |        take_finished() <--- |   take_entries(): for the peer
     thread                      connect, start, start, finish, finish, ...
 
-A posted transfer can't be cancelled: if only one side cancelled it, the sides would pair wrong transfers from then on.
+A posted transfer can't be cancelled: if one side cancelled it, the sides would pair wrong transfers from then on.
 """
 
 from __future__ import annotations
@@ -25,30 +25,28 @@ class Group(Protocol):
     error: HandoffFailed | None  # why the group ended; None while the group works
 
     def post(self, transfer: Transfer) -> None:
-        """Post the next transfer. The group owns the transfer until it is finished."""
+        """The group owns the transfer until the transfer is finished."""
         ...
 
     def take_finished(self) -> list[Transfer]:
-        """Return the finished transfers, in posted order."""
+        """Return transfers in posted order."""
         ...
 
-    def take_entries(self) -> list[tuple[str, bytes]]:
-        """Return the store entries to send to the peer's end."""
-        ...
+    def take_entries(self) -> list[tuple[str, bytes]]: ...
 
     def deliver(self, name: str, value: bytes) -> None: ...
 
     def abort(self, error: HandoffFailed) -> None:
-        """End the group, because the peer is dead or the group is no longer needed. Never blocks."""
+        """End the group. Never blocks."""
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Wait after `abort`; return whether the group has fully stopped."""
+        """Return whether the group has fully stopped after `abort`."""
         ...
 
 
 class GroupThread:
-    """A Group over torch.distributed. Its thread calls `wake` when finished transfers or store entries can be taken."""
+    """Its thread calls `wake` when transfers or store entries can be taken."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake
@@ -106,8 +104,7 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all posted transfers. If `begun` is empty, wait until a transfer is posted. Return False after
-        `abort`."""
+        """Start all posted transfers, or wait for the first. Return False after `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

@@ -1,4 +1,4 @@
-"""Moves page bytes out of and into pools through host memory, for transports that need it.
+"""Move page bytes out of and into pools through host memory, for transports that need it.
 
     pool on a CPU    the pages themselves, without a copy
     pool on a GPU    sender    page --copy--> | block | --> frames        the block is lent until its last frame is gone
@@ -26,22 +26,21 @@ from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
-MAX_BLOCK_BYTES = 256 << 20  # The limit on the bytes of all blocks of one sender together.
-PATIENCE_S = 10.0  # Twice the default silence_s; a peer silent for silence_s is dropped with its frames.
+MAX_BLOCK_BYTES = 256 << 20  # limit on all blocks of one sender together
+PATIENCE_S = 10.0  # twice the default silence_s, after which a peer is dropped with its frames
 NUM_SLOTS = 4
 
 
 class PageReader(Protocol):
-    """Reads pages for a sender. `num_blocks`: the number of blocks that may be lent at a time; 0 without blocks."""
+    """`num_blocks`: how many blocks may be lent at a time; 0 without blocks."""
 
     num_blocks: int
 
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
-        """Return the byte range `where` of each page, (n,) uint8 each, and the block that holds these bytes. The
-        block is None if the pool itself holds them.
+        """Return the byte range `where` of each page, (n,) uint8 each, and the block that holds these bytes.
 
-        The block is not reused while anything refers to one of the arrays. Raises HandoffFailed if no block becomes
-        free.
+        Without a block, the pool holds them. A block is not reused while anything refers to one of the arrays. Raise
+        HandoffFailed if no block becomes free.
         """
         ...
 
@@ -50,8 +49,8 @@ class PageWriter(Protocol):
     def write(self, page: int, part: Part, source: ByteArray) -> ByteArray:
         """Copy `source` into a part of our own page, and zero the rest of the part.
 
-        Return the page's new bytes, from which to compute the digest. The returned bytes are valid until the next call.
-        A page in GPU memory has these bytes once the stream's work is done.
+        Return the new bytes for the digest, valid until the next call. A page in GPU memory has these bytes once
+        the stream's work is done.
         """
         ...
 
@@ -65,7 +64,7 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 
 
 class HostReader:
-    """Returns views of the pool. A view shows later changes of its page."""
+    """A view of the pool shows later changes of its page."""
 
     num_blocks = 0
 
@@ -111,10 +110,9 @@ class PinnedReader:
 
 
 class Blocks:
-    """Owns a sender's pinned blocks. `most`: the largest number of blocks. A block is made when needed, and kept.
+    """Owns a sender's pinned blocks, at most `most`.
 
-    A block can be taken again once nothing refers to the array from `take` or to parts of this array. For example,
-    libzmq's frames refer to such parts.
+    A block can be taken again once nothing refers to the array from `take` or to its parts, such as libzmq's frames.
     """
 
     def __init__(self, make: Callable[[], torch.Tensor], block_bytes: int, most: int, patience_s: float) -> None:
@@ -127,10 +125,10 @@ class Blocks:
         self._num_made = 0
 
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
-        """Return a block, and an array of the same memory.
+        """Return a block, and an array of the same memory, which the caller may lend.
 
-        Only one stream may fill the block. The caller may lend the array. While all blocks are lent, wait. Raises
-        HandoffFailed if no block comes back in time, or if the bytes do not fit in a block.
+        Only one stream may fill the block. While all blocks are lent, wait. Raise HandoffFailed if no block comes back
+        in time, or if the bytes do not fit.
         """
         if num_bytes > self._block_bytes:
             raise HandoffFailed(f"{num_bytes} bytes in one message, but at most {self._block_bytes} fit")
@@ -153,8 +151,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`memory`: (page_bytes,) uint8, pinned. `host`: a numpy array of the same memory. `copied`: the event after the
-    slot's last copy."""
+    """`memory`: (page_bytes,) uint8, pinned. `host`: the same memory. `copied`: the event after the last copy."""
 
     memory: torch.Tensor
     host: ByteArray
@@ -162,8 +159,6 @@ class Slot:
 
 
 class PinnedWriter:
-    """Owns a receiver's pinned slots, and uses them in turn."""
-
     def __init__(self, pool: KVPool, gpu: Gpu) -> None:
         self._pool = pool
         self._gpu = gpu

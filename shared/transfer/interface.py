@@ -1,18 +1,17 @@
-"""Defines how KV pages get from one node's pool into another's. The receiver pulls and checks the pages, and trusts no
-peer.
+"""Define how KV pages get from one node's pool into another's. The receiver pulls and checks them, and trusts no peer.
 
     sender      describe(pages, part): generation and digest of each page's part   on its transfer stream, pages pinned
     message     Ready (part, generations, digests, and the place of the bytes, unless they follow as frames)
     receiver    pull(ready): copy -> digest (shm: generation, too)                 on its transfer stream
 
-A part is some layers of a page: layer i can travel while layer i + 1 is computed.
+Layer i can travel while layer i + 1 is computed:
 
     page        | layer 0 | layer 1 | ... | layer n - 1 | planes of a draft head |
     Part(0, 2)  |=================|
     Part(2)                       |=============================================|     all later planes, too
 
-The digest covers the copy, so it detects any accident on the way (a reused page, a torn write, a wrong frame). If the
-receiver's pool is on a GPU, shm and zmq digest the copy in pinned memory.
+The digest covers the copy, so it detects any accident on the way (a reused page, a torn write, a wrong frame). For a
+GPU pool, shm and zmq digest the copy in pinned memory.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from shared.wire.codec import Buffer
 from shared.wire.messages import Key, Ready, Take
 from shared.wire.pool_ref import PoolRef
 
-READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls one Ready while the next is described
+READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls it while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]
 Frames = Sequence[Buffer] | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Layers [first, first + count) of a page. If `count` is 0: all layers from `first` on, and the other planes."""
+    """Layers [first, first + count) of a page. With count 0: all layers from `first` on, and the other planes."""
 
     first: int = 0
     count: int = 0
@@ -55,12 +54,12 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """The same part of each of a sender's `pages`, and one way to get the part's bytes. These bytes no longer change.
+    """The same part of each of a sender's `pages`, and one way to get its bytes, which no longer change.
 
     - pool: the receiver reads the pool.
     - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
     - handle: a library reads the pages.
-    - staged_bytes: the size of each page's part. The sender sends these bytes when the receiver asks.
+    - staged_bytes: the size of each page's part. The sender sends the part when the receiver asks.
     """
 
     pages: list[int]
@@ -74,7 +73,7 @@ class PageSet:
     block: ByteArray | None = field(default=None, compare=False)  # the memory that holds `frames`
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
-        """Return the message that goes before `frames`. first_page is an index in the request's page list."""
+        """first_page is an index in the request's page list."""
         return Ready(
             key=key,
             lease=lease,
@@ -91,9 +90,9 @@ class PageSet:
         )
 
     def split(self, num_pages: int) -> list[PageSet]:
-        """Split into sets of at most num_pages pages, in order.
+        """Split into sets of at most num_pages pages, in order. The receiver copies a set while later sets travel.
 
-        The receiver copies one Ready's frames while later frames travel. zmq is fastest with 1 to 2 MiB per message.
+        zmq is fastest with 1 to 2 MiB per message.
         """
         cuts = [slice(i, i + num_pages) for i in range(0, len(self.pages), num_pages)]
         return [
@@ -111,8 +110,8 @@ class PageSet:
 class PageSender(Protocol):
     """A node's sending side of a transport.
 
-    - num_blocks: the number of page sets that may use the sender's frame memory at a time; 0 if it has none.
-    - is_inline: whether the bytes follow their Ready as frames.
+    - num_blocks: page sets that may use the sender's frame memory at a time; 0 without such memory
+    - is_inline: whether the bytes follow their Ready as frames
     """
 
     name: str
@@ -137,20 +136,20 @@ class PageReceiver(Protocol):
         """Copy the part of ready.pages[i] into page dst_pages[i] of our own pool.
 
         The caller has made the stream wait for the newest launched step, which may use these pages. `frames`: the
-        Ready's frames, or a process group's staging buffer. Long copies release the GIL. Raises HandoffFailed on any
-        mismatch; dst_pages may then be partly written, so the attempt fails.
+        Ready's frames, or a process group's staging buffer. Long copies release the GIL. Raise HandoffFailed on any
+        mismatch; dst_pages may then be partly written.
         """
         ...
 
     def forget_dead(self) -> None:
-        """Close the open pools of dead processes. Call it after a peer's connection has closed."""
+        """Call after a peer's connection has closed."""
         ...
 
     def close(self) -> None: ...
 
 
 def part_of(ready: Ready | Take, pool: KVPool) -> Part:
-    """Return the part that the message announces. Raises HandoffFailed if our pages don't have this part."""
+    """Raise HandoffFailed if our pages don't have the announced part."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
         raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")
@@ -160,7 +159,7 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
 
-    A sender without a draft head lacks our last planes. So a part that includes all its later planes may be shorter."""
+    A sender without a draft head lacks our last planes, so a part with all later planes may be shorter."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]
@@ -170,9 +169,7 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
 
 
 def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
-    """Copy `source` into the part. Zero the rest of the part, so that no earlier owner's draft KV stays in the page.
-    Return the copied bytes in `page`.
-    """
+    """Copy `source` into the part, and return the copy. Zero the rest, so that no earlier owner's draft KV stays."""
     target = page[part.bytes_in(planes)]
     copied = target[: len(source)]
     np.copyto(copied, source)
@@ -188,8 +185,7 @@ def describe_pages(
 
 
 def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
-    """Return (pages, generations). Call it before reading bytes: if a page changes owner during the read, its returned
-    generation is then out of date."""
+    """Return (pages, generations). Call it before reading bytes, so that a later change of owner shows."""
     numbers = [int(page) for page in pages]
     return numbers, [int(pool.generation[page]) for page in numbers]
 
@@ -204,7 +200,7 @@ def digest_differs(src: int, subject: str) -> HandoffFailed:
 
 
 def require_lengths(ready: Ready, dst_pages: PageList, num_pages: int) -> None:
-    """Raise HandoffFailed if the peer's lists don't match our pages, before anything is copied wrongly."""
+    """Raise HandoffFailed if the peer's lists don't match our pages."""
     wanted = len(ready.pages)
     if not len(ready.generations) == len(ready.digests) == len(dst_pages) == wanted:
         raise HandoffFailed(f"{wanted} pages announced, {len(dst_pages)} granted, {len(ready.digests)} digests")

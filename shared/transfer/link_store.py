@@ -2,8 +2,8 @@
 
     set(name, value)  ->  own entries, and to the peer        get, wait: block until the peer's entry was delivered
 
-torch uses the store while it connects, on the group's thread. The store lacks `add` and `compare_set`, because
-libraries use them to watch processes, and here the nodes watch each other.
+torch uses the store while it connects, on the group's thread. With `add` and `compare_set`, libraries watch processes.
+The store lacks both, because the nodes watch each other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ MAX_ENTRIES = 256
 
 
 class LinkStore(dist.Store):
-    """A store that calls `tell(name, value)` for each entry that this process sets. Any thread may call `deliver` and
-    `fail`.
-    """
+    """Calls `tell(name, value)` for each entry that this process sets. Any thread may call `deliver` and `fail`."""
 
     def __init__(self, tell: Callable[[str, bytes], None]) -> None:
         super().__init__()
@@ -39,7 +37,7 @@ class LinkStore(dist.Store):
         self._tell(key, data)
 
     def get(self, key: str) -> bytes:
-        """Block until the entry exists. Raises HandoffFailed after `fail`."""
+        """Block until the entry exists. Raise HandoffFailed after `fail`."""
         self.wait([key])
         value = self._entries[key]
         likes = [own for name, own in self._own.items() if name.rpartition("/")[0] == key.rpartition("/")[0]]
@@ -52,7 +50,7 @@ class LinkStore(dist.Store):
         with self._changed:
             self._changed.wait_for(lambda: self._failure or all(key in self._entries for key in keys))
             if self._failure is not None:
-                raise HandoffFailed(self._failure.message)  # each waiting thread raises an error object of its own
+                raise HandoffFailed(self._failure.message)  # a separate error object for each waiting thread
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
@@ -62,14 +60,13 @@ class LinkStore(dist.Store):
         return False
 
     def deliver(self, key: str, value: bytes) -> None:
-        """Store an entry of the peer. A name keeps its first entry; entries beyond MAX_ENTRIES are dropped."""
+        """Keep a name's first entry. Drop entries beyond MAX_ENTRIES."""
         with self._changed:
             if len(self._entries) < MAX_ENTRIES:
                 self._entries.setdefault(key, value)
             self._changed.notify_all()
 
     def fail(self, error: HandoffFailed) -> None:
-        """Make all present and future waits raise HandoffFailed."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

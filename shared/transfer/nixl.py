@@ -1,8 +1,7 @@
 """Transport `nixl` (optional extra, package `nixl`): one-sided reads, over RDMA or another path that UCX finds.
 
-The code follows NIXL's Python documentation; remote.py has the code that `cuda_ipc` and `nixl` share. UCX
-authenticates and encrypts nothing: see --trust-network. The code has **never run with the package or on hardware**:
-tests use a stand-in.
+The code follows NIXL's Python documentation. UCX authenticates and encrypts nothing: see --trust-network. The code has
+**never run with the package or on hardware**: tests use a stand-in.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def import_nixl() -> Any:
 
 
 class Nixl:
-    """A RemoteMemory: one agent that registers our own pool. `library`: the nixl module."""
+    """`library`: the nixl module."""
 
     name = "nixl"
 
@@ -82,8 +81,7 @@ class OpenNixl:
         self._failed = False
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
-        """Read the pages. Wait for DONE or ERR without a time limit, because an unfinished read still writes into our
-        pages."""
+        """Wait without a time limit, because an unfinished read still writes into our pages."""
         own, remote, size = self._own, self._remote, part_bytes.stop - part_bytes.start
         base, device = own.pages_bytes.data_ptr(), own.device.index or 0
         here = [(base + dst * own.page_bytes + part_bytes.start, size, device) for dst in dst_pages]
@@ -105,7 +103,7 @@ class OpenNixl:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether a read failed. If the peer comes back, its pool is opened again."""
+        """Return whether a read failed. A returning peer's pool is opened again."""
         return self._failed
 
     def close(self) -> None:

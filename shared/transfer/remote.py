@@ -1,4 +1,4 @@
-"""Implements the common half of `cuda_ipc` and `nixl`, which read a peer's pool in place with a library.
+"""Read a peer's pool in place with a library: the common half of `cuda_ipc` and `nixl`.
 
 sender     describe: pages, digests, handle of the pool   (bytes that the library makes, the same in every message)
 receiver   open the handle once, read parts of pages into our own pages, compare the copies' digests
@@ -34,20 +34,17 @@ class OpenMemory(Protocol):
 
     num_pages: int
     page_bytes: int
-    owner: str  # An owner has one pool at a time: a new pool of the same owner replaces this one.
+    owner: str  # a new pool of the same owner replaces this one
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
-        """Copy the range `part_bytes` of each of the peer's pages to the same place in dst_pages. Return the copies'
-        digests.
+        """Copy the range `part_bytes` of the peer's pages to the same place in dst_pages. Return the copies' digests.
 
         Return only when the library no longer writes into our pages.
         """
         ...
 
     @property
-    def is_dead(self) -> bool:
-        """Return whether the pool's process is known to be gone."""
-        ...
+    def is_dead(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -56,11 +53,11 @@ class RemoteMemory(Protocol):
     name: str
 
     def export(self) -> bytes:
-        """Return the handle with which peers open our own pool; valid while the pool exists."""
+        """The handle is valid while our own pool exists."""
         ...
 
     def open(self, handle: bytes) -> OpenMemory:
-        """Open a peer's handle. Raises HandoffFailed for invalid bytes."""
+        """Raise HandoffFailed for invalid bytes."""
         ...
 
 

@@ -2,12 +2,10 @@
 
     sender's memory file  ---- /proc/<pid>/fd/<fd>, PROT_READ ---->  copy  ->  generation unchanged?  ->  digest right?
 
-Neither side can harm the other, even by freezing or dying. A mapping outlives the sender's process until
-`forget_dead`.
+Neither side can harm the other, even by freezing or dying.
 
 A receiver's pool may be on a GPU: its copies then go through pinned memory (host_bytes.py). A sender's pool must not be
-on a GPU: its pages would need copies in a file in host memory, and whole prompts would stay there until all receivers
-have copied them. zmq sends and frees the pages in small sets instead.
+on a GPU: whole prompts would stay in host memory until all receivers have copied them.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ MAX_OPEN_POOLS = 64
 
 
 class ShmSender:
-    """The sending side of `shm`. The pool must be made with shared=True."""
+    """The pool must be made with shared=True."""
 
     name = "shm"
     num_blocks = 0
@@ -55,15 +53,13 @@ class ShmSender:
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """A mapped pool, and the id of its file. The id shows whether another process now has the sender's pid."""
+    """A mapped pool, and its file's id, which shows whether another process now has the sender's pid."""
 
     pool: ReadOnlyPool
     file_id: tuple[int, int]
 
 
 class ShmReceiver:
-    """Keeps peers' pools mapped, so that a pull costs only its copies."""
-
     name = "shm"
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
@@ -117,7 +113,6 @@ class ShmReceiver:
 
 
 def file_id(ref: PoolRef) -> tuple[int, int] | None:
-    """Return (device, inode) of the peer's descriptor, if it still exists."""
     try:
         info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
     except (OSError, ValueError):

@@ -2,9 +2,8 @@
 
     sender's pool --group, a page at a time--> | part of page 0 | part of page 1 | ... | --pull--> receiver's pool
 
-The group reads the sender's pool while it sends. If a page is freed too early, its digest does not match. Staging is
-needed because an agreed transfer can't be cancelled. It may arrive after the request has ended, and must not write the
-request's pages then.
+The group reads the sender's pool while it sends. An agreed transfer can't be cancelled, so it may arrive after the
+request has ended. Staging keeps the transfer out of the request's pages.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from shared.wire.messages import Ready, Take
 
 STAGED = ("gloo", "nccl")
 MAX_STAGING_BYTES = 64 << 20
-# the size of one buffer, which holds a Ready's pages, and the number of free buffers to keep
+# size of a buffer, which holds a Ready's pages, and number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# gloo's pages are checked one at a time, while they are in the core's cache; nccl's pages are checked all at once
+# gloo's pages are checked one at a time, while they are in the core's cache; nccl's are checked at once
 PAGES_AT_ONCE = {"gloo": 1}
 
 
@@ -47,10 +46,10 @@ def staging_bytes(num_pages: int, part_bytes: int) -> int:
 
 
 class StagingBuffers:
-    """Buffers of staging memory, used in turn. One thread takes buffers, another gives them back. A buffer that is
-    never given back is freed with its last tensor.
+    """Buffers of staging memory, used in turn. One thread takes buffers, another gives them back.
 
-    The first use of fresh memory costs more than a transfer: 9 ms for 3 MB on a virtual machine.
+    A lost buffer is freed with its last tensor. The first use of fresh memory costs more than a transfer: 9 ms for 3 MB
+    on a virtual machine.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -66,7 +65,6 @@ class StagingBuffers:
         return whole[:num_bytes]
 
     def give_back(self, staging: torch.Tensor) -> None:
-        """Take back a buffer that is no longer read or written."""
         with torch.inference_mode(False):  # later writes happen outside inference mode
             whole = staging.new_empty(0).set_(staging.untyped_storage())
         if whole.numel() == self._size:
@@ -74,8 +72,6 @@ class StagingBuffers:
 
 
 class StagedSender:
-    """The sending side of a node for these transports."""
-
     num_blocks = 0
     is_inline = False
 
@@ -89,7 +85,7 @@ class StagedSender:
         return PageSet(*described, part=part, staged_bytes=where.stop - where.start)
 
     def check(self, take: Take) -> None:
-        """Raise HandoffFailed if a peer asks for pages that can't be staged."""
+        """Raise HandoffFailed for pages that can't be staged."""
         part = part_of(take, self._pool)
         where = part.bytes_in(self._pool.planes)
         if not take.pages or not all(0 < page < self._pool.num_pages for page in take.pages):
@@ -97,8 +93,7 @@ class StagedSender:
         staging_bytes(len(take.pages), where.stop - where.start)
 
     def views(self, take: Take) -> list[torch.Tensor]:
-        """Return a view of the part in the pool, (size,) uint8, for each page. Freed pages are sent, too, to keep the
-        order of transfers."""
+        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep the order."""
         where = part_of(take, self._pool).bytes_in(self._pool.planes)
         return [self._pool.pages_bytes[page, where] for page in take.pages]
 
@@ -110,15 +105,14 @@ class StagedReceiver:
         self._buffers = StagingBuffers(pool)
 
     def check(self, ready: Ready) -> None:
-        """Raise HandoffFailed if the pages don't come through a process group, or have a wrong size."""
+        """Raise HandoffFailed unless a process group brings the pages in a valid size."""
         if ready.inline or ready.pool is not None:
             raise HandoffFailed("the pages did not come through a process group")
         require_part_bytes(ready.staged_bytes, part_of(ready, self._pool), self._pool)
         staging_bytes(len(ready.pages), ready.staged_bytes)
 
     def make_staging(self, ready: Ready) -> torch.Tensor:
-        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group fills it before
-        `pull`."""
+        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills it."""
         count = len(ready.pages)
         return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 

@@ -1,4 +1,4 @@
-"""Implements process groups of two nodes over torch.distributed, point to point: gloo on CPUs, nccl on GPUs.
+"""Implement process groups of two nodes over torch.distributed, point to point: gloo on CPUs, nccl on GPUs.
 
 Only the addresses travel over the nodes' authenticated connection. Neither backend authenticates its peer or encrypts,
 so both need a trusted network.
@@ -22,17 +22,17 @@ from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
-RECEIVER, SENDER = 0, 1  # Ranks. In nccl, rank 0 begins, so the receiver has rank 0.
-CONNECT_S = 15.0  # The time limit for connecting; needed because gloo can't be aborted while it dials.
-NEVER_S = 7 * 86400.0  # A time limit that is never reached: a transfer completes earlier, or the peer's death ends it.
-Transfer = torch.Tensor | list[torch.Tensor]  # Contiguous (n,) uint8 rows on the backend's device, sent in turn.
+RECEIVER, SENDER = 0, 1  # ranks; in nccl, the receiver begins, with rank 0
+CONNECT_S = 15.0  # time limit for connecting, because gloo can't be aborted while it dials
+NEVER_S = 7 * 86400.0  # never reached: a transfer completes earlier, or the peer's death ends it
+Transfer = torch.Tensor | list[torch.Tensor]  # contiguous (n,) uint8 rows on the backend's device, sent in turn
 
 
 class TorchGroup(Protocol):
-    """One pair's group. One thread calls all methods except `abort`."""
+    """One thread calls all methods except `abort`."""
 
     def connect(self, store: LinkStore, rank: int) -> None:
-        """Block until connected. Raises if the peer can't be reached."""
+        """Raise if the peer can't be reached."""
         ...
 
     def start(self, transfer: Transfer) -> list[Any]:
@@ -43,7 +43,7 @@ class TorchGroup(Protocol):
         ...
 
     def finish(self, works: list[Any]) -> None:
-        """Block until the transfer is over. Raises if the group ends."""
+        """Raise if the group ends."""
         ...
 
     def abort(self) -> None:
@@ -53,7 +53,7 @@ class TorchGroup(Protocol):
     def close(self) -> None:
         """Release the library's threads and sockets, after `abort`.
 
-        The library, the store, `tell` and this object form a reference cycle. Only `close` breaks it.
+        Only this breaks the reference cycle of the library, the store, `tell` and this object.
         """
         ...
 
@@ -110,7 +110,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """A group between two GPUs, each in its own process. Follows torch's documentation. Never run: see docs/gpu.md."""
+    """A group between two GPUs of two processes. Follows torch's documentation. Never run: see docs/gpu.md."""
 
     def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
         self._device = device
@@ -157,7 +157,7 @@ def make_torch_group(name: str, host: str, device: torch.device) -> TorchGroup:
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """Yield a second handle of each TCP socket of this process. The next iteration closes the handle."""
+    """Yield a second handle of each TCP socket of this process. The next iteration closes it."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -176,8 +176,7 @@ def listeners() -> Iterator[int]:
 
 
 def connections(own_port: int, peer_port: int) -> Iterator[socket.socket]:
-    """Yield handles of the connections that use our own port or the peer's port. A group of two has just one
-    connection."""
+    """Yield handles of the connections that use our own port or the peer's. A group of two has one connection."""
     for found in tcp_sockets():
         if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             continue

@@ -1,4 +1,4 @@
-"""Finds a node's transports, chooses one for two nodes, and makes both ends of a transport."""
+"""Find a node's transports, choose one for two nodes, and make both ends of a transport."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.transfer.staged import STAGED, StagedReceiver, StagedSender
 from shared.transfer.torch_groups import make_torch_group
 
-# The order of preference until speeds are measured, best first.
+# best first, until speeds are measured
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
-UNTRIED = ("cuda_ipc", "nccl", "nixl")  # These transports never ran on hardware, so they must be chosen by name.
+UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware, so they must be chosen by name
 SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors
 
 
 def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
-    """Return the transports that this system and torch support for pages on this kind of device, best first.
+    """Return the transports that this system and torch support for the kind of device, best first.
 
-    `receives`: whether the node only receives pages, and sends none.
+    `receives`: whether the node sends no pages.
     """
     can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     has = {
@@ -53,10 +53,10 @@ def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]
 def available_transports(
     setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False
 ) -> tuple[str, ...]:
-    """Return the transports that `--transport` allows here, best first. Raises ConfigError if the transport that it
-    names can't work here.
+    """Return the transports that `--transport` allows here, best first.
 
-    `auto` leaves out UNTRIED transports. Libraries that don't authenticate peers need a trusted network.
+    `auto` leaves out UNTRIED transports. Libraries that don't authenticate peers need a trusted network. Raise
+    ConfigError if a named transport can't work here.
     """
     usable = usable_transports(device, receives=receives)
     if setting == "auto":
@@ -70,7 +70,6 @@ def available_transports(
 
 
 def about_transports(device: str) -> str:
-    """Explain what `auto` leaves out for pages on this kind of device."""
     left_out = [name for name in usable_transports(device) if name in UNTRIED]
     staged = "" if device == "cpu" else "through pinned host memory"
     only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""
@@ -80,7 +79,7 @@ def about_transports(device: str) -> str:
 def choose_transport(
     host_id: str, transports: Sequence[str], peer_host_id: str, peer_transports: Sequence[str]
 ) -> str | None:
-    """Return the first of the peer's transports that this node has, too. Return None if the offer must be refused.
+    """Return the first of the peer's transports that this node has too, or None to refuse the offer.
 
     The peer has sorted its list by measured speed.
     """
@@ -91,9 +90,7 @@ def choose_transport(
 
 
 def host_id() -> str:
-    """Return an id made from the machine's boot, the process's namespaces and the user. Processes that may open each
-    other's descriptors have equal ids.
-    """
+    """Return an id of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
@@ -104,7 +101,7 @@ def host_id() -> str:
 
 
 def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
-    """Make the sending side. `gpu`: torch.cuda by default. Raises ConfigError for an unknown name."""
+    """`gpu`: torch.cuda by default. Raise ConfigError for an unknown name."""
     if name == "shm":
         return ShmSender(pool)
     if name == "zmq":
@@ -129,10 +126,10 @@ def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiv
 
 
 def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
-    """Open the transport's library. Raises ConfigError if the library is not installed."""
+    """Raise ConfigError if the library is not installed."""
     return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
-    """Start connecting, on the group's own thread. `host`: the address from which gloo listens and dials."""
+    """`host`: the address from which gloo listens and dials."""
     return GroupThread(make_torch_group(name, host, device), rank, wake)
