@@ -100,7 +100,7 @@ class GgufFile:
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
     def bytes_per_weight(self, plain_bytes: int) -> float:
-        """Return the matrices' mean bytes per weight. `plain_bytes`: of matrices without blocks."""
+        """Return the matrices' mean bytes per weight. `plain_bytes`: bytes per weight without blocks."""
         sizes = [
             (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
             for tensor in self._tensors.values()
@@ -166,7 +166,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """Return token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
+    """Return the name in the file: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")
@@ -174,7 +174,7 @@ def _gguf_name(name: str) -> str:
 
 
 class _HeaderReader(gguf.GGUFReader):
-    """Skips arrays (vocabulary, merges), which cost two seconds.
+    """Skips arrays (vocabulary, merges), which take the reader two seconds.
 
     If a later version of the package does not call `_get_field_parts`, reading is slower but right.
     """

@@ -2,7 +2,7 @@
 
     page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]    rank 0 of 2 has lanes 0 and 1, rank 1 has 2 and 3
 
-Sums wrap at 64 bits, so the ranks' partial sums add up exactly to a single rank's. After each layer, every rank
+Sums wrap at 64 bits, so the ranks' partial sums add up exactly to a single rank's sums. After each layer, every rank
 collects and adds all ranks' sums.
 """
 
