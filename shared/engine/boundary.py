@@ -69,7 +69,7 @@ Packed = Mapping[str, torch.Tensor] | SideBySide  # a step's results: unchanged 
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether it copies arrays."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether arrays are copied."""
 
     is_device: bool
 
@@ -90,7 +90,7 @@ class Boundary(Protocol):
         ...
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        """Begin the copy to the host, on a stream that waits for the packing."""
+        """Begin the copy, on a stream that waits for the packing."""
         ...
 
 

@@ -92,7 +92,7 @@ def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """Return a plan with the fields that all steps of the shape share. The plan has no lengths."""
+    """Return a plan with the fields that all steps of the shape share. Only the device knows its lengths."""
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(

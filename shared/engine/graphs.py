@@ -8,7 +8,7 @@ A graph always uses the memory of its capture, so a step's arrays go to fixed pl
 share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
 after replay B.
 
-A graph reads nothing from the host. Capturing has not been tried on a GPU yet.
+Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations

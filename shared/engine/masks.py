@@ -3,7 +3,7 @@
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |
 
-The host makes step N's masks from all earlier results and step N's drafts. So no step waits for a later step.
+For step N's masks the host needs only earlier results and step N's drafts. So no step waits for a later step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
 
 
 def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
-    """Return the drafts from a host copy of `named_drafts`. A chain's drafts have the draft before them as parent."""
+    """Return the drafts from a host copy of `named_drafts`.
+
+    In a chain, each draft's parent is the draft before it.
+    """
     ids = found["ids"].numpy()
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())

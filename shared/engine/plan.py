@@ -26,7 +26,7 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row reads them."""
+    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row has them as input."""
 
     row: int
     ids: Int64s

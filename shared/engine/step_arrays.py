@@ -49,7 +49,6 @@ class StepArrays(Generic[A]):
     sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
-        """Return the arrays that are not None, by name."""
         values = ((name, getattr(self, name)) for name in NAMES)
         return {name: value for name, value in values if value is not None}
 

@@ -182,7 +182,10 @@ class Worker:
         return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
 
     def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
-        """Return the host's masks on the device. Made after the step's upload, masks need an upload of their own."""
+        """Return the host's masks on the device.
+
+        The masks are made after the step's upload, so they need another upload.
+        """
         masks = lease.masks.value if lease.masks is not None else None
         if masks is None or not self.boundary.is_device:
             return masks

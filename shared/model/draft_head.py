@@ -3,8 +3,8 @@
     forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
     logits of `hidden`:  the token at s + 2
 
-A feature comes from the target (`project`), or is the layer's hidden state one slot before. Examples are
-EAGLE heads (arXiv 2401.15077, 2503.01840), MTP layers and HashDraft.
+A feature comes from the target (`project`), or is the layer's hidden state one slot before. Examples are EAGLE
+heads (arXiv 2401.15077, 2503.01840), MTP layers and HashDraft.
 """
 
 from __future__ import annotations

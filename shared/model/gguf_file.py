@@ -110,7 +110,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into halves."""
+        """Return the matrix in the file's blocks, or None for plain numbers."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -127,7 +127,7 @@ class GgufFile:
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file: up to a second per 5 GB, if the file is in memory."""
+        """Hash the whole file: up to a second per 5 GB, if the file is in the page cache."""
         return hash_files((self.path,))
 
 

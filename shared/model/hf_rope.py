@@ -1,7 +1,7 @@
 """Read the rotary part of a Hugging Face config.json.
 
-Older files have rope_theta and rope_scaling, newer files rope_parameters. Gemma 3 has one set of values for
-each kind of layer.
+Older files have rope_theta and rope_scaling, newer files rope_parameters. Gemma 3 has one set of values for each
+kind of layer.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
-    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the others are the encoder's
+    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the other tokens are the encoder's
     kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "int8" | "fp8": the products' weights; "auto": in `dtype`
     needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
@@ -42,8 +42,8 @@ class ModelSpec:
 class LayerMarks:
     """Signals that a step's first layers have written KV.
 
-    events[i], armed by Engine.launch, fires on the forward stream after ends[i] layers. Layers after the
-    last mark are ready when the step ends.
+    events[i], armed by Engine.launch, fires on the forward stream after ends[i] layers. Layers after the last
+    mark are ready when the step ends.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:

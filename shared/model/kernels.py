@@ -55,7 +55,7 @@ class Kernels:
     make_weight: WeightFactory  # makes layers' products
     make_linear: LinearFactory  # makes adapters' products
     make_head: HeadFactory
-    # takes the rope of layers without a window, then the rope of the others; if this is None, all use the first
+    # takes the rope of layers without a window, then the rope of layers with one (None: all layers use the first)
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
     blocks: BlockKernels
     team: Team | None = None  # team and packing: set only for compiled kernels

@@ -4,9 +4,9 @@
     SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: digest of the code that packs
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
-The folder (mode 0700) and its files (0600) must belong to this user; open descriptors are checked. A mapped file has a
-shared lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure
-the caller packs into its own memory.
+The folder (mode 0700) and its files (0600) must belong to this user. Both are checked on open descriptors. A mapped
+file has a shared lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any
+failure the caller packs into its own memory.
 """
 
 from __future__ import annotations

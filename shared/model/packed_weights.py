@@ -70,8 +70,7 @@ class MappedWeights:
 def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
     """Map the model's packed weights. If they are missing, make them first.
 
-    Return None if the weights can't be packed or kept.
-    `weights_hash`: as in ModelSpec.
+    Return None if the weights can't be packed or kept. `weights_hash`: as in ModelSpec.
     """
     folder, packing = opened.options.packed, kernels.packing
     if folder is None or packing is None:

@@ -31,7 +31,7 @@ class TensorSource(Protocol):
 class PackedWeights(Protocol):
     embed: torch.Tensor
 
-    def product(self, name: str) -> Packed | None: ...  # None: the source has it
+    def product(self, name: str) -> Packed | None: ...  # None: make the product from the source
     def unpack(self, packed: Packed, is_head: bool) -> Linear: ...
 
 

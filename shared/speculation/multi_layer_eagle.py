@@ -7,8 +7,8 @@
                                   `- propose: layer i runs over i slots, which the next extend writes again
 
 A layer reads the token after its slot, and the previous layer's state one slot back ("0 at L-2": layer 0's state at
-slot L-2). Layer 0 reads the target's feature of its slot instead of a state. A plane of the pages holds the
-hidden states, so they survive chunks, prefix-cache hits and hand-offs.
+slot L-2). Layer 0 reads the target's feature of its slot instead of a state. A plane of the pages holds the hidden
+states, so they survive chunks, prefix-cache hits and hand-offs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-One sequence runs without pages, batch, scheduler or speculation. This oracle shares only
-HashLM's integer functions and the noise with the engine.
+One sequence runs without pages, batch, scheduler or speculation. This oracle shares only HashLM's
+integer functions and the noise with the engine.
 """
 
 from __future__ import annotations
