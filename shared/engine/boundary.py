@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
-Pinned = Callable[[int], torch.Tensor]  # returns page-locked host memory, (bytes,) uint8
-ALIGNED = 16  # bytes; at a multiple of this, an array can be viewed in its dtype
+Pinned = Callable[[int], torch.Tensor]  # takes a size in bytes; returns page-locked host memory, (bytes,) uint8
+ALIGNED = 16  # bytes; an array that begins at a multiple of this can be viewed in its dtype
 SMALLEST_SLOT = 1 << 16  # bytes
 
 S = TypeVar("S")
@@ -38,7 +38,7 @@ class SlotHolder(Protocol):
 
 class HostCopy(Protocol):
     def read(self) -> dict[str, torch.Tensor]:
-        """Return tensors that the host owns. Call this after the copy's event, before the lease ends."""
+        """Return tensors that the host owns. Call this after the copy's event has fired and before the lease ends."""
         ...
 
 
@@ -65,26 +65,28 @@ class SideBySide:
     places: Mapping[str, Place]
 
 
-Packed = Mapping[str, torch.Tensor] | SideBySide  # unchanged on a CPU, packed on a device
+Packed = Mapping[str, torch.Tensor] | SideBySide  # a step's results: unchanged on a CPU, packed on a device
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether it copies them."""
+    """Moves arrays between host and device, inside closures. `is_device`: whether arrays are copied."""
 
     is_device: bool
 
     @property
-    def num_taken(self) -> int: ...
+    def num_taken(self) -> int:
+        """Return the number of slots that leases hold."""
+        ...
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
-        """Return tensors of the same names, shapes and dtypes, on the forward stream.
+        """Return the arrays as tensors, with names, shapes and dtypes unchanged. Runs on the forward stream.
 
-        They are read-only, because on a CPU they share the arrays' memory.
+        The tensors are read-only, because on a CPU they share the arrays' memory.
         """
         ...
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
-        """Pack the tensors, on their stream."""
+        """Pack the tensors, on the stream that made them."""
         ...
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
@@ -145,7 +147,7 @@ class PinnedCopies:
     ) -> None:
         """Copy each array to its place in `block`, in one copy on the current stream.
 
-        The rest of each place becomes zero. Bytes after the last place stay.
+        The rest of each place becomes zero. Bytes after the last place keep their values.
         """
         size = size_of(list(places.values()))
         host = self._out.take(size, holder)[:size]
@@ -172,7 +174,7 @@ class PinnedCopies:
 
 @dataclass(frozen=True, slots=True)
 class InSlot:
-    """A step's results in a pinned slot. `read` copies them, because later steps reuse it."""
+    """A step's results in a pinned slot. `read` copies them, because later steps reuse the slot."""
 
     slot: torch.Tensor
     places: Mapping[str, Place]
@@ -183,7 +185,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Free slots of pinned memory, with or without device memory."""
+    """Holds the free slots: pinned memory, with or without device memory."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
@@ -191,7 +193,7 @@ class Slots(Generic[S]):
         self.num_taken = 0
 
     def take(self, num_bytes: int, holder: SlotHolder) -> S:
-        """Return a slot of at least `num_bytes` bytes. `holder` gives it back."""
+        """Return a slot of at least `num_bytes` bytes. `holder` gives the slot back."""
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())

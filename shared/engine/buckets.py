@@ -30,7 +30,7 @@ DRAWING = (
     "top_p",
     "log_min_p",
     "seeds",
-)  # fields of Knobs that a draw reads
+)  # fields of Knobs that are read to draw a token
 PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 
@@ -81,6 +81,7 @@ class Buckets:
 
 
 def has_edits(knobs: Knobs[np.ndarray]) -> bool:
+    """Return whether any row's logits are edited before a draw."""
     lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
     return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
 
@@ -91,7 +92,7 @@ def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """Return a plan with the fields that all steps of the shape share. Only the device knows lengths."""
+    """Return a plan with the fields that all steps of the shape share. Only the device knows its lengths."""
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(
@@ -117,7 +118,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends, one element per row. Length -1: the relay has the length."""
+    """Return the arrays that each step sends, one element per row. A length of -1: the relay has it."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

@@ -11,7 +11,7 @@ from shared.model.interface import Carried, ModelOutput
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Owned by the step's lease until sampling. Each pipeline stage replaces the state."""
+    """The state, owned by the step's lease until sampling. Each pipeline stage replaces it."""
 
     fb: ForwardBatch
     output: Carried | ModelOutput  # a ModelOutput after the last stage

@@ -3,7 +3,7 @@
         slots    b  x  y  z  w         accepted b, y, w
         after    b  y  w  x  z         `committed` grows by 3; the next step overwrites the rest
 
-This runs on the forward stream before publish, because readers of a length also read the KV before it.
+This runs on the forward stream before publish, because code that reads a length also reads the KV up to this length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from shared.model.interface import ModelOutput
 
 
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:
-    """Reorder windows' nodes by `order` (D, width) int64: KV in all planes, and the tensors that draft-extend reads."""
+    """Reorder each window's nodes by `order` (D, width) int64.
+
+    This moves KV in all planes, and entries of the tensors that draft-extend reads.
+    """
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)
     places = torch.arange(order.shape[1], device=order.device)

@@ -23,11 +23,11 @@ class Drafter(Protocol):
 
     Draft KV lies in the target's pages, so hand-offs and the prefix cache include it.
 
-    - state_name: names algorithm and weights. Peers with equal names share draft state. "none": no draft state crosses
-      the hand-off.
+    - state_name: names the algorithm and its weights. Peers with equal names share draft state. "none": no draft state
+      crosses the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
-    - reads_history: whether `propose` reads the FutureMap's history; every row then keeps one.
+    - reads_history: whether `propose` reads the FutureMap's history. If so, every row keeps a history.
     """
 
     state_name: str
@@ -36,11 +36,11 @@ class Drafter(Protocol):
     reads_history: bool
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        """Return the planes that the drafter adds behind the target's planes."""
+        """Return the planes that the drafter adds to each page, behind the target's planes."""
         ...
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        """Return drafts for the step's D decode rows, where plan.width > 1.
+        """Return drafts for the step's D decode rows. plan.width is above 1.
 
         Input ids and history hold the bonus tokens. Each draft enters the history before the next draft is drawn.
         """
@@ -51,6 +51,6 @@ class Drafter(Protocol):
     ) -> dict[str, torch.Tensor]:
         """Write draft KV for all T tokens of the step.
 
-        Return a (B, *shape) tensor per name of `relay_specs`. Values of rows that do not emit are never read.
+        Return one (B, *shape) tensor for each name in `relay_specs`. Values of rows that do not emit are never read.
         """
         ...

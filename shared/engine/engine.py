@@ -1,4 +1,4 @@
-"""Launch plans, copy results to the host, close leases and recover from errors. The engine knows no requests."""
+"""Launch plans, copy results to the host, close leases and recover from errors. The engine does not know requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Engine:
         parts: Sequence[Stage] = (),
         runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: a pipeline's stages. `runner` runs the steps, by default the worker."""
+        """`parts`: a pipeline's stages. `runner` runs the steps; by default the worker does."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
@@ -50,10 +50,10 @@ class Engine:
         self.future_map = future_map
         self.publishes = publishes  # whether only the device knows the lengths (width > 1)
         self.leases: deque[StepLease] = deque()
-        self._open: dict[int, StepLease] = {}  # open leases by step, to find lost ones
+        self._open: dict[int, StepLease] = {}  # open leases by step, to find lost leases
         self.last_done: Event | None = None
         self.device_error: BaseException | None = None  # a transfer's error; a step that runs clears it
-        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a wait for sampling
+        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before the stream waits for masks
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -126,7 +126,7 @@ class Engine:
     def admit(self, admission: Admission) -> StepLease:
         """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
 
-        Late sampling goes first, because it may write rows that now belong to these requests.
+        Late sampling goes first, because it may write rows that now belong to the arrived requests.
         """
         self.stages.flush()
         publish_ready = self._arm(admission)
@@ -170,25 +170,25 @@ class Engine:
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
-        """Return the newest publish event (S6). Wait for it before reading lengths."""
+        """Return the newest publish event (S6). The caller waits for this event before it reads lengths."""
         self.stages.flush()
         return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
-        """Wait for the oldest result. Return False without a lease."""
+        """Wait for the oldest lease's result. Return False if no lease is open."""
         self.stages.flush()
         if self.leases:
             self.leases[0].done.synchronize()
         return bool(self.leases)
 
     def collect(self) -> StepResult | None:
-        """Close the oldest lease. Return its result, or None for an admission. Raises the step's error."""
+        """Close the oldest lease. Return the step's result, or None for an admission. Raises the step's error."""
         lease = self.leases.popleft()
         del self._open[lease.step]
         return lease.close()
 
     def heard(self, error: BaseException) -> None:
-        """Record an error that may mean a dead device. Between steps, only transfers reveal one."""
+        """Record an error that may mean a dead device. Between steps, only transfers reveal a dead device."""
         if blames_device(error) or isinstance(error, StreamSkipped):
             self.device_error = error
 
@@ -214,7 +214,7 @@ class Engine:
         return drained
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise if a lease was lost or, when idle, if a lease or pinned slot is held."""
+        """Raise IntegrityError if a lease was lost or, when idle, if a lease or pinned slot is held."""
         lost = [lease for lease in self._open.values() if lease not in self.leases]
         found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: it will never be closed" for lease in lost]
         if idle:

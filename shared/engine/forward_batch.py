@@ -22,7 +22,7 @@ from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
 KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
-KNOB = "knob."  # prefix of sampling parameters in an upload
+KNOB = "knob."  # prefix of the sampling parameters' names in an upload
 
 
 class Staged(SlotHolder, Protocol):
@@ -141,7 +141,7 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens, and each decode row's relayed token. The drafter fills the rest."""
+    """Fill input_ids (S9): chunk tokens, and each decode row's relayed token. The drafter adds the drafts."""
     plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
         ids[:num_chunk] = fb.arrays.chunk_ids

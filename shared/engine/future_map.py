@@ -1,12 +1,12 @@
 """Keep the relay: for each request-pool row, the state that one step leaves for the next.
 
-See reports #25862, #25879 and #25945.
+See #25862, #25879 and #25945 of sgl-project/sglang.
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
 
-Every write runs on the forward stream, even a PREBUILT admission's, so a row's new owner needs no fence. Row 0 is
-padding. Steps allocate no buffers, and indices never wrap around.
+Every write runs on the forward stream, even the write of a PREBUILT admission. So a row's new owner needs no fence. Row
+0 is padding. Steps allocate no buffers, and indices never wrap around.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ class FutureMap:
             begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        """Write input tokens and drafts; penalties count all tokens before an output."""
+        """Write input tokens and drafts, because penalties count all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:
-        """Return the whole history by reference, and the batch's rows in it."""
+        """Return the whole history buffer by reference, and the batch's rows in it."""
         return History(self.history, future.indices)
 
     def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:

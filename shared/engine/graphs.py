@@ -5,10 +5,10 @@
                                                         publish_ready |
 
 A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
-share the block: the next upload runs after this step's graphs. Results are copied out of the graph's memory after graph
-B.
+share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
+after replay B.
 
-A graph reads nothing from the host. Capturing has not been tried on a GPU yet.
+Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
-MOST_BYTES = 8  # the largest size of a row array's entry
+MOST_BYTES = 8  # of one entry of a row array
 
 
 class StepRunner(Protocol):
@@ -63,18 +63,18 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that a shape's steps share."""
+    """The plan and arrays that all steps of a shape share."""
 
     plan: StepPlan
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
     knobs: BothKnobs
-    places: Mapping[str, Place]  # where a step's own arrays lie in the block; the page table is last
+    places: Mapping[str, Place]  # of a step's own arrays in the block; the page table is last
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One shape's two graphs. The second leaves the step's results in `results`."""
+    """One shape's two graphs. The second graph leaves the step's results in `results`."""
 
     frame: Frame
     graphs: tuple[GpuGraph, GpuGraph]
@@ -82,9 +82,9 @@ class Captured:
 
 
 class GraphRunner:
-    """Runs a step with its shape's graphs, or else with the worker.
+    """Runs a step with the graphs of its shape. Without graphs, the worker runs the step.
 
-    `graphed` and `eager` count steps; `eager` counts by reason (EAGER_REASONS).
+    `graphed` counts steps that graphs ran. `eager` counts other steps by reason (EAGER_REASONS).
     """
 
     def __init__(self, worker: Worker, gpu: Gpu, buckets: Buckets, *, publishes: bool, page_size: int) -> None:
@@ -125,7 +125,7 @@ class GraphRunner:
         if lease.publish_ready is not None:
             lease.publish_ready.fire()
         yield
-        with lease.times.drafting():  # the first graph proposes, the second extends
+        with lease.times.drafting():  # the first graph has `propose`, the second has `extend`
             rest.replay()
         found = captured.results
         places = {name: place.first(plan.batch_size) for name, place in found.places.items()}
@@ -152,12 +152,12 @@ class GraphRunner:
     def capture(self) -> None:
         """Run and then capture every shape, with padding rows, before the first step.
 
-        After a failure, log a warning. Steps of the missing shapes run eagerly.
+        If a capture fails, log a warning. Steps of uncaptured shapes run eagerly.
         """
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails
+        except RuntimeError as error:  # raised also if memory runs out; if the device is lost, the next step fails
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -193,7 +193,7 @@ class GraphRunner:
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
-        The page numbers have one offset for all shapes. Only page numbers in use are sent. Behind them the block keeps
+        The page numbers have the same offset for all shapes. Only those in use are sent. Behind them the block keeps
         page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must exist.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}

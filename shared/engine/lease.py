@@ -24,7 +24,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """Measures a step. Marks are set on the forward stream."""
+    """Measures a step's time. Marks are set on the forward stream."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class StepTimes:
         self._drafting.append((begin, self._clock.mark()))
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds of the drafter, and of all other work."""
+        """Return the seconds that the drafter took, and the seconds of all other work."""
         drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
         return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
@@ -50,8 +50,8 @@ class StepTimes:
 class StepLease:
     """A launched step's data, owned by the engine.
 
-    `publish_ready`, armed at launch (S6), fires when the new lengths may be read; None without new lengths. `done`
-    fires when the result is on the host.
+    `publish_ready`, armed at launch (S6), fires when the new lengths may be read. It is None if the step
+    publishes no lengths. `done` fires when the result is on the host.
     """
 
     step: int
@@ -59,7 +59,7 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    computed: Ticket[None] | None = None  # of the forward, or of a pipeline's last stage
+    computed: Ticket[None] | None = None  # ticket of the forward, or of a pipeline's last stage
     sampled: Ticket[Packed | None] | None = None  # results for the host; an admission has none
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
@@ -68,7 +68,7 @@ class StepLease:
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # set if a row has a grammar
     drafted: Event | None = None  # set if a row has a grammar and the step has drafts; fires once `drafts` is set
-    # on the device, kept until the lease ends, because a copy to the host reads it
+    # on the device; kept until the lease ends, because a copy to the host reads them
     drafts: Packed | None = None
     host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
@@ -78,7 +78,7 @@ class StepLease:
         self._slots.append(give_back)
 
     def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
-        """Pack the drafts if masks need them, on the forward stream."""
+        """On the forward stream, pack the drafts if masks need them."""
         if self.drafted is not None:
             self.drafts = boundary.pack(named_drafts(drafts))
             self.drafted.fire()

@@ -3,7 +3,7 @@
     host      | result(N-1) ... masks(N)  |
     forward   | forward(N)                | sample(N) |
 
-The host makes step N's masks from all earlier results and step N's drafts. So no step waits for a later step.
+For step N's masks the host needs only earlier results and step N's drafts. So no step waits for a later step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.sample.interface import TokenMasks
 
 @dataclass(frozen=True, slots=True)
 class HostDrafts:
-    """Drafts on the host: (D, width - 1) each, as in Drafts."""
+    """Drafts on the host. Both arrays are (D, width - 1), as in Drafts."""
 
     ids: npt.NDArray[np.int64]
     parents: npt.NDArray[np.int64]
@@ -34,7 +34,10 @@ def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
 
 
 def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
-    """Read `named_drafts` on the host. In a chain, each draft's parent is the draft before it."""
+    """Return the drafts from a host copy of `named_drafts`.
+
+    In a chain, each draft's parent is the draft before it.
+    """
     ids = found["ids"].numpy()
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())
@@ -43,7 +46,7 @@ def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
 
 @dataclass(slots=True, eq=False)
 class StepMasks:
-    """One step's masks, owned by its lease. The host fires `ready` for the sampling."""
+    """One step's masks, owned by its lease. The host fires `ready`; the sampling waits for it."""
 
     ready: Event
     value: TokenMasks | None = None

@@ -26,7 +26,7 @@ class RowId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySeed:
-    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row saw them."""
+    """A row's first len(ids) tokens, from a prefix-cache hit or a hand-off. No forward of the row has them as input."""
 
     row: int
     ids: Int64s
@@ -37,15 +37,15 @@ class ScoreShare:
     """n prompt tokens to score, each with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # chunk index of the token before the targets
+    offset: int  # index in the chunk of the token before the first target
     first: int  # first target's prompt position
     targets: Int64s  # (n,)
-    num_top: int  # likeliest tokens to return per target
+    num_top: int  # number of likeliest tokens to return per target
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Scores of n tokens of a prompt. K: num_top, at most the vocabulary's size."""
+    """Scores of n tokens of a prompt. K = the share's num_top, but at most the vocabulary's size."""
 
     row: int
     first: int
@@ -76,16 +76,16 @@ class StepPlan:
     prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
     next_prompt_ids: Int64s  # (num_prefill,) the token after each chunk, -1 at the prompt's end
     emits: Bools  # whether the row samples
-    expect_step: Int64s  # the step that wrote the relay; -1 for chunk rows
+    expect_step: Int64s  # the step that wrote the row's relay; -1 for chunk rows
     sampling: SamplingBatch
-    history_rows: Bools  # whether sampling or drafter reads the history
+    history_rows: Bools  # whether sampling or drafter reads the row's history
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row
     adapters: Int64s  # 0: no LoRA adapter; n: the model's n-th adapter
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed tokens after the step
     layer_ends: tuple[int, ...] = ()  # n: an event fires once the first n layers have KV
-    encoder_lens: Int64s | None = None  # encoder positions; None without an encoder
+    encoder_lens: Int64s | None = None  # numbers of encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
 
@@ -112,13 +112,13 @@ class Admission:
     req_pool_indices: Int64s  # (B,)
     tokens: Int64s  # (B,) next input tokens
     committed: Int64s  # (B,)
-    draft_state: dict[str, torch.Tensor]  # (B, *shape) on the host, by relayed extra
+    draft_state: dict[str, torch.Tensor]  # (B, *shape) on the host, by name of the relayed extra
     history_seeds: tuple[HistorySeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Host copies of a step's results, as in Verified. k = width; row b emitted tokens[b, :accept_lens[b]]."""
+    """Host copies of a step's results, as in Verified. k = width."""
 
     step: int
     row_ids: tuple[RowId, ...]

@@ -42,7 +42,7 @@ def prepare_windows(
 def prepare_by_torch(
     rows: torch.Tensor, lengths: torch.Tensor, expect_step: torch.Tensor, width: int, relay: FutureMap
 ) -> Prepared:
-    """Do the same with torch's operators, on any device."""
+    """Do the same as `prepare_windows` with torch's operators, on any device."""
     future, is_padding = FutureIndices(rows), rows == 0
     committed = torch.where(lengths < 0, relay.published(future), lengths).masked_fill(is_padding, 0)
     tokens, tag_ok = relay.gather(future, expect_step)

@@ -16,7 +16,7 @@ from shared.engine.plan import StepPlan, StepResult
 from shared.engine.scores import named_scores, read_scores
 from shared.engine.verify import Verified
 
-DRAFT_STATE = "draft."  # prefix of the drafter's relayed state
+DRAFT_STATE = "draft."  # prefix of names of the drafter's relayed state
 
 
 def has_logprobs(plan: StepPlan) -> bool:
@@ -42,7 +42,7 @@ def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]
 
 
 def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tuple[float, float]) -> StepResult:
-    """Read the results on the host. `seconds`: of the drafter, and of all other work."""
+    """Read the results on the host. `seconds`: as from StepTimes.seconds."""
     shape = (plan.batch_size, plan.width)
     scored = "logprobs" in results
     return StepResult(

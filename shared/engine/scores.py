@@ -21,7 +21,7 @@ from shared.sample.sampler import score
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
     """Return the plan's scores, on the logits' device, and the outputs that are left to sample.
 
-    Reduces fb.inputs.logits_idx to these. Runs on the forward stream and waits for nothing.
+    Reduces fb.inputs.logits_idx to the outputs that are left. Runs on the forward stream and waits for nothing.
     """
     scores: list[SampleOutput] = []
     begin = 0

@@ -32,21 +32,24 @@ Sample = Callable[[StepLease], None]
 
 
 class Stages(Protocol):
-    """Called on the host, by the engine and the loop."""
+    """The engine and the loop call these methods on the host."""
 
     def follow(self, lease: StepLease) -> None:
         """Launch the step's later stages, and sampling that is due."""
         ...
 
     def flush(self) -> bool:
-        """Launch all late sampling, before other code writes the relay or waits for these steps. Return whether any was
-        late."""
+        """Launch all late sampling, before other code writes the relay or waits for these steps.
+
+        Return whether any sampling was late.
+        """
         ...
 
     def settle(self, num_left: int) -> None:
-        """Launch late sampling if a request has left its row since the last call. `num_left`: departures so far.
+        """Launch late sampling if a request has left its row since the last call.
 
-        The next step may reuse the row and pages to which late sampling still writes.
+        The next step may reuse the row and pages to which late sampling still writes. `num_left`: number of departures
+        so far.
         """
         ...
 

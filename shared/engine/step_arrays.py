@@ -35,21 +35,20 @@ class StepArrays(Generic[A]):
     cu_q_lens: A  # (B + 1,) int32
     token_rows: A  # (T,) batch rows
     offsets: A  # (T,) the token's index in its row
-    logits_idx: A  # (E,) the index of each output's token in T
+    logits_idx: A  # (E,) index into T of each output's token
     output_rows: A  # (E,) batch rows
-    output_of: A  # (B, width) row b's j-th sampled output, clamped if it has fewer
+    output_of: A  # (B, width) index of row b's j-th sampled output, clamped if row b has fewer
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
-    history_tokens: A  # indices into T: tokens for the history before the forward
+    history_tokens: A  # indices into T of tokens that enter the history before the forward
     history_rows: A  # batch rows whose accepted drafts enter the history
-    seeded: A  # int32, all history seeds
+    seeded: A  # int32, tokens of all history seeds
     scored: A  # ids of all scored prompt tokens
     adapters: A | None = None  # (T,); None without adapters
     encoder_lens: A | None = None
-    sampled: A | None = None  # indices of the sampled outputs; None: all
+    sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
-        """Return the arrays that are not None, by name."""
         values = ((name, getattr(self, name)) for name in NAMES)
         return {name: value for name, value in values if value is not None}
 
@@ -58,7 +57,7 @@ NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """`chunk_ids`: the step's prompt tokens."""
+    """Compute the arrays. `chunk_ids`: the step's prompt tokens."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])
@@ -95,7 +94,7 @@ def flat_seeds(seeds: tuple[HistorySeed, ...]) -> Int32s:
 
 
 def scored_outputs(plan: StepPlan, output_rows: Int64s) -> list[slice]:
-    """Return each share's outputs: the first outputs of the share's row."""
+    """Return the outputs of each share in plan.scores: the first outputs of the share's row."""
     firsts = [int(np.searchsorted(output_rows, share.row)) for share in plan.scores]
     return [slice(first, first + len(share.targets)) for first, share in zip(firsts, plan.scores, strict=True)]
 
@@ -123,7 +122,7 @@ def _output_of(plan: StepPlan) -> Int64s:
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:
-    """Return `history_tokens`. A decode row's drafts are missing, because they are not known yet."""
+    """Return `history_tokens`, without a decode row's drafts, which are not known yet."""
     is_wanted = plan.history_rows[token_rows]
     num_chunk = int(plan.q_lens[: plan.num_prefill].sum())
     is_wanted[num_chunk:] &= np.arange(len(is_wanted) - num_chunk) % plan.width == 0

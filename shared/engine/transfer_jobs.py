@@ -27,14 +27,14 @@ class JobDone(Generic[T, R]):
 class TransferJobs(Generic[T, R]):
     """Runs jobs of one kind, in launch order.
 
-    An error counts as the job's result, so the stream's epoch goes on.
+    An error counts as the job's result, so the stream's epoch goes on and no other job is skipped.
     """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:
         """`is_cold`: the jobs are the cold tier's copies, on the cold stream.
 
-        That stream and the transfer stream don't wait for each other. So before a page changes streams, the host must
-        see the page's last copy end.
+        That stream and the transfer stream don't wait for each other. So before a page passes from one to the
+        other, the host must see the page's last copy end.
         """
         self._engine = engine
         self._is_cold = is_cold
@@ -44,7 +44,7 @@ class TransferJobs(Generic[T, R]):
         return len(self._open)
 
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
-        """Launch `job`. With `after_newest_step` it waits for the newest step, which may use the pages."""
+        """Launch `job`. With `after_newest_step` the job waits for the newest step, which may use the pages."""
         streams = self._engine.streams
         stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:
@@ -55,7 +55,7 @@ class TransferJobs(Generic[T, R]):
         self._open.append((tag, stream.launch(lambda: _guarded(job), label=label)))
 
     def synchronize(self) -> None:
-        """Wait for the oldest job, if any. `take_done` then returns it."""
+        """Wait for the oldest job, if any. `take_done` then returns this job."""
         if self._open:
             self._open[0][1].done.synchronize()
 

@@ -24,7 +24,7 @@ class Drafts:
     """The drafts of D decode rows: nodes 1 to width - 1 of each window. Node 0 is the bonus token.
 
     - ids: (D, width - 1) int64
-    - parents: (D, width - 1) int64, lower node numbers; None for a chain
+    - parents: (D, width - 1) int64, each node's parent, which has a lower number; None for a chain
     - lineage: (D, width, width) bool; lineage[d, i, j]: whether node j is node i or its ancestor
     """
 
@@ -58,7 +58,7 @@ class Verified:
     output_of: torch.Tensor  # (B, k) as in StepArrays
     tag_ok: torch.Tensor
     order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
-    # (B, ...) `extend`'s state for the relay
+    # (B, ...) state that `extend` leaves for the relay
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
     scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
 
@@ -96,7 +96,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
-    """Return row indices, (num,) int64, that put the windows, which come last, into `order` (D, width)."""
+    """Return row indices, (num,) int64, that put each window into `order` (D, width). Windows come last."""
     num_rows, width = order.shape
     rows = torch.arange(num, device=order.device)
     starts = rows[num - num_rows * width :: width].unsqueeze(1)
@@ -107,7 +107,7 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
     """Return the lineage (D, n, n) bool.
 
-    `steps` leads from a node to itself and to its parent. Each squaring doubles the reach of `steps`.
+    The matrix `steps` leads from a node to itself and to its parent. Each squaring doubles its reach.
     """
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)

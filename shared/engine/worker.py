@@ -3,7 +3,7 @@
         forward   init_new -> resolve inputs -> draft -> target
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
-At each `yield` the simulated backend may run another stream. A grammar delays only the sampling (masks.py).
+At each `yield` the simulated backend may run another stream.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Whole:
 
 
 class Worker:
-    """Owns the model's part of a step. It never writes the plan: all changes go to the ForwardBatch (S8)."""
+    """Owns the model's part of a step. The worker never writes the plan: all changes go to the ForwardBatch (S8)."""
 
     def __init__(
         self,
@@ -125,7 +125,6 @@ class Worker:
     # Parts of a step, on the forward stream. A graph's capture (graphs.py) calls them, too.
 
     def resolve(self, fb: ForwardBatch) -> None:
-        """Fill in the input ids. Write the history seeds and these ids to the history."""
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(fb.plan.history_seeds, fb.arrays.seeded)
         self.record_inputs(fb)
@@ -145,7 +144,6 @@ class Worker:
             verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
 
     def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
-        """Write the relay rows."""
         emitting = fb.arrays.emitting
         extras = {name: value[emitting] for name, value in verified.draft_state.items()}
         future = FutureIndices(fb.future.indices[emitting])
@@ -160,7 +158,7 @@ class Worker:
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
     def record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
-        """Write accepted drafts to the history. Later steps overwrite rejected ones before a penalty counts them."""
+        """Write accepted drafts to the history. Later steps overwrite rejected drafts before a penalty counts them."""
         rows = fb.arrays.history_rows
         if fb.plan.width == 1 or not len(rows):
             return
@@ -184,7 +182,10 @@ class Worker:
         return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
 
     def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
-        """Return the host's masks on the device. They are made after the step's upload, so they need another."""
+        """Return the host's masks on the device.
+
+        The masks are made after the step's upload, so they need another upload.
+        """
         masks = lease.masks.value if lease.masks is not None else None
         if masks is None or not self.boundary.is_device:
             return masks

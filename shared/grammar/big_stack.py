@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-STACK_BYTES = 256 << 20  # address space; a chain of rules uses 3.3 KB per rule
+STACK_BYTES = 256 << 20  # reserved address space; a chain of rules uses 3.3 KB of stack per rule
 
 
 def one_thread(name: str) -> ThreadPoolExecutor:

@@ -18,10 +18,10 @@ SILENT = 0  # log level of llguidance
 
 
 def limits() -> LLParserLimits:
-    """Return a grammar's limits. Only they can stop a compilation, because a thread can't be killed.
+    """Return a grammar's limits. Only these limits can stop a compilation, because a thread can't be killed.
 
-    By llguidance's figures, they allow 20 ms to build the lexer and, for each mask, 7 ms in the lexer and 1 ms in the
-    parser. Lexer states may take 200 MB, which only a grammar that bounds a text's length can need.
+    By llguidance's figures, the limits allow 20 ms to build the lexer. Each mask may take 7 ms in the lexer and 1 ms in
+    the parser. Lexer states may take 200 MB; only a grammar that bounds a text's length can need this.
     """
     return LLParserLimits(
         max_items_in_row=2000,
@@ -35,13 +35,13 @@ def limits() -> LLParserLimits:
 
 
 def check_grammar(grammar: str) -> None:
-    """Raise InvalidRequest, with llguidance's message, for a grammar that can't be compiled."""
+    """Raise InvalidRequest, with llguidance's message, if the grammar can't be compiled."""
     if error := LLMatcher.validate_grammar(grammar, limits=limits()):
         raise InvalidRequest(f"the grammar can't be used: {error[:500]}")
 
 
 class GrammarCompiler:
-    """A node's compiler. `version` names the rules by which grammars allow tokens; paired nodes have equal rules."""
+    """A node's compiler. `version` names the rules by which grammars allow tokens. Paired nodes have the same rules."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -61,7 +61,7 @@ class GrammarCompiler:
         self._tokenizer  # noqa: B018  # a cached property
 
     def compile(self, grammar: str) -> LLMatcher:
-        """Return a new matcher. Raises InvalidRequest."""
+        """Return a new matcher of the grammar. Raises InvalidRequest."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=limits())
         if matcher.is_error():
             raise InvalidRequest(f"the grammar can't be used: {matcher.get_error()[:500]}")
@@ -78,7 +78,7 @@ class _Tokens:
         self._longest = max(map(len, self._id_of))
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
-        """Encode greedily. Masks do not depend on the split into tokens."""
+        """Encode greedily. Masks do not depend on how a text is split into tokens."""
         data = text.encode() if isinstance(text, str) else text
         ids: list[int] = []
         while data:

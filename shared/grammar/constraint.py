@@ -73,7 +73,10 @@ class GrammarConstraint:
         children: Sequence[Sequence[int]],
         out: npt.NDArray[np.uint32],
     ) -> None:
-        """Fill the masks of a draft tree's node and of all nodes below it. The matcher begins and ends at this node."""
+        """Fill the masks of a draft tree's node and of all nodes below it.
+
+        The matcher is at this node before and after the call.
+        """
         row = out[node]
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         for child in children[node]:

@@ -1,7 +1,7 @@
 """Compiles the grammars of a node's requests while the loop runs.
 
-Requests share no compiled grammar: copies in llguidance share one lexer of bounded size, so one long answer could stop
-another.
+Requests share no compiled grammar. In llguidance, copies of a grammar share one lexer of bounded size, so one long
+answer could stop another answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.grammar.constraint import GrammarConstraint
 class Grammars:
     """The node's loop thread uses this class. The compiling thread calls `wake` after a compilation.
 
-    `executor` compiles the grammars, and `close` shuts it down. None makes a new thread.
+    `executor` compiles the grammars; by default it is a new thread. `close` shuts it down.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Grammars:
 
     @property
     def num_words(self) -> int:
-        """Return a mask's length in words of 32 ids."""
+        """Return a mask's length in words. A word has the bits of 32 ids."""
         return self._compiler.num_words
 
     @property

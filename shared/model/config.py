@@ -55,19 +55,19 @@ class ExpertConfig:
     count: int
     top_k: int
     intermediate_size: int
-    normalise: bool  # whether the chosen experts' weights are scaled to sum 1
-    dense_layers: tuple[int, ...] = ()  # layers with a plain network instead
+    normalise: bool  # whether the chosen experts' weights are scaled to a sum of 1
+    dense_layers: tuple[int, ...] = ()  # numbers of layers with a plain network instead of experts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStyle:
-    """How Gemma 3 differs from its relatives."""
+    """How Gemma 3 differs from the rest of the family."""
 
     gate: str = "silu"  # activation function: silu or gelu_tanh
     norm_offset: float = 0.0  # added to a file's norm weights
     post_norms: bool = False  # whether each half of a layer normalizes its output, too
     embed_scale: float = 1.0  # factor for embeddings, rounded to the dtype
-    logit_cap: float = 0.0  # cap * tanh(logits / cap); 0: no cap
+    logit_cap: float = 0.0  # the cap in cap * tanh(logits / cap); 0: no cap
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LlamaConfig:
     tie_embeddings: bool
     eos_ids: tuple[int, ...]
     windows: tuple[int, ...] = ()  # per layer, as in AttentionShape.windows
-    local_rope: RopeConfig | None = None  # of layers with a window, if different
+    local_rope: RopeConfig | None = None  # rope of layers with a window, if different
     score_scale: float = 0.0  # as in AttentionShape.scale
     experts: ExpertConfig | None = None
     style: LayerStyle = LayerStyle()
@@ -140,7 +140,7 @@ class LlamaConfig:
 
 
 def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, biases: tuple[str, ...]) -> LlamaConfig:
-    """Make a config from GGUF fields. `vocab_size`: the embedding's rows. Raises ConfigError."""
+    """Make a config from GGUF fields. `vocab_size`: number of the embedding's rows. Raises ConfigError."""
     arch = fields.get("general.architecture")
     if arch not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {arch!r} is not supported, only {', '.join(GGUF_ARCHITECTURES)}")

@@ -3,8 +3,8 @@
     forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
     logits of `hidden`:  the token at s + 2
 
-A feature comes from the target (`project`), or is the layer's hidden state one slot before. Such layers are EAGLE's
-(arXiv 2401.15077, 2503.01840), MTP's and HashDraft.
+A feature comes from the target (`project`), or is the layer's hidden state one slot before. Examples are EAGLE
+heads (arXiv 2401.15077, 2503.01840), MTP layers and HashDraft.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DraftHead(Protocol):
     """All methods run on the forward stream, on the model's device. The caller owns the results.
 
     - hidden_shape, hidden_dtype: shape (H,) and dtype of one token's feature.
-    - d2t: (Vd,) int64, each draft id's token id; None if the two are equal.
-    - weights_hash: of the weights, which decide the drafts.
+    - d2t: (Vd,) int64, each draft id's token id; None if the two ids are equal.
+    - weights_hash: hash of the weights, which decide the drafts.
     """
 
     hidden_shape: tuple[int, ...]

@@ -34,7 +34,7 @@ ATTENTION = np.array((WRITE, ATTEND))
 
 
 def fits(config: LlamaConfig, weights: EagleWeights) -> bool:
-    """Return whether our kernels can run the layer, without padding."""
+    """Return whether our kernels can run the layer without padding its products."""
     linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
     return attention.supports(attention_shape(config)) and all(
         isinstance(linear, TaskLinear) and linear.is_whole for linear in linears

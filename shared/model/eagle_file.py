@@ -21,7 +21,7 @@ LEFT_OUT = {"embed_tokens.weight"}  # some files repeat the target's embedding
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    layer: LlamaConfig  # with the target's vocabulary and context
+    layer: LlamaConfig  # the head's layer, with the target's vocabulary and context
     draft_vocab_size: int
     aux_layers: tuple[int, ...]  # `fc` reads the target's residual before these layers
 
@@ -55,8 +55,7 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 class HeadFolder:
-    """A head's folder. All names and shapes, and the vocabulary map, are checked at once. Weights are read on
-    demand."""
+    """A head's folder. Opening it checks all names and shapes, and the vocabulary map. Weights are read on demand."""
 
     def __init__(self, folder: Path, target: LlamaConfig) -> None:
         self.path = folder
@@ -120,7 +119,7 @@ class HeadFolder:
 
 
 def public_name(name: str) -> str:
-    """Normalise layers.0 and the prefix `model.`, which some files use."""
+    """Return the public name. Some files use layers.0, or the prefix `model.`."""
     name = name.removeprefix("model.")
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
@@ -165,7 +164,10 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
 
 
 def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
-    """Return layers of the target. Number n in the file means the output of layer n: the input of layer n + 1."""
+    """Return the target's layers whose inputs `fc` reads.
+
+    Number n in the file means the output of layer n, which is the input of layer n + 1.
+    """
     asked = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(int(n) + 1 for n in asked) if asked else default_aux_layers(target.num_layers)
     if len(layers) != NUM_AUX or sorted({*layers}) != list(layers) or not layers[-1] < target.num_layers:

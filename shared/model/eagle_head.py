@@ -43,9 +43,9 @@ class DraftTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagleWeights:
-    """Shapes not noted are as in LayerWeights and LlamaWeights. Norm weights are float32."""
+    """Shapes without a note are as in LayerWeights and LlamaWeights. Norm weights are float32."""
 
-    embed: torch.Tensor  # (vocab, H), the target's
+    embed: torch.Tensor  # (vocab, H), the target's embedding
     fc: Linear  # 3H -> H
     embed_norm: torch.Tensor
     feature_norm: torch.Tensor
@@ -69,7 +69,7 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that a head stays small beside a target in
+    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that the head stays small beside a target in
     blocks. Blocks change drafts, but never the emitted tokens.
     """
 
@@ -150,7 +150,7 @@ class EagleHead:
     ) -> torch.Tensor:
         """Write draft KV to the plane "eagle", then attend. Return g (N, H) float32.
 
-        Raises ValueError for unequal lengths.
+        Raises ValueError unless ids, features and positions are equally many.
         """
         if not len(next_ids) == len(features) == len(view.positions):
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
@@ -166,7 +166,7 @@ class EagleHead:
 
 
 class SeparateMidlayer:
-    """Runs kernel by kernel, on any device."""
+    """Runs the layer kernel by kernel, on any device."""
 
     def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
         self._weights = weights

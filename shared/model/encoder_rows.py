@@ -10,7 +10,7 @@ from shared.model.interface import ModelInputs
 def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
     """Return (row, first token, number of encoder tokens) for each row with an encoder's input.
 
-    Raises ValueError for a part of an input, because all tokens of an input read each other.
+    Raises ValueError if a step has only a part of an input, because all tokens of an input read each other.
     """
     assert inputs.encoder_lens is not None
     found = []

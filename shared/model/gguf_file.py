@@ -100,7 +100,7 @@ class GgufFile:
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
     def bytes_per_weight(self, plain_bytes: int) -> float:
-        """Return the matrices' mean bytes per weight. `plain_bytes`: of matrices without blocks."""
+        """Return the matrices' mean bytes per weight. `plain_bytes`: bytes per weight without blocks."""
         sizes = [
             (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
             for tensor in self._tensors.values()
@@ -110,7 +110,7 @@ class GgufFile:
         return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
-        """Return the matrix in the file's blocks, or None for plain numbers. Rotary pairs are split into halves."""
+        """Return the matrix in the file's blocks, or None for plain numbers."""
         found = self._tensors[_gguf_name(name)]
         blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
         heads = self._rotary_heads(name)
@@ -127,7 +127,7 @@ class GgufFile:
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
-        """Hash the whole file: up to a second per 5 GB, if the file is in memory."""
+        """Hash the whole file: up to a second per 5 GB, if the file is in the page cache."""
         return hash_files((self.path,))
 
 
@@ -166,7 +166,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """Return token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
+    """Return the name in the file: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")
@@ -174,7 +174,7 @@ def _gguf_name(name: str) -> str:
 
 
 class _HeaderReader(gguf.GGUFReader):
-    """Skips arrays (vocabulary, merges), which cost two seconds.
+    """Skips arrays (vocabulary, merges), which take the reader two seconds.
 
     If a later version of the package does not call `_get_field_parts`, reading is slower but right.
     """

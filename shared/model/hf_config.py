@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json as a LlamaConfig.
 
-An unread field could change answers, so each is used, known to be harmless, or refused by name. Empty and false fields
-are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
+An unread field could change answers, so each field is used, known to be harmless, or refused by name. Empty and false
+fields are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAMILY_FIELDS = {
     "gemma3": "hidden_activation hidden_act attention_bias query_pre_attn_scalar sliding_window layer_types "
     "sliding_window_pattern _sliding_window_pattern rope_local_base_freq final_logit_softcapping",
 }
-HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # head size; otherwise hidden size / number of heads
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # default head size; other families: hidden size / number of heads
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
@@ -125,7 +125,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
 def _name(folder: Path) -> str:
     """Return the folder's name, or org/name in the hub's cache, which names folders after commits.
 
-    Nodes with equal weights must pair whatever their commits.
+    Nodes with equal weights must pair even if their commits differ.
     """
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""

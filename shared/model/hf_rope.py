@@ -1,6 +1,7 @@
 """Read the rotary part of a Hugging Face config.json.
 
-Older files have rope_theta and rope_scaling, newer files rope_parameters. Gemma 3 has values for each kind of layer.
+Older files have rope_theta and rope_scaling, newer files rope_parameters. Gemma 3 has one set of values for each
+kind of layer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Return two ropes: of layers without a window, and of layers with one."""
+    """Return the rope of layers without a window, and the rope of layers with a window."""
     _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:
@@ -42,7 +43,7 @@ def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, Ro
 
 
 def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
-    """Refuse rope_parameters with rope_scaling, because programs differ in which one they use."""
+    """Refuse rope_parameters beside rope_scaling, because programs differ in which one they use."""
     if raw.get("rope_parameters") and raw.get("rope_scaling"):
         raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; remove the wrong one")
 
@@ -84,10 +85,7 @@ def _original_context(raw: Mapping[str, Any], scaling: Mapping[str, Any]) -> int
 
 
 def _length(scaling: Mapping[str, Any]) -> float:
-    """Return yarn's factor for the length of rotated vectors (arXiv 2309.00071), by default 0.1 ln(factor) + 1.
-
-    A factor above 1 sharpens attention.
-    """
+    """Return yarn's factor for the length of rotated vectors (arXiv 2309.00071), by default 0.1 ln(factor) + 1."""
     given, factor = scaling.get("attention_factor"), float(scaling["factor"])
     if given is not None:
         return float(given)

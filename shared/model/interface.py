@@ -33,8 +33,8 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
-    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the others are the encoder's
-    kv_dtype: str = "auto"  # "int8" | "fp8": bytes, with a scale per token and head; "auto": in `dtype`
+    has_encoder: bool = False  # a prompt's last token begins the decoder's text; the other tokens are the encoder's
+    kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "int8" | "fp8": the products' weights; "auto": in `dtype`
     needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
 
@@ -42,8 +42,8 @@ class ModelSpec:
 class LayerMarks:
     """Signals that a step's first layers have written KV.
 
-    events[i], armed by Engine.launch, fires on the forward stream after ends[i] layers. Later layers are ready when the
-    step ends.
+    events[i], armed by Engine.launch, fires on the forward stream after ends[i] layers. Layers after the last
+    mark are ready when the step ends.
     """
 
     def __init__(self, ends: Sequence[int]) -> None:
@@ -86,10 +86,10 @@ class ModelInputs:
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
     page_table: torch.Tensor  # (B, P) int32; entries behind a row's pages are 0, the sink
-    logits_idx: torch.Tensor  # (E,) int64: the tokens whose logits are wanted
+    logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
     max_q_len: int
     max_seq_len: int  # >= every committed + q_len of this step
-    slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: as positions
+    slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: equal to positions
     visible: torch.Tensor | None = None  # (T,) int64; None: -1 everywhere; the highest bit is the token's own slot
     adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None: all 0
     layers: LayerMarks | None = None  # a model may report its progress here
@@ -112,7 +112,7 @@ class ModelInputs:
 @dataclass(slots=True)
 class ModelOutput:
     logits: torch.Tensor  # (E, vocab) float32
-    hidden: torch.Tensor  # (E, H), from which the logits were made
+    hidden: torch.Tensor  # (E, H), the states from which the logits were made
     aux: torch.Tensor | None = None  # (T, layers * H) in the dtype: the residual before each captured layer
 
 
@@ -133,7 +133,7 @@ class Model(Protocol):
 class Carried:
     """A pipeline stage's result, in fresh tensors that the receiver owns."""
 
-    values: torch.Tensor  # (T, H) float32, the residual; HashLM: (T,) int64 sums
+    values: torch.Tensor  # (T, H) float32, the residual so far; HashLM: (T,) int64 sums
     aux: torch.Tensor | None = None  # ModelOutput.aux of the layers so far
 
 

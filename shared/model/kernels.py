@@ -37,7 +37,7 @@ class Formats:
     """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may keep GGUF blocks ("file")."""
 
     kv: str = "auto"
-    # format of the layers' products and, except "fp8", of the head; the embedding keeps the dtype
+    # format of the layers' products. The head has the same format, but never "fp8"; the embedding keeps the dtype
     weights: str = "auto"
 
 
@@ -52,10 +52,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: WeightFactory  # for layers
-    make_linear: LinearFactory  # for adapters
+    make_weight: WeightFactory  # makes layers' products
+    make_linear: LinearFactory  # makes adapters' products
     make_head: HeadFactory
-    # takes the ropes of layers without and with a window; without the second, all layers use the first
+    # takes the rope of layers without a window, then the rope of layers with one (None: all layers use the first)
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
     blocks: BlockKernels
     team: Team | None = None  # team and packing: set only for compiled kernels
@@ -114,7 +114,7 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm, gate, and products of weights in bytes. Other products are the library's."""
+    """Return Triton's attention, norm, gate, and products of weights in bytes."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
@@ -174,7 +174,7 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight. Raises ConfigError for blocks: `pick_kernels` does not see a draft head's weights."""
+    """Return the weight. Raises ConfigError for blocks, because `pick_kernels` does not see a draft head's weights."""
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight

@@ -181,6 +181,6 @@ def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
-    """Raise ConfigError unless `layers` ascend, as a draft head's `fc` expects."""
+    """Raise ConfigError unless `layers` are layers of the model and ascend, as a draft head's `fc` expects."""
     if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
         raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: take ascending numbers below that")

@@ -66,7 +66,7 @@ class ProgramLayout:
     gate: Index
     down: Index
     _: KW_ONLY
-    out_post: Index | None  # both only in Gemma 3
+    out_post: Index | None  # out_post and down_post: only in Gemma 3
     down_post: Index | None
     take_residual: int
     take_attended: int
@@ -101,7 +101,7 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
 def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     """Return why a network can't be one program, or None.
 
-    Products need our kernels without padding, because one task's rows are the next task's input.
+    All products must use our kernels, without padding, because one task's rows are the next task's input.
     """
     if config.experts is not None:
         return "its experts are chosen while it computes"
@@ -190,7 +190,7 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """Run the tasks before `stop`, or all.
+        """Run the tasks before `stop`, or all tasks if it is None.
 
         With `layers`, pause and signal after the KV write of each mark's last layer.
         """
@@ -295,13 +295,13 @@ class CompiledLlama:
             words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
-        """Grow the buffers, which layers use in turn, and set their addresses in all tasks."""
+        """Grow the buffers, which layers use in turn, and set the buffers' addresses in all tasks."""
         if num_rows <= self._capacity:
             return
         self._capacity = num_rows
         config, dtype = self.config, self._dtype
         hidden, inner = config.hidden_size, config.intermediate_size
-        # [0]: of all tokens; [1]: of the wanted tokens
+        # [0] is for all tokens, [1] for the wanted tokens
         self._residual = torch.empty(2, num_rows, hidden)
         self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
         self._normed = torch.empty(num_rows, hidden, dtype=dtype)

@@ -63,7 +63,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
 
 
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
-    """Return why this model and its drafters need a CPU, or "". Loads no weights. Raises ConfigError."""
+    """Return why this model and its drafters need a CPU, or "" if they don't. Loads no weights. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
@@ -163,9 +163,9 @@ def load_eagle_head(
 ) -> EagleHead:
     """Load a draft head's folder. Raises ConfigError.
 
-    `name` "auto": the head shipped for `model`, the name that the target was loaded by. Device, dtype, embedding and
-    context are the target's. For a target in blocks, the head is in INT8 blocks. `team` (default: one thread) and
-    `kernels`: as in LoadOptions.
+    If `name` is "auto", load the head shipped for `model`, the name by which the target was loaded. Device, dtype,
+    embedding and context are the target's. For a target in blocks, the head is in INT8 blocks. `team` (default: one
+    thread) and `kernels`: as in LoadOptions.
     """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed

@@ -21,10 +21,10 @@ FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP,
 
 @dataclass(frozen=True, slots=True)
 class LoraDelta:
-    """An adapter's part of columns [start, start + up.out_features) of a fused product."""
+    """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
-    up: Linear  # r -> out, with the pair's scale
+    up: Linear  # r -> out, multiplied by the pair's scale
     start: int
 
 

@@ -26,14 +26,14 @@ _NO_MATTER = (
     "loftq_config lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
-# Other initialisations of A and B change the base model's weights, which adapters share.
+# Other initialisations of A and B would change the base model's weights, which adapters share.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """An adapter's part of one product: `scale` B A x."""
+    """What an adapter adds to one product: `scale` B A x."""
 
     layer: int
     target: str  # q, k, v, o, gate, up or down

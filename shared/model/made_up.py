@@ -1,4 +1,4 @@
-"""Make a network without files, to try a device. Weights are drawn when read."""
+"""Make a network without files, to try a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.model.load import build_spans
 from shared.model.lora import LlamaLike
 from shared.model.opened import DTYPES, LoadOptions, OpenedModel
 
-SCALE = 0.02  # standard deviation, as in untrained networks
+SCALE = 0.02  # standard deviation of weights, as in untrained networks
 
 
 class MadeUpWeights:
@@ -19,7 +19,7 @@ class MadeUpWeights:
     """
 
     def __init__(self, config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int | None) -> None:
-        """`seed` None: draw from torch's own generator of the device."""
+        """Without a `seed`, draw from torch's own generator of the device."""
         self.config = config
         self._device, self._dtype = device, dtype
         self._draw = None if seed is None else torch.Generator(device).manual_seed(seed)

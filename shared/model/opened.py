@@ -3,7 +3,7 @@
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
                                     -> EncoderFolder, or None for HashLM and scripted, which have no files
 
-open_named reads only headers of models, but whole adapters, so that errors show early.
+open_named reads only the headers of model files, but reads whole adapters, so that errors show early.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
-# positions past the context that a step may use
+# number of positions that a step may use past the context
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
 # suffixes of the weights' hash: nodes with different formats must not pair
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
@@ -54,7 +54,7 @@ class LoadOptions:
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by clients' names
     formats: Formats = AS_DTYPE
     packed: PackedFolder | None = None  # None: each model packs into its own memory
-    memory: MemoryInfo | None = None  # of the weights' device; None: the host's
+    memory: MemoryInfo | None = None  # memory of the weights' device; None: the host's
 
     def check_memory(self, need: int) -> None:
         memory = self.memory or _host_memory()

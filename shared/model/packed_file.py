@@ -36,7 +36,7 @@ class BrokenFile(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in the directory. `note` is the caller's."""
+    """A tensor in the directory. The caller of `add` chooses `note`."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -4,9 +4,9 @@
     SLOT-CODE.packed          SLOT: digest of contents and processor; CODE: digest of the code that packs
     SLOT-CODE.packed.PID.draft    a file being made; if its process is killed, the next process that packs removes it
 
-Folder (mode 0700) and files (0600) must be this user's alone, checked on open descriptors. A mapped file has a shared
-lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any failure the
-caller packs into its own memory.
+The folder (mode 0700) and its files (0600) must belong to this user. Both are checked on open descriptors. A mapped
+file has a shared lock, so that no process removes it to make room. The kernel drops a killed process's locks. After any
+failure the caller packs into its own memory.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PackedKey:
 class Listed:
     name: str
     num_bytes: int
-    used: float  # seconds since 1970
+    used: float  # time of last use, in seconds since 1970
     in_use: bool
     about: Mapping[str, str]  # empty if unreadable
 
@@ -73,7 +73,7 @@ class PackedFolder:
 
     def __init__(self, path: Path, max_bytes: int, wait_s: float = WAIT_S) -> None:
         self.path, self._max_bytes, self._wait_s = path, max_bytes, wait_s
-        self.mapped_bytes = 0  # bytes that this process has mapped; the system counts them as free
+        self.mapped_bytes = 0  # bytes that this process has mapped; the system counts them as free memory
 
     def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
         """Return the key's file, mapped and checked. On failure, log one line and return None.
@@ -166,7 +166,7 @@ def packed_of(max_bytes: int) -> PackedFolder | None:
 def _map(folder: int, key: PackedKey) -> MappedFile:
     """Map the key's file. Raises FileNotFoundError or BrokenFile.
 
-    A file is broken if it has changed, if it has another key, or if others could have written it.
+    A file is broken if it has changed, if it has another key, or if other users could have written it.
     """
     try:
         fd = os.open(key.name, OPEN, dir_fd=folder)
@@ -207,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder. Raises PackedRefused if others could have written to it."""
+    """Open the folder. Raises PackedRefused if other users could have written to it."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):
@@ -253,7 +253,7 @@ def _remove_drafts(folder: int) -> None:
 
 
 def _remove_unused(folder: int, name: str) -> bool:
-    """Remove a file unless it is mapped. Return whether it was."""
+    """Remove a file unless it is mapped. Return whether it was removed."""
     if _in_use(folder, name):
         return False
     _unlink(folder, name)

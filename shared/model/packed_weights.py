@@ -30,14 +30,14 @@ from shared.model.packed_folder import PackedKey, PackedRefused
 from shared.model.weights import products_of, read_product
 
 EMBED = "embed"
-IN_BLOCKS = ("file", "int8")  # our kernels multiply these on every processor
+IN_BLOCKS = ("file", "int8")  # formats that our kernels multiply on every processor
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
 
 
 class MappedWeights:
-    """A PackedWeights whose tensors are views of the file; a write to one kills the process."""
+    """A PackedWeights whose tensors are views of the file. A write to such a tensor kills the process."""
 
     def __init__(self, file: MappedFile, packing: Packing) -> None:
         self._file, self._packing = file, packing
@@ -68,9 +68,9 @@ class MappedWeights:
 
 
 def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
-    """Map the model's packed weights, made first if missing. Return None if they can't be packed or kept.
+    """Map the model's packed weights. If they are missing, make them first.
 
-    `weights_hash`: as in ModelSpec.
+    Return None if the weights can't be packed or kept. `weights_hash`: as in ModelSpec.
     """
     folder, packing = opened.options.packed, kernels.packing
     if folder is None or packing is None:
@@ -104,7 +104,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-code_digest()  # at import, because source files that change later are not the code that runs
+code_digest()  # computed at import, because source files that change later are not the code that runs
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:

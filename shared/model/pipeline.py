@@ -28,7 +28,7 @@ from shared.model.span import cut
 
 
 class Pipeline:
-    """Runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own stream."""
+    """A Model that runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own stream."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
         self._parts = tuple(parts)
@@ -58,7 +58,7 @@ class Pipeline:
 def load_pipeline(
     name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """Load a model that runs all stages, and the stages. `heads_every_row`: see `cut`. Raises ConfigError."""
+    """Return a Model that runs all stages, and the stages. `heads_every_row`: see `cut`. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)

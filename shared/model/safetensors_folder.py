@@ -52,7 +52,7 @@ MODEL_NAMES = {
 class TensorFiles:
     """A folder's tensors by name. Headers are read once.
 
-    The library checks that tensors lie in their files and don't overlap.
+    The safetensors library checks that tensors lie in their files and don't overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ class TensorFiles:
         return self._shapes[name]
 
     def check_floats(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for tensors of integers or bytes, whose scales are not read."""
+        """Raise ConfigError for tensors of integers or bytes, because their scales are not read."""
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
                 raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")

@@ -4,10 +4,10 @@
     it is the result of a tool         `The tool said: ` and the result
     else                               `Nothing to say.`
 
-The prompt is read from the KV cache, one token per slot, so only correct pages give a correct answer. It is a chat in
-the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a grammar
-forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool call.
-CPU only, without draft trees.
+The prompt is read from the KV cache, one token per slot, so only correct pages give a correct answer. The prompt must
+be a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
+grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool
+call. CPU only, without draft trees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAY = b"say:"
 # Logits of: the text's next token, the end, tokens that close a JSON text, the token that begins one.
 CHOSEN, ENDING, CLOSING, OPENING = 100.0, 50.0, 20.0, 10.0
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
-BELOW = 2.0**-12  # between neighbouring ids, so that no logits are equal
+BELOW = 2.0**-12  # difference of neighbouring ids' logits, so that no logits are equal
 
 
 class ScriptedLM:
@@ -54,7 +54,7 @@ class ScriptedLM:
         return (PlaneSpec("kv", (page_size,), torch.int64, slot_dim=-1),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run on the forward stream. hidden: (E, 1) int64, the chosen ids."""
+        """Return `hidden` (E, 1) int64: the chosen ids."""
         slots, tables = kv.plane("kv").numpy(), inputs.page_table.numpy()
         bounds, positions, ids = inputs.cu_q_lens.numpy(), inputs.positions.numpy(), inputs.input_ids.numpy()
         for row in range(len(bounds) - 1):

@@ -8,7 +8,7 @@
 
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in one order for any
 number of columns, so bits don't depend on the number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out` and `down`
-by inputs, which halves the collectives, but changes bits with the number of ranks.
+by inputs. That halves the number of collectives, but makes the bits depend on the number of ranks.
 
 A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
 pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
@@ -48,7 +48,7 @@ CUT_BY = {
 
 
 def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
-    """Load this rank's part of load_model(name, options), together with all ranks.
+    """Load this rank's part of load_model(name, options). All ranks call it together.
 
     Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if ranks can't share the model.
     """
@@ -119,8 +119,10 @@ class OwnHeads:
 
 
 class ShardSource:
-    """A TensorSource of one rank's part. `config` counts own heads and inner columns, but the whole residual and
-    vocabulary."""
+    """A TensorSource of one rank's part.
+
+    `config` has this rank's numbers of heads and inner columns, but the whole sizes of residual and vocabulary.
+    """
 
     def __init__(self, source: TensorSource, rank: int, size: int) -> None:
         check_shares(source.config, size)

@@ -84,7 +84,7 @@ class T5Weights:
 
 
 class T5Model:
-    """A Model in its weights' dtype, with float32 norms and softmax. Rows run one by one, simply but slowly."""
+    """A Model in its weights' dtype, with float32 norms and softmax. Rows run one by one, which is simple but slow."""
 
     def __init__(self, config: T5Config, weights: T5Weights, weights_hash: str) -> None:
         self.config = config

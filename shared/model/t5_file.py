@@ -1,4 +1,4 @@
-"""Read T5 from a Hugging Face folder: config.json and *.safetensors. Unread tensors are refused."""
+"""Read T5 from a Hugging Face folder: config.json and *.safetensors. Other tensors are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_CONTEXT = 1024  # freely chosen: relative positions have no limit
 
 
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
-    """Load on the CPU. `max_context`: tokens of input and answer; 0: DEFAULT_CONTEXT. Raises ConfigError."""
+    """Load on the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT. Raises ConfigError."""
     raw = read_json(folder / "config.json")
     decoder_start_id(folder, raw)  # refuses a folder without the id, which the router needs
     config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
@@ -67,7 +67,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
             is_gated=is_gated,
             is_gelu=is_gelu,
-            # v1.1 ties no embeddings, so it scales no outputs; newer files have a field for this
+            # v1.1 ties no embeddings, so it scales no outputs; newer files have a field for the scaling
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             max_context=max_context,
@@ -77,7 +77,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
 
 
 class _Taken:
-    """Checks the tensors' shapes, and remembers which were taken."""
+    """Checks the tensors' shapes, and remembers which tensors were taken."""
 
     def __init__(self, files: TensorFiles, dtype: torch.dtype) -> None:
         self._files, self._dtype = files, dtype

@@ -1,7 +1,7 @@
 """List the names and shapes of a Llama-family network's tensors.
 
-A file must have exactly these. An unread tensor would change answers, and kernels would read past the end of a small
-one.
+A file must have exactly these tensors. An unread tensor would change answers. Kernels would read past the end of a
+tensor that is too small.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TensorSource(Protocol):
 class PackedWeights(Protocol):
     embed: torch.Tensor
 
-    def product(self, name: str) -> Packed | None: ...  # None: make it from the source
+    def product(self, name: str) -> Packed | None: ...  # None: make the product from the source
     def unpack(self, packed: Packed, is_head: bool) -> Linear: ...
 
 
@@ -50,7 +50,7 @@ class Product:
 
 HEAD = "head"
 FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-ATTENTION = ("qkv", "out")  # may have a bias
+ATTENTION = ("qkv", "out")  # products that may have a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class LlamaWeights:
     norm: torch.Tensor  # (H,) float32
     head: Head  # (M, H) in the dtype -> (M, vocab) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
-    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, if different
+    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # rope of layers with a window, if different
 
 
 def load_weights(
@@ -167,8 +167,8 @@ def read_weight(
 ) -> Weight:
     """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. Rows that are not whole blocks stay in
-    numbers.
+    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. A weight whose rows are not whole blocks
+    stays in numbers.
     """
     if form == "file":
         blocks = [part for part in map(source.blocks, names) if part is not None]
@@ -248,12 +248,12 @@ def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch
 
 
 def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `rope_of`'s tables from the configuration only."""
+    """Return the tables of `rope_of`, from the configuration only."""
     return rope_tables(frequencies_of(head_dim, rope), num_positions, rope.length)
 
 
 def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
-    """Return (D // 2,) float32."""
+    """Return the rotary frequencies, (D // 2,) float32."""
     if rope.kind == "yarn":
         bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
         return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)

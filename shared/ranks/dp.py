@@ -4,8 +4,9 @@
     rank 0 | row 0 | row 1 |
     rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in row order.
 
-In each step every follower gets one order, perhaps without rows, and all ranks wait for each other at the end. A row
-may move to another rank at any step, at no cost: pages are in shared memory, and ranks keep no other state.
+In each step every follower gets one order, which may have no rows. At the end of the step, all ranks wait for each
+other. A row may move to another rank at any step, at no cost: pages are in shared memory, and ranks keep no other
+state.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 
 
 def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
-    """Return each rank's part: neighbouring rows, with about equally many tokens. Rank 0 has the first row.
+    """Return each rank's part: neighbouring rows, with about equally many tokens.
 
-    Outputs stay in row order, as the engine needs.
+    Rank 0 has the first row; other ranks may have no rows. Outputs stay in row order, as the engine needs.
     """
     bounds = inputs.cu_q_lens.tolist()
     owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]

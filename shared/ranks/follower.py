@@ -1,4 +1,4 @@
-"""Run a follower after Start: join the group, load the model, map the node's pages, run forwards."""
+"""Run a follower after the message Start: join the group, load the model, map the node's pages, run forwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(start: Start, group: RankGroup, threads: int) -> Model:
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:
-    """Map the node's pool. Bytes after the model's planes belong to rank 0's draft head."""
+    """Map the node's pool. In each page, bytes after the model's planes belong to rank 0's draft head."""
     _, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
     if not descriptors:
         raise RankLost("the file descriptor of the pages did not come")

@@ -28,7 +28,7 @@ from shared.ranks.dp import DPRanks
 from shared.ranks.orders import Done, Pages, Start, hear, tell
 from shared.ranks.tp import Ranks, TPRanks
 
-LOAD_S = 300.0  # seconds that ranks wait for each other while loading, at different speeds
+LOAD_S = 300.0  # seconds that ranks wait for each other while they load, at different speeds
 FAREWELL_S = 2.0
 
 
@@ -51,13 +51,13 @@ class RankProcesses:
         self._node_id = node_id
         self._folder = ""
         self._followers: list[Follower] = []
-        # used here until all ranks have loaded, and then by the forward stream only
+        # this object uses the group until all ranks have loaded; then only the forward stream uses it
         self._group: RankGroup | None = None
         self.model_group: RankGroup | None = None  # the same group with tp, else None
         self.ranks: Ranks | None = None
 
     def start(self) -> None:
-        """Start the ranks. Return when all have joined the group; they then load the model."""
+        """Start the ranks. Return when all ranks have joined the group; the ranks then load the model."""
         size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
@@ -104,8 +104,10 @@ class RankProcesses:
         return follower
 
     def share(self, pool: KVPool) -> None:
-        """Share the pages with the ranks, which have loaded. From then on, a rank that is silent for `silence_s` is
-        lost."""
+        """Share the pages with the ranks, which have loaded the model.
+
+        From then on, a rank counts as lost after `silence_s` of silence.
+        """
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             socket.send_fds(follower.orders, [b"."], [pool.fd])
@@ -117,7 +119,7 @@ class RankProcesses:
             pool.seal()
 
     def check(self) -> None:
-        """Raise RankLost if a rank has ended. Costs one system call per rank."""
+        """Raise RankLost if a rank has ended. The check costs one system call per rank."""
         for follower in self._followers:
             status = follower.process.poll()
             if status is not None:
@@ -143,7 +145,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
-    """Return the arguments needed before torch loads; Start has the others. -P is as in all our processes."""
+    """Return a rank's command line, with the arguments needed before torch loads.
+
+    The message Start has the other arguments. Python gets -P, as in all our processes.
+    """
     return (
         *(sys.executable, "-P", "-m", "shared.ranks.process"),
         *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),

@@ -22,12 +22,12 @@ Order = TypeVar("Order", bound=msgspec.Struct)
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model to load, and the ranks' meeting point."""
+    """The model to load, and the file through which the ranks find each other."""
 
     rank: int
     size: int
     is_dp: bool  # False: each rank has a part of the model
-    store: str  # the file through which the ranks find each other, readable only by this user
+    store: str  # path of that file, which only this user can read
     model: str
     dtype: str
     kv_dtype: str
@@ -36,7 +36,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packed_bytes: int  # size limit of the folder of packed weights
     adapters: dict[str, str]  # adapter name -> LoRA folder
     load_s: float  # seconds that ranks wait for each other while loading
-    silence_s: float  # the same, after loading
+    silence_s: float  # seconds that ranks wait for each other after loading
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,11 +48,11 @@ class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A follower's answer to Start, before it loads the model, and to Pages."""
+    """A follower's answer to Start, sent before the follower loads the model, and its answer to Pages."""
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensors of a `model.interface.ModelInputs`, as bytes in their dtypes."""
+    """The tensors of a `model.interface.ModelInputs`, as bytes. ModelInputs defines the dtypes."""
 
     input_ids: bytes
     positions: bytes

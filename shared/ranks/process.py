@@ -1,6 +1,7 @@
 """Run a node's rank other than 0: `python -m shared.ranks.process`, started by rank 0 only.
 
-It applies the core plan before heavy imports. It ignores signals: rank 0 handles them and closes the socket.
+The process applies the core plan before heavy imports. It ignores SIGINT and SIGTERM, because rank 0 handles them and
+then closes the socket.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Run tensor parallelism inside a node: rank 0 decides, the others follow.
+"""Run tensor parallelism inside a node: rank 0 decides, the other ranks follow.
 
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends ModelInputs as values. A follower that planned, sampled or relayed tokens by itself might decide
-differently. All ranks share the pages' memory.
+Rank 0 sends the forward's inputs (ModelInputs) by value. A follower that planned, sampled or relayed tokens by
+itself might decide differently. All ranks share the pages' memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class Ranks(Protocol):
 
 
 class TPRanks:
-    """Each rank has a part of the model (shared/model/shard.py)."""
-
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
         self._group = group
         self._followers = followers
@@ -62,7 +60,7 @@ def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
     """Run the same forward on every rank. After the barrier all ranks have written the last layer's KV.
 
-    In a step without outputs, no collective follows that write.
+    The barrier is needed because in a step without outputs no collective follows that write.
     """
     output = model.forward(inputs, kv)
     group.barrier()

@@ -23,7 +23,7 @@ class CopyingDrafter:
     reads_history = True
 
     def __init__(self, head: Drafter, shortest: int) -> None:
-        """`shortest`: tokens of the shortest match that a row copies, from 1 to LONGEST_MATCH."""
+        """`shortest`: length of the shortest match that a row copies, from 1 to LONGEST_MATCH tokens."""
         self._head = head
         self._shortest = shortest
         self.state_name = head.state_name

@@ -7,7 +7,7 @@ a kept node's ancestors are kept, too.
     head reads   (bonus, f)        level 1              level 2
     head draws    level 1       k x k of level 2     k x k of level 3
 
-Nodes of level n are at position L + n - 1. If the head is right, a node's first draw equals the target's.
+Nodes of level n are at position L + n - 1. If the head is right, the first draw after a node equals the target's draw.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shared.speculation.views import alternatives_of
 
 @dataclass(slots=True)
 class Level:
-    """n candidates of one depth for each of D rows. Scores are log-likelihoods of their paths.
+    """n candidates of one depth for each of D rows. A candidate's score is the log-likelihood of its path.
 
-    parents: indices over all levels' candidates; -1 stands for the bonus token.
+    parents: each parent's index among all levels' candidates; -1 stands for the bonus token.
     """
 
     ids: torch.Tensor  # (D, n) int64
@@ -40,23 +40,25 @@ class Level:
 class Frontier:
     """The newest level's k nodes that get children."""
 
-    places: torch.Tensor  # (D, k) int64: indices over all levels' candidates
+    places: torch.Tensor  # (D, k) int64: the nodes' indices among all levels' candidates
     path: torch.Tensor  # (D, k, depth) int64: drafts up to the node
     scores: torch.Tensor  # (D, k)
     features: torch.Tensor  # (D, k, *hidden_shape): the head's state one slot before the node
-    seen: torch.Tensor  # (D, k) int64: mask of the ancestors' slots
+    seen: torch.Tensor  # (D, k) int64: bit mask of the ancestors' slots in the window
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """Return the most levels of a tree. The last level is not fed to the head, so it needs no slots."""
+    """Return the largest number of levels. The last level is not fed to the head, so this level needs no slots."""
     return min(steps, 1 + width // topk)
 
 
 def grow(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, first: Level, hidden: torch.Tensor, steps: int
 ) -> Drafts:
-    """Grow the tree. `first`: the topk likeliest drafts after the bonus token, drawn from `hidden` (D,
-    *hidden_shape)."""
+    """Grow the tree. `first`: the topk likeliest drafts after the bonus token.
+
+    hidden (D, *hidden_shape): the head's state from which these drafts were drawn.
+    """
     topk = first.ids.shape[1]
     levels = [first]
     frontier = Frontier(
@@ -76,9 +78,9 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feed the frontier to the head. Return its children and the next frontier.
+    """Feed the frontier to the head. Return the frontier's children and the next frontier.
 
-    `num_before`: earlier levels' candidates.
+    `num_before`: number of candidates of earlier levels.
     """
     num_rows, topk, _ = frontier.path.shape
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)

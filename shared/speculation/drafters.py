@@ -1,5 +1,7 @@
-"""Make the configured drafter: n-gram copying, a head, or both. The head is HashDraft for HashLM, else EAGLE-3 from
-disk."""
+"""Make the configured drafter: n-gram copying, a head, or both.
+
+The head is HashDraft for HashLM, else an EAGLE-3 head from disk.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Draw:
         host_rows: npt.NDArray[np.int64],
         rows: torch.Tensor,
     ) -> None:
-        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same on the device."""
+        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same places, on the device."""
         self._sampling = fb.plan.sampling
         self._fb, self._host_rows, self._rows = fb, host_rows, rows
         self._committed = fb.committed[rows]
@@ -39,7 +39,7 @@ class Draw:
         self._history = future_map.history_of(fb.future) if reads else None
 
     def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Write `ids` (N,) at `positions` (N,) to the history. Return the drafts that follow, (N,) int64."""
+        """Write `ids` (N,) at `positions` (N,) to the history. Return the draft after each id, (N,) int64."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
@@ -50,7 +50,7 @@ class Draw:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the same as `next`, but return the `num` likeliest drafts, the drawn one first.
 
-        Return ids (N, num) and float32 probabilities, after noise and penalties.
+        Return ids (N, num) and their float32 probabilities, which include noise and penalties.
         """
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
@@ -60,9 +60,9 @@ class Draw:
     def candidates(
         self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and log-probabilities.
+        """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and their log-probabilities.
 
-        path (N, n, depth) int64: drafts after the bonus token; hidden (N * n, ...).
+        path (N, n, depth) int64: a node's drafts after the bonus token; hidden (N * n, ...).
         """
         num_rows, num_nodes, depth = path.shape
         positions = (self._committed + depth).repeat_interleave(num_nodes)
@@ -84,7 +84,7 @@ class Draw:
     def _words(self, head: DraftHead, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits to draw from, and the target id of each column, or None if columns are target ids.
 
-        With noise, penalties or bias, columns must be target ids.
+        If noise, penalties or bias are used, columns must be target ids.
         """
         if head.d2t is None or self._takes_largest:
             return logits, head.d2t

@@ -8,7 +8,7 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-`extend` relays the same state as in SGLang.
+As in SGLang, `extend` relays the state below to the next `propose`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EagleWorkerV2:
 
     Relayed per row:
     - topk_index (topk,) int64: the first drafts, the drawn one first
-    - topk_p (topk,) float32, for a tree: their probabilities
+    - topk_p (topk,) float32, for a tree: the probabilities of these drafts
     - hidden_states: the head's state at slot L - 1
     """
 

@@ -7,8 +7,8 @@
                                   `- propose: layer i runs over i slots, which the next extend writes again
 
 A layer reads the token after its slot, and the previous layer's state one slot back ("0 at L-2": layer 0's state at
-slot L-2). Layer 0 reads the target's feature of its slot. Hidden states are a plane of the pages, so they survive
-chunks, prefix-cache hits and hand-offs.
+slot L-2). Layer 0 reads the target's feature of its slot instead of a state. A plane of the pages holds the hidden
+states, so they survive chunks, prefix-cache hits and hand-offs.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ class KeptHidden:
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """Return a layer's state one slot before each row's start, or 0 at position 0. Rows before `first_row` are
-        omitted."""
+        """Return a layer's state one slot before each row's start, or 0 for a start at position 0.
+
+        Rows before `first_row` are omitted.
+        """
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]

@@ -55,7 +55,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return drafts (D, num_drafts) int64, and the numbers of matched tokens, (D,) int64, at most LONGEST_MATCH.
+    """Return drafts (D, num_drafts) int64, and each row's number of matched tokens, (D,) int64, at most LONGEST_MATCH.
 
     tokens (D, n) int32: row d's tokens are known up to position last[d]. last (D,) int64, 0 < last < n.
     """
@@ -67,9 +67,9 @@ def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[t
 
 
 def _match_ends(tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the end and length of each row's longest match, (D,) each; of equally long matches, the latest.
+    """Return the end and length of each row's longest match, (D,) each.
 
-    Without a match, return last - 1 and 0.
+    Of equally long matches, take the latest. Without a match, return last - 1 and 0.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     lengths = torch.zeros_like(tokens)

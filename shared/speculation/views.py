@@ -12,7 +12,7 @@ from shared.model.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
-    """Return the inputs for all T tokens, at the target's slots."""
+    """Return the inputs for the step's T tokens, at the target's slots."""
     inputs = fb.inputs
     bounds = (inputs.max_q_len, inputs.max_seq_len)
     return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
@@ -63,7 +63,7 @@ def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
 
 
 def per_row(state: dict[str, torch.Tensor], rows: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
-    """Spread values (N, ...) to (B, ...). `rows` (N,): their batch rows; other rows get zeros."""
+    """Spread the values (N, ...) of batch rows `rows` (N,) to all B rows, (B, ...). Other rows get zeros."""
     spread = {}
     for name, value in state.items():
         spread[name] = value.new_zeros((batch_size, *value.shape[1:]))

@@ -5,8 +5,8 @@
     logits:               the target's logits for these sums; reversed where the draft is wrong
 
 Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
-another row's token or hidden state breaks all later drafts. `depth` counts the drafts under a feature, and so shows
-slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
+another row's token or hidden state breaks all later drafts. `depth` counts the drafts that a feature builds on, so it
+shows slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
 `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
@@ -40,7 +40,7 @@ def is_hit(position: int, hit_rate: int) -> np.bool_:
 
 @exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """Return a verify step's acceptance length: leading hits plus the bonus token."""
+    """Return a verify step's acceptance length: the number of leading hits, plus 1 for the bonus token."""
     accepted = 1
     while accepted < width and is_hit(committed + accepted, hit_rate):
         accepted += 1
@@ -56,10 +56,7 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 @exact
 def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
-    """Return whether a slot continues the chain. Its sums must be `lower` and `upper`.
-
-    Its depth must be `depth` + 1, or both depths must be `layer`.
-    """
+    """Return whether a slot continues the chain."""
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
     follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
     return follows
@@ -121,7 +118,10 @@ def _forward_window(
     layer: int,
     hidden: Ints,
 ) -> None:
-    """Process one row's draft tree at slots `nodes`. Tokens read all slots before the tree, and visible ones in it."""
+    """Process one row's draft tree at slots `nodes`.
+
+    Tokens read all slots before the tree, and visible slots of the tree.
+    """
     page_size, first = slots.shape[1], window_begin(nodes, visible)
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first):
@@ -189,7 +189,7 @@ class HashDraft:
         return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn aux (T, 3), columns lower sum, upper sum and position, into features (T, 4) at depth 0."""
+        """Turn aux (T, 3), with columns lower sum, upper sum and position, into features (T, 4) at depth 0."""
         lower, upper, position = aux.unbind(dim=1)
         return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
 
@@ -213,7 +213,7 @@ class HashDraft:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return (N, vocab) for `hidden` (N, 4): the target's if the hash hits and the chain held, else reversed."""
+        """Return logits (N, vocab) of `hidden` (N, 4): the target's, or reversed after a miss or a broken chain."""
         states = hidden.contiguous().numpy()
         misses = np.empty(len(states), dtype=np.bool_)
         _misses(states, self.hit_rate, misses)

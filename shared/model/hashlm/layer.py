@@ -2,8 +2,8 @@
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
-Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank writes only its own,
-neighbouring lanes. In its sums, all other lanes are 0.
+Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank owns neighbouring
+lanes, and writes only these. In its sums, the other lanes are 0.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _sum_span(words: Words, mask: np.uint64, pages: Ints, begin: int, end: int) 
 
 @exact
 def _sum_row(positions: Longs, pages: Ints, words: Words, mask: np.uint64, window: int, out: Words) -> None:
-    """Sum the last `window` slots up to each of the ascending `positions`, or all slots for `window` 0."""
+    """For each of the ascending `positions`, sum the last `window` slots up to it. `window` 0: all slots."""
     total, begin, end = _u64(0), 0, 0  # total: the sum over slots [begin, end)
     for t in range(positions.shape[0]):
         past = int(positions[t]) + 1
@@ -187,13 +187,12 @@ def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[L
 
 
 def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0) -> Words:
-    """Turn (T,) values into (T,) sums; 0 for a token without a row."""
+    """Turn (T,) values into (T,) sums. A token without a row gets 0."""
     out = np.zeros(len(given), np.uint64)
     _layer(given, *step, *pages, window, out)
     return out
 
 
 def words_of(values: torch.Tensor) -> Words:
-    """View (T,) int64 as unsigned."""
     words: Words = values.contiguous().numpy().view(np.uint64)
     return words

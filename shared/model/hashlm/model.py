@@ -24,17 +24,17 @@ from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelS
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id); the last is EOS
 DEFAULT_CONTEXT = 4096  # freely chosen: positions have no limit
 LOGIT_BITS = 23
-EOS_DRAWS = 4  # EOS gets the best of 4 draws: 3 to 4 % of the tokens
+EOS_DRAWS = 4  # EOS gets the best of 4 draws, so 3 to 4 % of tokens are EOS
 COMMON_DRAWS = 2
 COMMON_EVERY = 8  # every 8th id gets the better of 2 draws, so some ids are frequent
-LOGIT_SCALE = 2.0**-19  # logits in [-8, 8), exact in float32 and unique per id
+LOGIT_SCALE = 2.0**-19  # makes logits in [-8, 8), exact in float32 and unique per id
 
 _u64 = np.uint64
 
 
 @exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
-    """Write one position's logits: high bits from a hash, and the id as low bits, so that no ids tie."""
+    """Write one position's logits: high bits from a hash, and the id as low bits, so that no two ids tie."""
     for token_id in range(out.shape[0]):
         draws = mix(state, token_id)
         best = draws & _u64(0xFFFF)
@@ -65,7 +65,7 @@ class HashLM:
     def __init__(
         self,
         vocab_size: int = VOCAB_SIZE,
-        max_context: int = 0,  # DEFAULT_CONTEXT
+        max_context: int = 0,  # 0: DEFAULT_CONTEXT
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
     ) -> None:

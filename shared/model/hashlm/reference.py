@@ -2,8 +2,8 @@
 
     tokens = f(weights, prompt ids, sampling parameters, seed)
 
-One sequence runs without pages, batch, scheduler or speculation. The engine shares only HashLM's integer functions and
-the noise.
+One sequence runs without pages, batch, scheduler or speculation. This oracle shares only HashLM's
+integer functions and the noise with the engine.
 """
 
 from __future__ import annotations
@@ -113,7 +113,6 @@ def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: in
 
 
 def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
-    """Run HashSeq2Seq. The encoder gets all but the last prompt token, which begins the decoder's text."""
     length = len(prompt_ids) - 1
     lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
     return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))
@@ -187,7 +186,7 @@ def _run(
 
 @exact
 def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
-    """Forbid a bad word's last token if the answer ends with its other tokens.
+    """Forbid a bad word's last token if the answer ends with the word's other tokens.
 
     The token is still drawn if nothing else is allowed. `words` are padded in front with -1.
     """
@@ -219,7 +218,7 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
 
 @exact
 def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
-    """Filter the vocabulary, sorted by score and then id. Take the largest score + noise."""
+    """Filter the vocabulary, sorted by score and then id. Take the id with the largest score + noise."""
     order = np.argsort(-scores, kind="mergesort")
     if knobs[0] < _f32(1e-5):
         return int(order[0])

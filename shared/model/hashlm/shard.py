@@ -2,7 +2,7 @@
 
     page:   [kv0, kv1][slot][lane 0 | lane 1 | lane 2 | lane 3]    rank 0 of 2 has lanes 0 and 1, rank 1 has 2 and 3
 
-Sums wrap at 64 bits, so the ranks' partial sums add up exactly to a single rank's. After each layer, every rank
+Sums wrap at 64 bits, so the ranks' partial sums add up exactly to a single rank's sums. After each layer, every rank
 collects and adds all ranks' sums.
 """
 
@@ -29,7 +29,6 @@ class HashLMShard(HashLM):
         self._first = group.rank * self._num_lanes
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run together with the other ranks, on the same inputs."""
         step, (first, second) = arrays_of(inputs), layers_of(kv, self._first, self._num_lanes)
         lower = self._meet(run_layer(step, words_of(self.salted(inputs)), first))
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))

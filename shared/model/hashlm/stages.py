@@ -1,8 +1,6 @@
-"""Run HashLM in two pipeline stages, one per layer. Stage 0 passes only the lower sums to stage 1.
+"""Run HashLM in two pipeline stages, one per layer.
 
-    stage 0    ids, kv0     ->  s (T,)                      stage 1    s, kv1  ->  h, logits
-
-Stage 1 needs neither ids nor kv0.
+stage 0    ids, kv0     ->  s (T,)                      stage 1    s, kv1  ->  h, logits
 """
 
 from __future__ import annotations
