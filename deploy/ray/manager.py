@@ -45,7 +45,7 @@ class Manager:
         self._orders: SimpleQueue[LeadOrder] = SimpleQueue()
         self._view = self._fleet.view()
         self._handles: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # actor's name -> reference to its open answer
+        self._asked: dict[str, Any] = {}  # actor's name -> reference to the answer of its open call
         self._pages: dict[str, Page] = {}
         self._pages_at = now
         self._rows: list[StatusRow] = self._fleet.rows()
@@ -70,7 +70,7 @@ class Manager:
         self._lease.release(leader)
 
     def rest(self) -> None:
-        """Stop the thread. Afterwards nothing more is started."""
+        """Stop the thread. Afterwards the manager starts nothing more."""
         self._resting.set()
         self._thread.join()
 
@@ -112,7 +112,7 @@ class Manager:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
-        """Take the answers. A late actor counts as away."""
+        """Take the answers. An actor that answers late counts as away."""
         waiting = list(self._asked.values())
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):

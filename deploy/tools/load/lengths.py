@@ -1,4 +1,4 @@
-"""Draw lengths and numbers of turns: integers of at least 1."""
+"""Draw lengths of prompts and answers, and numbers of turns: integers of at least 1."""
 
 from __future__ import annotations
 

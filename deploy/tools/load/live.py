@@ -69,7 +69,7 @@ def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], n
 
 
 def newest(records: list[RequestRecord], since: float) -> Iterator[RequestRecord]:
-    """Yield the records due since then, the newest first."""
+    """Yield the records due at `since` or later, the newest first."""
     for record in reversed(records):
         if record.due < since:
             return

@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # polls in a row with free memory; nodes report at least once a second
+RESTED_POLLS = 3  # polls in a row that must show free memory; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
