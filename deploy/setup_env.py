@@ -108,7 +108,7 @@ def compile_kernels(python: Path) -> None:
 
 
 def make_venv(folder: Path) -> Path:
-    """Make an environment. Keep one that works, so that an interrupted set-up continues."""
+    """Keep an environment that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
         say(f"[1/6] using {folder}")
@@ -133,7 +133,6 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
-    """Run pip, or raise SetupError."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -162,7 +161,7 @@ def requirements(python: Path) -> list[str]:
 
 
 def install_torch(python: Path) -> None:
-    """Install the pinned torch. Without a GPU, prefer a CPU build, which is ten times smaller."""
+    """Without a GPU, prefer a CPU build, which is ten times smaller."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
         say(f"      torch {installed(python, 'torch')} is installed already")
@@ -184,7 +183,6 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (the requirement for pip, the words about its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"
@@ -209,7 +207,7 @@ def offered_versions(python: Path) -> set[str]:
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to the wheel for this Python and machine; None if it is not found in time."""
+    """Return an index page's link to the wheel for this Python and machine. Return None if none is found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

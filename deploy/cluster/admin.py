@@ -298,6 +298,5 @@ def slow(status: dict[str, Any]) -> list[str]:
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:
-    """Return the transport of each pair of nodes, and the reason for it."""
     ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
     return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

@@ -73,7 +73,6 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError if a router or node lacks a key that it needs."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
@@ -171,7 +170,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
 
 
 def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
-    """Return the nodes' commands. `routers`: the endpoints at which routers listen for nodes."""
+    """`routers`: the endpoints at which routers listen for nodes."""
     roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
     roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
     names = [f"{role}-{index}" for role, index, _ in roles]
@@ -204,7 +203,7 @@ def node_config(
 def spec(
     name: str, command: str, config: RouterProcessConfig | NodeProcessConfig, parent_pid: int, *, vital: bool = False
 ) -> ChildSpec:
-    """Return a child's command. With -P, Python imports nothing from the working directory."""
+    """With -P, Python imports nothing from the working directory."""
     program = (sys.executable, "-P", "-m", "deploy.cli", command, f"--parent-pid={parent_pid}")
     return ChildSpec(name=name, argv=(*program, *to_argv(config, frozenset({"role"}))), vital=vital)
 

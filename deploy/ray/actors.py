@@ -130,7 +130,7 @@ def find_group(name: str) -> PlacementGroup | None:
 
 
 def base_group(config: RayClusterConfig) -> PlacementGroup:
-    """Return the placement group of all initial processes. Ray places all of it or nothing, over the machines."""
+    """Return the initial processes' placement group. Ray spreads it over machines, and places all of it or nothing."""
     bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
     return find_group(BASE_GROUP) or placement_group(bundles, strategy="SPREAD", name=BASE_GROUP, lifetime="detached")
 
@@ -140,7 +140,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor `name`. Make a missing actor, in its bundle of a placement group."""
+    """Make a missing actor in its bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

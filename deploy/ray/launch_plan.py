@@ -21,7 +21,6 @@ def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
 
 
 def most(config: RayClusterConfig, role: str) -> int:
-    """Return the largest number of processes that a role may have."""
     if role == ROUTER:
         return config.ray.routers
     at_start, limit = {

@@ -59,7 +59,6 @@ class Lease:
     _until: float = -float("inf")
 
     def take(self, holder: str, now: float) -> bool:
-        """Give or renew the lease. Return False while another caller holds it."""
         if self.is_held(now) and holder != self._holder:
             return False
         self._holder, self._until = holder, now + LEASE_S

@@ -110,7 +110,7 @@ def reach(config: RayClusterConfig) -> RayRecord:
 
 
 def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
-    """Start everything, and wait until it is ready. After a failure, take everything down."""
+    """After a failure, take everything down."""
     runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
         raise runs_already
@@ -206,7 +206,7 @@ def routers_ready(config: RayClusterConfig) -> bool:
 
 
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
-    """Return the next steps. The addresses are valid only on the routers' machines."""
+    """The printed addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
     lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
     return "\n".join(

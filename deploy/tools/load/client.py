@@ -31,7 +31,7 @@ class Client:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Wait until the answer is over. The record says how it ended."""
+        """Wait until the answer is over."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
@@ -80,7 +80,6 @@ class Client:
             await self._one(connection, place, exchange, with_header(message, b"Last-Event-ID", last_event_id))
 
     async def _connection(self, place: int) -> tuple[ClientConnection, bool]:
-        """Return (a connection, whether it was used before)."""
         while self._idle[place]:
             connection = self._idle[place].pop()
             if connection.is_open:

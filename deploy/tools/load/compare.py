@@ -69,7 +69,6 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
 
 
 def remarks(first: LoadReport, second: LoadReport) -> list[str]:
-    """Return why the reports may not be comparable, and their failed or doubtful checks."""
     found = []
     if first.model != second.model:
         found.append(f"other models: {first.model} and {second.model}")

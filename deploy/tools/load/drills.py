@@ -120,7 +120,7 @@ def ready_nodes(server: Server) -> set[str]:
 
 
 def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
-    """Run the action. Return the seconds until the node serves again; NaN if it is late or drained."""
+    """Return the seconds until the node serves again; NaN if it is late or drained."""
     action()
     return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
 

@@ -30,7 +30,7 @@ def parse_lengths(flag: str, text: str) -> Lengths:
 
 
 def parse(text: str) -> Draw:
-    """Parse one of FORMS. Raise ValueError for other text."""
+    """Raise ValueError if `text` has none of FORMS."""
     form, colon, tail = text.partition(":")
     if colon and form == "mix":
         return mixture(tail)

@@ -162,7 +162,7 @@ def is_at_rest(page: Page) -> bool:
 
 
 def page_if_any(context: RunContext) -> Page | None:
-    """Return a page or None. A dead server raises no error, so that the report is kept."""
+    """A dead server raises no error, so that the report is kept."""
     with contextlib.suppress(ConfigError):
         return metrics_of(context)
     return None

@@ -53,7 +53,7 @@ class Splitter:
         return done
 
     def _seen(self, event_id: bytes) -> None:
-        """Record an event id. A connection's first id also has the stream's token."""
+        """A connection's first id also has the stream's token."""
         token, slash, self._place = event_id.rpartition(b"/")
         self._token = token if slash else self._token
         self._id = b""
@@ -100,7 +100,6 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Raise ValueError for data that is not a chunk."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:

@@ -177,7 +177,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum. It has no interval: resampling yields none for an extreme value."""
+    """Return no interval: resampling yields none for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

@@ -88,7 +88,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests. Then its count is between our answered and our sent ones."""
+    """Return whether the server saw only our requests. Then its count lies between our answered and our sent requests."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -99,7 +99,7 @@ def ended_between(before: Page, after: Page) -> float:
 
 
 def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page, lag: Lag) -> Check:
-    """Compare our latencies with the server's. A difference is doubtful if the client was late."""
+    """A difference of latencies is doubtful, not failed, if the client was late."""
     ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
     left = sum(record.hung_up for record in records)  # the server may never have read these requests
