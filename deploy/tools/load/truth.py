@@ -88,7 +88,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server saw only our requests. Then its count lies between our answered and our sent requests."""
+    """Return whether the server saw only our requests: its count lies between our answered and our sent requests."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
