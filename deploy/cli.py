@@ -56,7 +56,7 @@ file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`app`: the module to run. `hidden`: settings without a flag."""
+    """A command that starts processes. `app`: the daemon's module. `hidden`: settings without a flag."""
 
     process: type
     help: str
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"baton {args.command}: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    except ModuleNotFoundError as error:  # only the router's packages may be installed
+    except ModuleNotFoundError as error:  # the machine may have only the router's packages
         package = extras.missing_package(error)
         if not package:
             raise
@@ -218,7 +218,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Check cheaply, and set cores and threads, before the app is imported."""
+    """Check the settings, set cores and threads, and only then import and run the app."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

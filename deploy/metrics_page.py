@@ -30,7 +30,7 @@ class Page:
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Return (number, mean) of a histogram's observations since `before`; the mean of none is 0."""
+        """Return (number, mean) of a histogram's observations since `before`; without any, the mean is 0."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -52,6 +52,7 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
+    """Return an idle server's faults: pages or rows in use, and pages in no state."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

@@ -21,7 +21,7 @@ def main() -> int:
         NodeProcessConfig, {"memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}, fixed={"node": {"role": "decode"}}
     )
     core_plan.apply(config.cores)
-    # torch is loaded here, so the threads must be set before
+    # these imports load torch, so the threads must be set before
     from shared.node.build import build_core, warm_up
     from shared.node.compiling import KernelLog, tell_of_kernels
     from shared.node.cores import NodeCores

@@ -1,4 +1,4 @@
-"""Send a command's requests to a router, and read the keys that they need."""
+"""Send a command's requests to a router, and read the keys for these requests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class RouterHttp:
-    """Connect to a router, or to its proxy, for each request.
+    """Send requests to a router, or to its proxy, each over a new connection.
 
-    `key`: a bearer token. `other_key`: for x-api-key. `ca`: a CA file for https, if the system does not know it.
+    `key`: sent as a bearer token. `other_key`: sent as x-api-key. `ca`: the file of a CA unknown to the system.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RouterHttp:
         self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Return (status, body). Raise one of UNREACHABLE without an answer."""
+        """Return (status, body). Raise one of UNREACHABLE if no answer comes."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
 
@@ -68,11 +68,12 @@ def read_api_key(path: Path | None) -> str:
 
 
 def seers_key(api_key_file: str, admin_key_file: str) -> str:
-    """Return the key that a router wants before it shows its nodes; "" for none.
+    """Return the key that a router wants before it shows its nodes; "" if it wants none.
 
-    It is the bare key in the clients' key file. A table of tenants holds only hashes; then it is the operators' key.
+    If the clients' key file is a bare key, return that key. A table of tenants holds only hashes, so return the
+    operators' key instead.
     """
-    # `--help` does not need this import
+    # imported here, because `--help` does not need it
     from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key
 
     if not api_key_file:

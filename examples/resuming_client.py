@@ -29,7 +29,7 @@ def stream(
     """Yield each chunk once. A blank line ends an event.
 
     `url`: the endpoint's URL, or the URLs of several routers that share a key file. After a failure the next router is
-    asked. `tries`: the most failures in a row.
+    asked. `tries`: the limit of failures in a row.
     """
     urls = [url] if isinstance(url, str) else list(url)
     token = place = ""

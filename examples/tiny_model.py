@@ -34,7 +34,7 @@ CONFIG = {
 
 
 def write_weights(folder: Path) -> None:
-    """Write tensors of shape (outputs, inputs), as in torch's Linear. Baton refuses wrong, extra or missing names."""
+    """Write tensors of shape (outputs, inputs), as in torch's Linear. Baton refuses wrong, extra or missing tensors."""
     generator = torch.Generator().manual_seed(1)
     hidden, inner, kv = 64, 128, 2 * 16
 

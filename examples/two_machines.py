@@ -1,7 +1,7 @@
 """Run two machines' processes with keys, all on this machine: python examples/two_machines.py [MODEL]
 
-Machine A runs the router and a prefill node, machine B runs a decode node. Each has a folder with only its own secrets.
-On real machines type the printed commands, with the machines' addresses instead of 127.0.0.1.
+Machine A runs the router and a prefill node, machine B runs a decode node. Each machine's folder has only its own
+secrets. On real machines type the printed commands, with the machines' addresses instead of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def machine(everything: Path, folder: Path, *secrets: str) -> str:
     """Copy one machine's files: `allowed`, and the machine's own secrets. On real machines use `rsync -a`."""
     folder.mkdir(mode=0o700)
     for name in ("allowed", *(f"{secret}.secret" for secret in secrets)):
-        # also copies the mode: Baton refuses files that others may read
+        # this also copies the mode, because Baton refuses files that others may read
         shutil.copy2(everything / name, folder / name)
     return str(folder)
 
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def wait_for_both(url: str, processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until the router has nodes of both roles, a `pair`. One node is enough to be ready."""
+    """Wait until the router has nodes of both roles, a `pair`. A router with one node already reports itself ready."""
     while all(process.poll() is None for process in processes):
         try:
             with urllib.request.urlopen(f"{url}/ready", timeout=60) as answer:
@@ -67,11 +67,11 @@ def main(model: str, everything: Path) -> None:
 
     port, endpoint = free_port(), f"tcp://127.0.0.1:{free_port()}"
     node = ["--model", model, "--router", endpoint]
-    http = ["--port", str(port), "--local-prefill-tokens", "0"]  # hand over short prompts, too
+    http = ["--port", str(port), "--local-prefill-tokens", "0"]  # with 0, short prompts are handed over, too
     processes = [
         start("router", "--model", model, "--keys", on_a, "--node-endpoint", endpoint, *http),
         start("prefill", "--keys", on_a, "--node-id", "prefill-0", *node),
-        start("decode", "--keys", on_b, *node),  # the folder's only secret names the node
+        start("decode", "--keys", on_b, *node),  # the folder's only secret gives the node its name
     ]
     try:
         url = f"http://127.0.0.1:{port}"

@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Print a table for each router, which counts only that router's streams and open requests."""
+    """Print a table for each router. A table counts only its own router's streams and open requests."""
     flags = all_of(args.action_urls, list(filter(None, [args.url])))
     urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
     clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
@@ -172,15 +172,17 @@ def take_url_from_node(args: argparse.Namespace) -> None:
 
 
 def read_admin_key(path: Path | None) -> str:
-    """Return the key in `path`, or without a path the key that `baton up` made; "" if there is none. Raise ConfigError
-    for a file that others may read."""
+    """Return the key in `path`. Without `path`, return the key that `baton up` made; "" if there is none.
+
+    Raise ConfigError for a file that others may read.
+    """
     if path is None and not os.access(default_path(), os.R_OK):
         return ""
     return read_key(str(path or default_path()), "--admin-key-file")
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Start the change and wait. Return whether it ended in time. With --no-wait, return True at once."""
+    """Drain or restart a node, or change its role. Return whether this ended in time; True at once with --no-wait."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -237,7 +239,7 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
-# If an older router lacks a field, the function that reads it returns no lines.
+# An older router may lack a field. Then the function that reads this field returns no lines.
 def queue(status: dict[str, Any]) -> list[str]:
     return [
         f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
@@ -247,7 +249,7 @@ def queue(status: dict[str, Any]) -> list[str]:
 
 
 def limits(status: dict[str, Any]) -> list[str]:
-    """Return the rest of each tenant's limits for this minute."""
+    """Return a line for each tenant: the requests and tokens left of its limits for this minute."""
     told = []
     for row in status.get("limits", []):
         left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
@@ -263,6 +265,7 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 
 
 def lacking(status: dict[str, Any]) -> list[str]:
+    """Return a line for each router on a node's list that does not serve this node."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
 

@@ -1,4 +1,4 @@
-"""The key for the router's /admin paths: one file per user, from the first `baton up`."""
+"""The key for the router's /admin paths: one file per user, made by the first `baton up`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def default_path() -> Path:
 
 
 def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
-    """Add a key file, unless the configuration has one or needs none. If no file can be written, /admin stays off."""
+    """Add a key file to the configuration, unless it has one or needs none. Without a writable file, /admin is off."""
     if config.router.admin_key_file or config.router.admin_without_key:
         return config
     path = default_path()

@@ -25,7 +25,7 @@ class ChildSpec:
 
 
 class Child:
-    """Own one process, and write its output in whole lines after its name."""
+    """Own one process, and write its output in whole lines, each after the child's name."""
 
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
@@ -45,7 +45,7 @@ class Child:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> int:
-        """Start the process in a new session: Ctrl-C reaches only the supervisor. Return the output's descriptor."""
+        """Start the process in a new session, which Ctrl-C does not reach. Return the descriptor of its output."""
         self.restart_at = None
         self._process = subprocess.Popen(
             self.spec.argv,
@@ -63,7 +63,7 @@ class Child:
         return self._process.stdout.fileno()
 
     def pump(self) -> bool:
-        """Write the available output. Return False at its end."""
+        """Write the available output. Return False at the output's end."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -77,13 +77,13 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write a line after the child's name. Our own log records have the name already."""
+        """Write a line after the child's name. Our own log records have the name already, as third word."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")
 
     def reap(self) -> int | None:
-        """Return the exit status once the process has ended and its pipe is empty, else None. A status of -n means
+        """Return an ended process's exit status, after draining its pipe; None while it runs. A status of -n means
         signal n."""
         if self._process is None or self._process.poll() is None:
             return None

@@ -1,6 +1,6 @@
 """`baton up`: run a whole cluster on this machine.
 
-The processes' apps are not imported here.
+Routers and nodes run as separate commands, so their apps are not imported here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError if a router or node lacks a key that it needs."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
@@ -95,8 +94,8 @@ def write_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
-    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port; 0 means any free
-    ports."""
+    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port. With --port 0,
+    they are any free ports."""
     host, first, used = config.router.host, config.router.port, set[int]()
     if first + config.local.routers - 1 > MAX_PORT:
         raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
@@ -171,7 +170,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
 
 
 def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
-    """`routers`: the routers' endpoints for nodes."""
+    """`routers`: the endpoints at which routers listen for nodes."""
     roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
     roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
     names = [f"{role}-{index}" for role, index, _ in roles]
@@ -204,7 +203,7 @@ def node_config(
 def spec(
     name: str, command: str, config: RouterProcessConfig | NodeProcessConfig, parent_pid: int, *, vital: bool = False
 ) -> ChildSpec:
-    """Return a child's command. With -P, Python imports nothing from the working directory."""
+    """With -P, Python imports nothing from the working directory."""
     program = (sys.executable, "-P", "-m", "deploy.cli", command, f"--parent-pid={parent_pid}")
     return ChildSpec(name=name, argv=(*program, *to_argv(config, frozenset({"role"}))), vital=vital)
 
@@ -214,7 +213,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: from `seers_key`."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the result of `seers_key`."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
@@ -234,6 +233,7 @@ def count_ready(body: bytes) -> int:
 
 
 def example(config: ClusterConfig) -> tuple[str, str]:
+    """Return (path, JSON fields) of an example request for this model."""
     folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'

@@ -24,7 +24,7 @@ SHOWN_LOG_CHARS = 2000
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
     """Yield the cluster's address once all nodes are ready. The cluster ends with the `with` block or with this
-    process. Ctrl-C reaches only this process."""
+    process. Ctrl-C reaches only this process, which then stops the cluster."""
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
     command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]

@@ -1,4 +1,4 @@
-"""Restart a daemon, in the same or the other role. The process stays."""
+"""Restart a daemon, in the same or the other role."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Start children, pass on their log lines, restart dead children, and stop all in order.
+"""Start children, pass on their log lines, restart dead children, and stop all children in order.
 
-This is one loop on one thread. Its caller defines "ready" and the vital children.
+The supervisor is one loop on one thread. Its caller defines "ready" and the vital children.
 
     start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
 """
@@ -58,8 +58,8 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal or a failure, and leave no child behind. Return the exit status.
 
-        Failures: the cluster is not ready in time, a child stays down before that, or all vital or all other children
-        are down.
+        Failures: the cluster is not ready in time, a child stays down before the cluster is ready, all vital children
+        stay down, or all other children stay down.
         """
         waker, wakes = socket.socketpair()
         waker.setblocking(False)

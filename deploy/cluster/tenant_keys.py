@@ -1,4 +1,4 @@
-"""`baton keys tenant`: make a tenant's key, print it once, and write its hash into the router's file."""
+"""`baton keys tenant`: make a tenant's key, print it once, and write its hash into the router's keys file."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
 
 
 def check_served(name: HubName, folder: Path) -> None:
-    """Raise ConfigError if no node could load the model of config.json."""
+    """Raise ConfigError if no node could load the model that config.json describes."""
     from shared.model.hf_config import config_from_hf
 
     if has_encoder(read_json_if_there(folder / "config.json")):
@@ -87,7 +87,7 @@ def check_served(name: HubName, folder: Path) -> None:
 
 
 def check_gguf_architecture(repository: Repository) -> None:
-    """Check the architecture that the hub read from the GGUF header. Loading checks the file itself."""
+    """Check the architecture that the hub read from the GGUF header. The file itself is checked when it is loaded."""
     from shared.model.config import GGUF_ARCHITECTURES
 
     told = repository.architecture

@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
-# These files are fetched first: they decide about the others.
+# These files are fetched first, because they decide which other files are fetched.
 DESCRIPTION = ("config.json", "generation_config.json", INDEX)
 TEXT = (
     "config.json",
@@ -36,7 +36,7 @@ Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that match a pattern. Patterns match only names in their own folder."""
+    """Return the names that match a pattern. A pattern matches only names in its own folder."""
     patterns = tuple(patterns)
     return sorted(
         name

@@ -24,7 +24,7 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the disk's free bytes. The folder need not exist yet."""
+    """Return the free bytes of the folder's disk. The folder need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
@@ -50,14 +50,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes`: each file's bytes, fetched or not."""
+    """A model at one commit. `sizes`: each file's size in bytes, fetched or not."""
 
     name: HubName
     hub: Hub
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # the architecture in its GGUF files; "" if unknown
+    architecture: str  # according to its GGUF files; "" if unknown
 
     @property
     def commit(self) -> str:
@@ -78,10 +78,10 @@ def hub_of_environment(offline: bool) -> Hub:
 
 
 def ask(name: HubName, hub: Hub) -> Repository:
-    """Ask the hub for a commit and its files. Raises huggingface_hub's errors."""
+    """Ask the hub for a commit and its files. Raise huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
-    # This also saves the revision in the cache, for offline use.
+    # This call also saves the revision in the cache, for offline use.
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     return Repository(name, hub, revision, folder_of(name, hub, revision), sizes, architecture_of(info.gguf))
@@ -93,7 +93,7 @@ def architecture_of(gguf: Any) -> str:
 
 
 def recall(name: HubName, hub: Hub) -> Repository:
-    """Find a repository in the cache. Raises huggingface_hub's errors."""
+    """Find a repository in the cache. Raise huggingface_hub's errors."""
     hub = replace(hub, offline=True)
     asked = name.revision or None
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache, local_files_only=True)
@@ -102,8 +102,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """Return the files' sizes from the listing that Baton saved. Another program's download may leave no listing; then
-    measure the files."""
+    """Return the files' sizes from the listing that Baton saved. After another program's download, there may be no
+    listing. Then measure the files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -120,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the small files, and save the listing, by which an offline start notices missing files."""
+    """Fetch the small files, and save the listing. It lets an offline start notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub
@@ -156,7 +156,7 @@ def download(repository: Repository, files: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing: the library would warn."""
+    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing, because the library would warn."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -1,4 +1,4 @@
-"""Turn --model into a local path. Commands do this first: other code sees only local paths."""
+"""Turn --model into a local path. Commands do this first, so that other code sees only local paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.config.settings import ModelConfig
 
 
 def with_local_model(nodes: NodeParts) -> NodeParts:
-    """Return the settings with the model's local path. Raises ConfigError."""
+    """Return the settings with the model's local path."""
     name = parse_hub_name(nodes.model.model)
     return nodes if name is None else replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline)))
 
@@ -38,7 +38,7 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
 
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
-    """Set the local path. Clients still call the model org/name, unless it has a served name."""
+    """Set the local path. Clients still call the model org/name, unless `served_model_name` is set."""
     return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
 
 

@@ -14,7 +14,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """`revision`: a branch, tag or commit; "" for the default. `file`: a GGUF file; "" for none."""
+    """`revision`: a branch, tag or commit; "" for the default branch. `file`: a GGUF file; "" for none."""
 
     repo: str
     revision: str = ""
@@ -25,7 +25,7 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Return the parsed name; None for other text, or for an existing file or folder."""
+    """Return the parsed name. Return None if the text has another form, or is an existing path."""
     found = _NAME.fullmatch(text)
     if found is None or Path(text).exists():
         return None

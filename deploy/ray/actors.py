@@ -1,6 +1,7 @@
 """Define the actors, one for each daemon, and find or make them. fleet.py decides what they do.
 
-An actor has its daemon's name, outlives `baton ray up`, and exits when its daemon dies. Ray restarts it without limit.
+An actor has its daemon's name, outlives `baton ray up`, and exits when its daemon dies. Ray restarts actors without
+limit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STOP_MARGIN_S = 5.0
 
 
 class DaemonActor:
-    """Start, watch and stop one router or node. Its methods return at once."""
+    """Start, watch and stop one router or node. `tend` returns at once."""
 
     def __init__(self, name: str, stop_timeout_s: float) -> None:
         self._name = name
@@ -73,7 +74,7 @@ class DaemonActor:
         )
 
     def page(self, path: str) -> str:
-        """Return a page of this router; "" on failure or for a node."""
+        """Return a page of the actor's router; "" on failure, or if the daemon is a node."""
         router = self._started.config if self._started is not None else None
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
@@ -87,7 +88,7 @@ def log(line: str) -> None:
 
 
 def end_actor(why: object) -> None:
-    """Exit, so that Ray restarts the actor. An exception would only fail the current call."""
+    """Exit, so that Ray restarts the actor. An exception would fail only the current call."""
     log(f"this actor ends: {why}")
     os._exit(1)
 
@@ -98,7 +99,7 @@ def place() -> Place:
 
 
 def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
-    """Return the page; "" on failure. `key_files`: the router's, for clients and for operators."""
+    """Return the page; "" on failure. `key_files`: the router's key files, for clients and for operators."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
     try:
         key = seers_key(*key_files)
@@ -129,7 +130,7 @@ def find_group(name: str) -> PlacementGroup | None:
 
 
 def base_group(config: RayClusterConfig) -> PlacementGroup:
-    """Return the placement group of all initial processes. Ray spreads it over the machines, all or nothing."""
+    """Return the initial processes' placement group. Ray spreads it over machines, and places all of it or nothing."""
     bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
     return find_group(BASE_GROUP) or placement_group(bundles, strategy="SPREAD", name=BASE_GROUP, lifetime="detached")
 
@@ -139,7 +140,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor `name`. Make a missing actor, in its bundle of a placement group."""
+    """Make a missing actor in its bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

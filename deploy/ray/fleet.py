@@ -33,12 +33,12 @@ from deploy.ray.report import (
 )
 from shared.config.processes import RayClusterConfig
 
-ROUTERS_WITHIN_S = 30.0  # after this wait, nodes start with the known routers
+ROUTERS_WITHIN_S = 30.0  # after this wait, nodes start with the routers known so far
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
-ABSENT = (DRAINED, FAILED)  # these do not start again by themselves
-KILLED = -9  # assumed if an actor dies: the real status is lost
+ABSENT = (DRAINED, FAILED)  # nodes in these states do not start again by themselves
+KILLED = -9  # assumed exit status of a dead actor's daemon; the real status is lost
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Member:
     place: Place | None = None
     ran: bool = False  # whether a daemon was started since the actor's last restart
     restarts: int = 0
-    start_at: float | None = 0.0  # earliest next start; None: never again
+    start_at: float | None = 0.0  # earliest time of the next start; None: never again
     cores: tuple[int, ...] = ()
     leaving: bool = False
     make_at: float | None = 0.0  # earliest time to make a missing actor; None: never
@@ -68,7 +68,7 @@ class Member:
 
 @dataclass(slots=True)
 class Fleet:
-    """`names`: the initial actors."""
+    """`names`: the initial actors' names."""
 
     config: RayClusterConfig
     names: tuple[str, ...]
@@ -92,7 +92,7 @@ class Fleet:
         """Return the leaving members that have ended. A restart of the actor, or an absence of LOST_AFTER_S, counts as
         an end.
 
-        An added node also leaves if Ray does not place it within PLACED_WITHIN_S.
+        An added node that Ray does not place within PLACED_WITHIN_S leaves, too.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
@@ -113,7 +113,7 @@ class Fleet:
         """Return whether all nodes of this role run and the routers see all of them.
 
         Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
-        each seen node's role, which `baton admin role` may have changed.
+        the role of each node that the routers see. `baton admin role` may have changed this role.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
@@ -128,7 +128,7 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether this role may get a node. A role with `most` failed nodes may not."""
+        """Return whether this role may get another node. With `most` failed nodes it may not, so that growth ends."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
@@ -138,7 +138,7 @@ class Fleet:
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
     def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
-        """Return the node of this role that leaves first; None if there is none."""
+        """Return the node of this role that leaves first; None if none may leave."""
         found = [name for name in self.extra() if serving.get(name) == role]
         return max(found, key=index_of, default=None)
 
@@ -192,7 +192,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. A new one is made after the same delays."""
+        """Record that the actor died for good. A new actor is made after the same growing delays, if at all."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -213,7 +213,7 @@ class Fleet:
     def endpoints(self, now: float) -> tuple[str, ...]:
         """Return the routers' last known addresses, which nodes dial.
 
-        There are none until all routers are placed or ROUTERS_WITHIN_S has passed.
+        Return none until all routers are placed or ROUTERS_WITHIN_S has passed.
         """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
@@ -232,8 +232,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart at once. The others restart one at a time. Failed, drained and lost nodes
-        delay none of them.
+        Nodes that lost all routers restart at once. The other nodes restart one at a time, and do not wait for failed,
+        drained or lost nodes.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False

@@ -1,7 +1,7 @@
 """Start, watch and stop one daemon: an actor's work, without Ray.
 
-A thread that runs as long as this process forks the daemon. On Linux the kernel ends the daemon with that *thread*
-(shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
+One thread, which lives as long as this process, forks the daemon. On Linux the kernel ends the daemon with that
+*thread* (shared.core.orphan_guard), so a killed actor leaves no daemon. If the thread fails, it ends this process.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Keeper:
     def _wait(self, child: Child) -> None:
         ready = select.select([child.fileno()], [], [], TICK_S)[0]
         if ready and not child.pump():
-            time.sleep(TICK_S)  # its output is closed, so it is about to end
+            time.sleep(TICK_S)  # the daemon has closed its output, so it is about to end
 
     def _line(self, line: str) -> None:
         self._lines.append(line)

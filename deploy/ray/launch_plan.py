@@ -51,7 +51,7 @@ def bundle_text(config: RayClusterConfig, name: str) -> str:
 
 
 def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
-    """Raise ConfigError if a process fits on no machine. `machines`: each machine's whole resources."""
+    """Raise ConfigError if a process fits on no machine. `machines`: each machine's resources, free or not."""
     for name in names_at_start(config):
         wanted = resources(config, name).items()
         if not any(all(there.get(kind, 0.0) >= number for kind, number in wanted) for there in machines):
@@ -122,9 +122,9 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """Plan one thread per reserved core, and name as many cores that are not `taken`.
+    """Plan one thread per reserved core, and choose as many cores that are not `taken`.
 
-    Name none if too few are left. Ray only reserves a number of cores and sets OMP_NUM_THREADS.
+    If too few are left, choose none. Ray itself reserves only a number of cores, and sets OMP_NUM_THREADS.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]

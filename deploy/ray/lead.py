@@ -17,8 +17,8 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LeadOrder:
-    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. With neither, only renew the
-    lease."""
+    """A leader's call. `grow`: the role that gets a node. `give`: the node to stop. Without either, the call only
+    renews the lease."""
 
     leader: str
     grow: str = ""
@@ -27,7 +27,7 @@ class LeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """`nodes` should serve. The nodes in `extra` may leave. The roles in `may_grow` are below their maximum.
+    """`nodes`: nodes that should serve. `extra`: nodes that may leave. `may_grow`: roles below their maximum.
 
     `is_steady`: no node is starting or leaving.
     """
@@ -59,7 +59,6 @@ class Lease:
     _until: float = -float("inf")
 
     def take(self, holder: str, now: float) -> bool:
-        """Give or renew the lease. Return False while another caller holds it."""
         if self.is_held(now) and holder != self._holder:
             return False
         self._holder, self._until = holder, now + LEASE_S

@@ -45,7 +45,7 @@ class Manager:
         self._orders: SimpleQueue[LeadOrder] = SimpleQueue()
         self._view = self._fleet.view()
         self._handles: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}  # actor's name -> reference to its open answer
+        self._asked: dict[str, Any] = {}  # actor's name -> reference to the answer of its open call
         self._pages: dict[str, Page] = {}
         self._pages_at = now
         self._rows: list[StatusRow] = self._fleet.rows()
@@ -70,14 +70,13 @@ class Manager:
         self._lease.release(leader)
 
     def rest(self) -> None:
-        """Stop the thread. Afterwards nothing more is started."""
+        """Stop the thread. Afterwards the manager starts nothing more."""
         self._resting.set()
         self._thread.join()
 
     # ---- the thread
 
     def _work(self) -> None:
-        """Run the ticks. An unexpected error ends the actor."""
         try:
             while not self._resting.is_set():
                 begin = time.monotonic()
@@ -112,7 +111,7 @@ class Manager:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
-        """Take the answers. A late actor counts as away."""
+        """An actor that answers late counts as away."""
         waiting = list(self._asked.values())
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):
@@ -130,7 +129,7 @@ class Manager:
         self._fleet.hear(report, now)
 
     def _miss(self, name: str, error: RayError, now: float) -> None:
-        """Record a failed call. An actor unknown to Ray is dead for good."""
+        """An actor unknown to Ray is dead for good."""
         if not isinstance(error, ActorDiedError) or find(name) is not None:
             self._fleet.miss(name, now, gist(error))
             return

@@ -29,8 +29,8 @@ SHOWN_LOG_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class RayRecord:
-    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born`: its start time, because ids are
-    reused."""
+    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born`: that process's start time, because
+    process ids are reused."""
 
     address: str
     cluster: str
@@ -90,7 +90,7 @@ def start(cluster: str, num_cpus: float) -> RayRecord:
     record = RayRecord(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
     try:
         wait_for_start(process, log)
-    except BaseException:  # also Ctrl-C
+    except BaseException:  # including Ctrl-C
         stop(record)
         raise
     return record

@@ -35,7 +35,7 @@ class Place:
 class ActorReport:
     """`life` changes with each restart of the actor. `words`: the last lines of an ended daemon.
 
-    `routers` and `cores`: set when the running daemon started.
+    `routers` and `cores`: given to the running daemon at its start.
     """
 
     name: str

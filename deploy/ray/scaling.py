@@ -6,8 +6,7 @@ Pressure is the load as a share of full load. Two thresholds and two waits preve
   shrink  the pressure with one node fewer < SPARE of full, and latency within its objective, for down_after_s.
 
 A constant load can't make a role grow and shrink in turn: after growth, the role would be full again with one node
-fewer.
-If latency made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
+fewer. If latency made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from dataclasses import dataclass, field
 from shared.config.ray_settings import ScalingConfig
 
 SPARE = 0.7
-SOME_LOAD = 0.25  # below it, a missed latency objective adds no node
+SOME_LOAD = 0.25  # below this pressure, a missed latency objective adds no node
 REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLoad:
-    """The load of all nodes of a role. `busy`: the share in use of request rows or of KV pages, whichever is larger.
+    """The load of all nodes of a role. `busy`: the used share of request rows or of KV pages, whichever is larger.
 
     `latency`: measured latency divided by its objective; 0 without an objective or traffic.
     """

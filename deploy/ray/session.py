@@ -45,8 +45,8 @@ def say(text: str) -> None:
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
     """Connect this process to Ray as a client.
 
-    Ray's threads here print messages, e.g. that a machine died. Until the last thread ends, stdout goes to stderr.
-    Print results afterwards.
+    Ray's threads in this process print messages, e.g. that a machine died. Until the last one ends, stdout goes to
+    stderr. Print results afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -69,7 +69,8 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 def left_out(checkout: Path) -> list[str]:
     """Return patterns for a checkout's files that Ray does not ship: all except our packages.
 
-    Raise ConfigError if the folder is not a checkout. Machines have or fetch models; the default model is a package.
+    Raise ConfigError if the folder is not a checkout. Models need no shipping: machines have or fetch them, and the
+    default model is a package.
     """
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
@@ -104,12 +105,12 @@ def reach(config: RayClusterConfig) -> RayRecord:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
     record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # at once, so that `down` finds it if this process dies
+    head.write_record(record)  # at once, so that `down` finds this Ray if this process dies
     return record
 
 
 def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
-    """Start everything, and wait until it is ready. After a failure, take everything down."""
+    """After a failure, take everything down."""
     runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
         raise runs_already
@@ -147,8 +148,8 @@ def check_resources(config: RayClusterConfig) -> None:
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:
-    """Raise ConfigError if a machine lacks Baton, or has another package of that name. The check calls only the
-    standard library there."""
+    """Raise ConfigError if a machine lacks Baton, or has another package named `shared`. On the machine, the check
+    calls only the standard library."""
     ours = pkgutil.get_data(*MARKER)
     for machine in machines:
         where = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
@@ -188,7 +189,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
 
 
 def rows_of_manager() -> list[StatusRow]:
-    """Return the manager's rows; none while Ray is placing it."""
+    """Return the manager's status rows; none while Ray is placing the manager."""
     manager = find_manager()
     found: list[StatusRow] = (
         answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
@@ -205,7 +206,7 @@ def routers_ready(config: RayClusterConfig) -> bool:
 
 
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
-    """Return the next steps. The addresses are valid only on the routers' machines."""
+    """The printed addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
     lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
     return "\n".join(
@@ -217,7 +218,7 @@ def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
 
 
 def chosen(address: str, cluster: str) -> RayRecord:
-    """Return the file's cluster, or else the last one started here."""
+    """Return the cluster at `address`, or else the cluster that was last started here."""
     record = head.read_record()
     if address:
         return RayRecord(address, cluster)
@@ -294,7 +295,7 @@ def take_down() -> None:
 
 
 def stop_all(names: Sequence[str]) -> None:
-    """Stop daemons. An actor kills a late daemon. A silent actor is killed with its daemon."""
+    """Stop daemons. An actor kills a daemon that ends late. A silent actor is killed with its daemon."""
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:

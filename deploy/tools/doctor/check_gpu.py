@@ -1,4 +1,4 @@
-"""Judge GPUs: whether torch and the driver fit, whether each GPU computes correctly, and what stays untested."""
+"""Judge GPUs: whether torch fits the driver, whether each GPU computes correctly, and what stays untested."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 
 HERE = "this machine"
 GIB = 1 << 30
-LOW_MEMORY = 0.10  # report a smaller share of free memory
+LOW_MEMORY = 0.10  # a smaller share of free memory is reported
 LEAST_CAPABILITY = (8, 0)  # GPUs below this capability emulate bfloat16
-# Report slower copies. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
+# Slower copies are reported. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
 SLOW_COPY_BYTES_PER_S = 2e9
-# Largest difference of float32 logits, as a share of the largest: a GPU adds in another order than the host.
+# Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than a CPU.
 MOST_DIFFERENCE = 1e-3
 INSTALL = "install a torch built for your driver's CUDA version: https://pytorch.org/get-started/locally"
 OPEN = (
@@ -28,7 +28,7 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
 
 
 def check_absence(facts: GpuFacts) -> Finding:
-    """Judge a machine without usable GPUs, which is faulty if it has a driver."""
+    """Judge a machine without usable GPUs. Such a machine with a driver is faulty."""
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(
@@ -88,7 +88,7 @@ def check_copies(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_logits(device: GpuDevice, where: str) -> list[Finding]:
-    """Compare a GPU's logits with the CPU's. NaN counts as a difference."""
+    """NaN counts as a difference."""
     if relative(device) <= MOST_DIFFERENCE:
         return []
     what = f"a tiny network's logits differ from the CPU's by {relative(device):.1e} of the largest"
@@ -103,7 +103,7 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """Report GPUs that can't map each other's memory. They hand off through the host's memory."""
+    """Report GPUs that can't map each other's memory. Hand-offs between such GPUs use the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}

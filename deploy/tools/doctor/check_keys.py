@@ -1,4 +1,4 @@
-"""Find secrets that others could read or change. Nodes refuse them.
+"""Find secrets that other users could read or change. Nodes refuse such secrets.
 
 Permissions are judged for the nodes' user, not for the caller.
 """
@@ -28,7 +28,7 @@ def check_folder(folder: KeysFolder) -> list[Finding]:
 
 
 def check_secret(secret: Secret, uid: int) -> list[Finding]:
-    """Check one secret. A node can't use other users' secrets, not even root's."""
+    """A node can't use other users' secrets, not even root's."""
     if secret.error:
         return [
             Finding("keys", secret.path, BROKEN, secret.error, "`baton keys create` makes a folder, see its --help")

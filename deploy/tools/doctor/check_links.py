@@ -18,7 +18,7 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 SLOW_DIAL_S = 0.05
 SLOW_HANDOFF_S = 1.0
 SLOW_BYTES_PER_S = 100e6
-FAR_OFF = 3.0  # a node is slow above this multiple of the others' median
+FAR_OFF = 3.0  # a node is slow above this multiple of the other nodes' median time
 NOTICEABLE_S = 0.05
 ENOUGH_BYTES = 1 << 20  # smaller hand-offs measure latency, not rate
 ENOUGH_HANDOFFS = 5

@@ -12,7 +12,7 @@ LOW_MEMORY = {LOOK: 0.10, BROKEN: 0.03}
 LOW_DISK_BYTES = {LOOK: 1 << 30, BROKEN: 100 << 20}
 FEW_FILES = 1024
 MIB = 1 << 20
-# With these drivers, `powersave` also speeds cores up under load.
+# With these drivers, even the governor `powersave` speeds cores up under load.
 DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")
 HERE = "this machine"
 
@@ -108,7 +108,7 @@ def check_governors(machine: MachineFacts) -> list[Finding]:
 
 
 def check_memory(machine: MachineFacts) -> list[Finding]:
-    """Judge memory. Page pools count as shared memory, but need no /dev/shm."""
+    """Page pools count as shared memory, but need no /dev/shm."""
     share = machine.available_bytes / max(1, machine.memory_bytes)
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
     if level is None:

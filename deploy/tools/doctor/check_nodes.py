@@ -61,7 +61,7 @@ def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
-    """Report pairs that do not fit. Without the admin key, the router names only the first field that differs."""
+    """Without the admin key, the router names only the first field in which a pair of nodes differs."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
         for one in ready.misfits
@@ -164,8 +164,8 @@ def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report loopback addresses of nodes with different host ids. Containers of one machine have such ids too, so the
-    level is only LOOK."""
+    """Report loopback addresses of nodes with different host ids. Containers of one machine differ in this id,
+    too, so the level is only LOOK."""
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)

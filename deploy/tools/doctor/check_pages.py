@@ -72,6 +72,7 @@ def in_use(page: Page) -> dict[tuple[str, str], float]:
 
 
 def slow_reports(cluster: Cluster) -> set[str]:
+    """Return the nodes that may not have reported between the two looks."""
     nodes = cluster.status.nodes if cluster.status is not None else ()
     return {node.name for node in nodes if node.last_seen_s >= cluster.interval_s / 2}
 
@@ -113,7 +114,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Report refusals. Bare connections count only if they are new: this program also dials without a key."""
+    """Report refusals. Connections without a key count only if they are new: this program makes some itself."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

@@ -1,4 +1,4 @@
-"""The command line of `baton doctor`. It imports other modules late: reading keys loads zmq."""
+"""The command line of `baton doctor`. Other modules are imported late: reading keys loads zmq."""
 
 from __future__ import annotations
 

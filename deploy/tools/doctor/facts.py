@@ -41,8 +41,8 @@ class SeenPair:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The answer to /admin/status. `time_s`: the router's clock. `asked_s`, `answered_s`: our clock before and
-    after."""
+    """The answer to /admin/status. `time_s`: the router's clock. `asked_s`, `answered_s`: our clock before and after
+    the request."""
 
     time_s: float
     epoch: int
@@ -119,7 +119,7 @@ class Disk:
 class MachineFacts:
     """`steal_share`, `throttled_share`: shares of the time between two looks. `governors`: (driver, governor) pairs.
 
-    `cores`: the usable ones of `num_cpus`. `load`: the load average of all cores.
+    `cores`: the usable cores, out of `num_cpus`. `load`: the load average of all cores.
     """
 
     cores: tuple[int, ...]

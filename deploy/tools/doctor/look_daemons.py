@@ -25,7 +25,7 @@ OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The settings that the checks need and every daemon has."""
+    """The settings that every daemon has and the checks need."""
 
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -60,7 +60,7 @@ def folder_of(process: psutil.Process) -> Path | None:
 def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
 ) -> DaemonFacts:
-    """Return a daemon's facts. `folder`: its working folder; None if unknown."""
+    """`folder`: the daemon's working folder; None if unknown."""
     told, problem = read_told(argv, folder)
     keys = place(told.security.keys, folder, uid) if told.security.keys else ""
     return DaemonFacts(

@@ -63,7 +63,7 @@ def driver_version() -> str:
 
 
 def problem_of(ask: Callable[[], object]) -> str:
-    """Return the first line of the error of `ask`; "" for none."""
+    """Return the first line of the error that `ask` raises; "" for none."""
     try:
         ask()
     except Exception as error:  # drivers and libraries raise errors of any type
@@ -113,7 +113,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Return the fastest copy's bytes per second. The first copy wakes the device."""
+    """Return the fastest copy's bytes per second. The first copy is slower, because it wakes the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
@@ -126,7 +126,7 @@ def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> floa
 
 
 def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Find out whether another process can open our memory, as cuda_ipc needs."""
+    """Find out whether another process can open our memory, as the transport cuda_ipc needs."""
     shared = torch.empty(1 << 21, dtype=torch.uint8, device=where)
     return {"sharing_problem": problem_of(lambda: gpu.share(shared))}
 

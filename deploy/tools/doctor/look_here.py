@@ -41,7 +41,7 @@ def take_pulse() -> CpuSample:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number; {} if unreadable."""
+    """Read a file whose lines have a name and a number; {} if it is unreadable."""
     try:
         rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):

@@ -64,7 +64,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
-    """Look at the router twice, `interval_s` apart. Raise NoRouterError if a look fails."""
+    """Raise NoRouterError if a look fails."""
     before = ask_page(http)
     sleep(interval_s)
     ready, after = ask_ready(http), ask_page(http)

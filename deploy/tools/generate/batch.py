@@ -30,7 +30,7 @@ from deploy.tools.generate.tally import Tally, summary_text
 from shared.core.errors import ConfigError
 
 EXIT_FAILED = 1
-SIGNAL_STATUS = 128  # plus the signal's number, as in a shell
+SIGNAL_STATUS = 128  # exit status: this plus the signal's number, as in a shell
 UNAUTHORIZED = 401
 MAX_CONCURRENCY = 4096
 
@@ -133,7 +133,7 @@ def answer_all(
 
 @contextlib.contextmanager
 def server_of(args: argparse.Namespace) -> Iterator[Server]:
-    """Yield the given router once it answers, or our own cluster, during the `with` block."""
+    """Yield the given router once it answers, or else our own cluster, which ends with the `with` block."""
     url = url_of(args)
     if url is not None:
         server = Server(url, read_api_key(args.api_key_file), args.ca)

@@ -1,5 +1,5 @@
-"""The command line of `baton generate`. It imports other modules late: `baton` itself loads neither asyncio nor
-rich."""
+"""The command line of `baton generate`. Other modules are imported late: `baton` itself loads neither asyncio
+nor rich."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. Never retries."""
+"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. The caller retries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AnswerReader:
         if len(self.answer.body) > MAX_ANSWER_BYTES:
             raise OSError(f"the answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
 
-    # called by the HTTP parser
+    # the HTTP parser calls these methods
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

@@ -35,7 +35,7 @@ class ErrorPart(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of OpenAI's batch output and error files. `id` is the first field, to recognise a torn line."""
+    """A line of OpenAI's batch output and error files. `id` comes first, so that a torn line can be recognised."""
 
     id: str
     custom_id: str | None
@@ -114,7 +114,7 @@ class LineFile:
         os.close(self._fd)
 
     def _require_file(self) -> None:
-        """Refuse devices: they can't be truncated, and must stay."""
+        """Refuse devices: they can't be truncated, and must not be removed."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise ConfigError(f"{self.path} is not a plain file, so a later run could not go on from it")
 
@@ -126,7 +126,7 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the bytes up to the last newline. Raise ConfigError if the rest does not begin like our lines."""
+    """Return the size in bytes up to the last newline. Raise ConfigError if the rest does not begin like our lines."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:

@@ -43,7 +43,7 @@ class BadLine:
 
 
 class InputLine(msgspec.Struct, frozen=True):
-    """A JSON object with any fields. `what_is_wrong` checks them."""
+    """A JSON object with any fields. `what_is_wrong` checks the fields."""
 
     custom_id: Any = None
     method: Any = None
@@ -125,7 +125,7 @@ def name_digest(custom_id: str) -> bytes:
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """Return whether an earlier run answered this unchanged line. `answered`: from `answered_in`."""
+    """Return whether an earlier run answered this unchanged line. `answered`: the result of `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 

@@ -12,7 +12,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Inside the `with` block, a signal cancels the watched task. If no task is watched, it raises KeyboardInterrupt.
+    """Inside the `with` block, a signal cancels the watched task. Without a watched task, a signal raises
+    KeyboardInterrupt.
 
     Ignored signals stay ignored, as nohup and a shell's background jobs require.
     """

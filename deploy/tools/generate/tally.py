@@ -12,7 +12,7 @@ OK = 200
 
 @dataclass(slots=True)
 class Tally:
-    """`num_before`: the lines that earlier runs answered. Later fields count only this run's lines."""
+    """`num_before`: the lines that earlier runs answered. The fields below count only this run's lines."""
 
     num_lines: int
     num_before: int

@@ -19,19 +19,19 @@ from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # takes the place of the user's words in a template
-INVENTED_LIMIT = 160  # most ids in an invented prompt
+INVENTED_LIMIT = 160  # limit of ids in an invented prompt
 
 
 @dataclass(frozen=True, slots=True)
 class InventedPrompt:
-    """The prompts use `temperatures` in turn. `limit`: the most ids in an answer."""
+    """Settings for the answers. Prompts use `temperatures` in turn. `limit`: the most ids in an answer."""
 
     temperatures: tuple[float, ...]
     limit: int
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read one prompt per line: {"prompt": ...} or plain text. Raises ConfigError."""
+    """Read one prompt per line: {"prompt": ...} or plain text. Raise ConfigError for an unreadable file or line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +58,10 @@ def _one_turn(prompt: str) -> Conversation:
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
-    """Return the chat template's ids before the user's words. Raise ConfigError if the template changes these words."""
+    """Return the ids that the chat template puts before the user's words.
+
+    Raise ConfigError if the template changes these words.
+    """
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
         raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
@@ -66,7 +69,7 @@ def user_turn(text: TextModel) -> tuple[int, ...]:
 
 
 def invent(generator: Generator, text: TextModel, path: Path, count: int, told: Callable[[int], None]) -> list[str]:
-    """Invent prompts until `path` has `count` different complete ones, as {"prompt": ...} lines."""
+    """Invent prompts until `path` has `count` different complete prompts, as {"prompt": ...} lines."""
     found = dict.fromkeys(read_prompts(path) if mend(path) else [])
     task = Task(0, user_turn(text), 1.0, INVENTED_LIMIT)
 
@@ -93,7 +96,7 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """Answer each prompt without an answer in `path`. Call `told` with the number of answers and of prompts."""
+    """Answer each prompt without an answer in `path`. Call `told` with the numbers of answers and prompts each time."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)

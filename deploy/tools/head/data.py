@@ -33,7 +33,7 @@ class TrainingAnswer:
 
 
 def read_answers(path: Path) -> list[TrainingAnswer]:
-    """Read answers. Raise ConfigError that names the invalid line."""
+    """Raise ConfigError that names the invalid line."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             return [_parse(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
@@ -53,14 +53,13 @@ def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether this prompt's answers are held out."""
     digest = hashlib.blake2b(repr(tuple(prompt)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELD_OUT_OF == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and held-out answers, in an order that depends only on the seed. They share no prompt."""
+    """Training and held-out answers, in an order that depends only on the seed. The two parts share no prompt."""
 
     training: tuple[TrainingAnswer, ...]
     held_out: tuple[TrainingAnswer, ...]
@@ -86,7 +85,7 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
     """Return the draft vocabulary, ascending: the ids in `always`, and the answers' most frequent ids.
 
-    If these are fewer than `count`, add the lowest ids: in a byte-level vocabulary, bytes and frequent merges.
+    If these are fewer than `count`, add the lowest ids. In a byte-level vocabulary, they are bytes and frequent merges.
     """
     seen: Counter[int] = Counter()
     for one in answers:

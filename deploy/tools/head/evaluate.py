@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadAcceptance:
-    """Acceptance over greedy answers. `tokens_per_verify[k]`: with chains of k + 1 drafts.
+    """Acceptance over greedy answers. `tokens_per_verify[k]`: tokens per verify step with chains of k + 1 drafts.
 
     `by_step[k]`: the share of right drafts at step k, if all earlier drafts are right.
     """

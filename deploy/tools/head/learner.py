@@ -18,15 +18,15 @@ from deploy.tools.head.store import FeatureTrace
 from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
-WARM_UP = 0.03  # share of the run in which the rate rises
-FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # may not change when a run resumes
-RATES = {"muon": 1.0, "adam": 0.5}  # multiples of the recipe's rate
+WARM_UP = 0.03  # share of the run in which the learning rate rises
+FIXED = ("batch_tokens", "draft_vocab", "max_tokens", "seed")  # settings that may not change when a run resumes
+RATES = {"muon": 1.0, "adam": 0.5}  # learning rates, as multiples of the recipe's rate
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWords:
     ids: Tensor  # (draft vocab,) int64, ascending: target ids
-    of_target: Tensor  # (V,) int64: the draft id of each target id, or -1
+    of_target: Tensor  # (V,) int64: the draft id of each target id; -1 for none
     rows: Tensor  # (draft vocab, H): the target's output rows
 
 
@@ -39,7 +39,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    losses: tuple[float, ...]  # by step of the chain: mean over answer tokens that have a draft id
+    losses: tuple[float, ...]  # by step of the chain: mean loss over answer tokens that have a draft id
     # By step: the share of answer tokens that have a draft id and on which head and target agree.
     hits: tuple[float, ...]
     tokens: int
@@ -48,10 +48,10 @@ class UpdateResult:
 class Learner:
     """Train inner matrices with Muon, and output rows and norms with AdamW.
 
-    Muon orthogonalises its update, and needs fewer tokens for the same loss.
+    Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
 
-    `scale` (3H,): the size of each channel of the target's hidden states. Some are a thousand times as large as others.
-    So the master of `fc` is for channels of size 1, and `weights` divides it by `scale`.
+    `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
+    as others. So the master of `fc` is for channels of size 1, and `weights` divides this master by `scale`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Learner:
         return {**self.masters, "fc.weight": self.masters["fc.weight"] / self.scale}
 
     def update(self, traces: Sequence[FeatureTrace], share_done: float) -> UpdateResult:
-        """Do one update. `share_done` (0 to 1) sets the learning rate and the number of drafts."""
+        """`share_done` (0 to 1) sets the learning rate and the number of drafts."""
         rate = self.recipe.rate * min(share_done / WARM_UP, 1.0) * (1.0 - share_done)
         for kind, optimizer in self._optimizers.items():
             for group in optimizer.param_groups:
@@ -129,7 +129,7 @@ class Learner:
         part.rename(path)
 
     def load(self, path: Path) -> None:
-        """Load a checkpoint. Raise ConfigError for other FIXED settings or other answers."""
+        """Raise ConfigError for other FIXED settings or other answers."""
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             said = file.metadata()
@@ -153,7 +153,7 @@ class Learner:
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Return the number of drafts to train. The number grows: the first draft teaches most for its cost."""
+    """Return the number of drafts to train. It grows during the run: the first draft teaches most for its cost."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 

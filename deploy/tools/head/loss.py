@@ -1,7 +1,7 @@
 """Compute cross entropy against the target's distribution over the draft vocabulary, without storing all logits.
 
-`lm_head`, softmaxes and gradient run over ROWS rows at a time, so that the logits stay in the CPU's cache (like Liger's
-fused linear cross entropy, arXiv 2410.10989).
+The product with `lm_head`, the softmaxes and the gradient run over ROWS rows at a time, so that the logits stay in the
+CPU's cache (like Liger's fused linear cross entropy, arXiv 2410.10989).
 """
 
 from __future__ import annotations

@@ -75,7 +75,10 @@ class HeadNet:
         self._rope = rope
 
     def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
-        """Return `lm_head`'s inputs, (M_k, H) per step k, in the order of Rows, differentiable in the weights."""
+        """Return `lm_head`'s inputs in the order of Rows: (M_k, H) per step k.
+
+        They are differentiable in the weights.
+        """
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)
         aux = torch.cat([one.aux for one in traces]).to(ids.device)[rows.slots]
@@ -138,7 +141,7 @@ class Chain:
         self._layer = layer
         self._first: list[tuple[Tensor, Tensor]] = []  # by sequence: step 0's keys and values, (slots, kv_heads, D)
         self._first_slots: tuple[int, ...] = ()
-        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same by later step and sequence
+        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same for each later step and sequence
 
     def begin(self, keys: Tensor, values: Tensor, rows: Rows) -> None:
         lengths = list(rows.lengths)

@@ -1,6 +1,6 @@
 """Write heads in the public EAGLE-3 format (arXiv 2503.01840), with SGLang's and vLLM's tensor names.
 
-shared.model.eagle_file reads this folder of config.json and model.safetensors.
+A head is a folder with config.json and model.safetensors, which shared.model.eagle_file reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make a head's first weights. Copies of the target's weights save many thousand training steps.
 
-`fc` passes on the highest of the three hidden states. The layer and the output rows are copied from the target's last
-layer and head. Attention weights for the input's embedding half begin small and random.
+`fc` passes on only the hidden state of the highest of the three layers. The layer and the output rows are copied from
+the target's last layer and head. Attention weights for the embedding half of the input begin small and random.
 """
 
 from __future__ import annotations

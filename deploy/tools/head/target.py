@@ -23,7 +23,7 @@ class Features:
 
     # (N, 3H): the residual stream before three layers, side by side, as a head reads it
     aux: Tensor
-    final: Tensor  # (N, H): after the last norm, as the target's head reads it
+    final: Tensor  # (N, H): the hidden states after the last norm, as the target's head reads them
 
 
 def check_plain(config: LlamaConfig) -> None:
@@ -66,7 +66,7 @@ class TargetNet:
         wanted, aux = self.aux_layers, []
         for index, layer in enumerate(self._weights.layers):
             if index in wanted:
-                aux.append(residual.to(self.dtype, copy=True))  # it is changed in place
+                aux.append(residual.to(self.dtype, copy=True))  # the residual is changed in place
             residual += layer.out(self._attend(layer, self._norm(residual, layer.attn_norm), cos, sin, lengths))
             assert layer.gate_up is not None and layer.down is not None
             gate, up = layer.gate_up(self._norm(residual, layer.mlp_norm)).chunk(2, dim=-1)

@@ -32,7 +32,7 @@ from shared.model.weights import TensorSource, rope_tables_of
 
 Tensor = torch.Tensor
 SHARD = 100
-HELD_OUT_ANSWERS = 48  # greedy answers that the curve's evaluations use
+HELD_OUT_ANSWERS = 48  # number of greedy answers that the curve's evaluations use
 CHAIN = 5
 
 

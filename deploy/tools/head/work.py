@@ -40,7 +40,7 @@ from shared.model.opened import DTYPES, LoadOptions, open_model
 from shared.model.weights import TensorSource
 
 LONGEST_PROMPT = 1024
-EVERY_S = 5.0  # between lines of progress
+EVERY_S = 5.0  # seconds between lines of progress
 
 
 def load_on(machine: TrainingMachine) -> Model:

@@ -11,11 +11,11 @@ from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
-PAUSE_S = 0.2  # wait between attempts to resume
+PAUSE_S = 0.2  # wait between attempts to resume a stream
 
 
 class Client:
-    """`zero`: the run's start by time.monotonic(). Records have seconds since `zero`."""
+    """`zero`: the run's start by time.monotonic(). Times in records are seconds since `zero`."""
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float, *, resumes: bool = False) -> None:
         """`addresses`: routers with the same nodes, used in turn.
@@ -31,7 +31,7 @@ class Client:
         return time.monotonic() - self.zero
 
     async def perform(self, exchange: Exchange, message: bytes) -> None:
-        """Wait until the answer is over. The record says how it ended."""
+        """Wait until the answer is over."""
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
@@ -111,7 +111,7 @@ class Client:
         )
         self._leave[exchange.record.number] = lambda: give_up(exchange.leave)
         try:
-            if not exchange.is_over:  # it may have ended while the connection was made
+            if not exchange.is_over:  # the exchange may have ended while the connection was made
                 connection.send(message)
                 exchange.was_sent(self.now())
             settle()

@@ -1,4 +1,4 @@
-"""The command line of `baton load`. It imports other modules late: other commands set threads before numpy loads."""
+"""The command line of `baton load`. The harness is imported late: other commands set threads before numpy loads."""
 
 from __future__ import annotations
 

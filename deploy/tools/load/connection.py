@@ -1,6 +1,6 @@
 """One connection: a plain socket on the event loop, without HTTP.
 
-A chunk costs one callback and one system call, and has its arrival time.
+A chunk costs one callback and one system call, and comes with its arrival time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Address:
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
-    host: str  # the server's certificate must contain it
+    host: str  # the server's certificate must contain this name
     tls: ssl.SSLContext | None = None
 
 
 class ClientConnection:
-    """Serve one request at a time. Between requests, `is_open` becomes false when the server closes.
+    """Serve one request at a time. Between requests, `is_open` becomes false when the server hangs up.
 
     on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports the
     connection's end.
@@ -89,7 +89,7 @@ class ClientConnection:
             data = text = b""
         if data and not text:
             return
-        if not text or self._on_data is None:  # unasked bytes also mean a broken connection
+        if not text or self._on_data is None:  # bytes without a request also mean a broken connection
             self._lost()
             return
         self._on_data(text, now if math.isnan(late) else now - late, late)

@@ -62,9 +62,9 @@ def drain(admin: AdminClient, node: str, then: str) -> None:
 
 
 def find_process(node: str, router_port: int) -> psutil.Process:
-    """Return this user's node process with this node id and a connection to the router.
+    """Return this user's process that has this node id and is connected to the router.
 
-    Raise ConfigError unless exactly one matches.
+    Raise ConfigError unless exactly one process matches.
     """
     own = psutil.Process().uids().real
     named = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
@@ -80,7 +80,7 @@ def find_process(node: str, router_port: int) -> psutil.Process:
 
 
 def ports_beside(port: int) -> set[int]:
-    """Return the ports of the process behind TCP port `port`. Nodes dial one of them."""
+    """Return all TCP ports on which the owner of `port` listens. Nodes dial one of these ports."""
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
     owners = {one.pid for one in listening if one.laddr.port == port}
     return {int(one.laddr.port) for one in listening if one.pid in owners}
@@ -106,7 +106,7 @@ def has_node_id(argv: Sequence[str], node: str) -> bool:
 
 
 def kill(victim: psutil.Process) -> None:
-    """Kill the victim, unless its id was reused."""
+    """Kill the victim, unless its process id was reused."""
     if victim.is_running():
         os.kill(victim.pid, signal.SIGKILL)
 
@@ -120,7 +120,7 @@ def ready_nodes(server: Server) -> set[str]:
 
 
 def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
-    """Run the action. Return the seconds until the node serves again; NaN if late or drained."""
+    """Return the seconds until the node serves again; NaN if it is late or drained."""
     action()
     return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
 
@@ -128,8 +128,8 @@ def take_away(planned: Planned, action: Callable[[], None], server: Server, limi
 def wait_back(node: str, server: Server, limit_s: float) -> float:
     """Return the seconds until the node is back; NaN beyond `limit_s`.
 
-    At first the router may show the earlier state. So a ready node counts only after a poll that found it not ready, or
-    after NOTICED_S.
+    At first the router may show the earlier state. So a ready node counts as back only after a poll that found it not
+    ready, or after NOTICED_S.
     """
     begin = time.monotonic()
     was_away = False

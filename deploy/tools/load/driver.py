@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from deploy.tools.load.workload import Session
 
 Messages = tuple[tuple[str, str], ...]
-PAUSE_S = 0.1  # after a failure, so that refusals cause no tight loop
+PAUSE_S = 0.1  # a user's pause after a failure, so that refusals cause no tight loop
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """`hang_up_after`: the client leaves after this number of token chunks; None if it stays."""
+    """`hang_up_after`: the client leaves after this number of chunks with tokens; None if it stays."""
 
     number: int
     session: int
@@ -77,7 +77,7 @@ class Driver:
         self._limits = limits
         self._hang_ups = hang_ups
         self._waiting: list[Waiting] = []
-        self._open: dict[int, Talk] = {}  # by number of the open request
+        self._open: dict[int, Talk] = {}  # number of an open request -> its session
         self._num_sessions = 0
         self._num_requests = 0
         for _ in range(1 if arrivals is not None else users):
@@ -92,7 +92,7 @@ class Driver:
         return not self._open and not self._waiting
 
     def next_at(self) -> float | None:
-        """Return when `take` must be called next; None if only a request's end can make others due."""
+        """Return when `take` must be called next; None if no request is due before an open one ends."""
         return self._waiting[0].due if self._waiting else None
 
     def take(self, now: float) -> list[LoadRequest]:

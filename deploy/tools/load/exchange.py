@@ -89,7 +89,7 @@ class Exchange:
     def _is_answered(self) -> bool:
         return bool(self.record.finish_reason) and self.record.status == 200
 
-    # called by the parser
+    # the parser calls these methods
 
     def on_headers_complete(self) -> None:
         self.record.status = self._parser.get_status_code()
@@ -120,7 +120,7 @@ class Exchange:
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
 
     def _answered(self, at: float) -> None:
-        """Finish the answer. It fails without tokens, or with fewer ids than the usage says."""
+        """Finish the answer. An answer without tokens, or with fewer ids than the usage says, fails."""
         num_ids, reported = len(self.record.ids), self.record.reported_tokens
         if not self.record.at:
             self.fail("an answer without a token", at)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 RESAMPLES = 400
-MOST_DRAWN = 16_000_000  # most requests in all resamples, to bound memory
+MOST_DRAWN = 16_000_000  # limit of requests in all resamples together, to bound memory
 LEVEL = 0.95
-MAX_POOLED = 1_000_000  # most waits in an interval, to bound time
+MAX_POOLED = 1_000_000  # limit of waits from which an interval is computed, to bound time
 
 
 @dataclass(frozen=True, slots=True)

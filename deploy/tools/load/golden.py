@@ -1,4 +1,4 @@
-"""Compare an idle server's golden answers with answers under load. Pure."""
+"""Compare answers under load with golden answers, which the idle server gave to the same prompts. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], ne
 
 
 def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
-    """Return the first difference. If we hung up, compare only what came before."""
+    """If we hung up, compare only the part of the answer that came before."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
         if position is None:

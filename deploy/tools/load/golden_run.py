@@ -22,7 +22,7 @@ def ask_all(server: Server, builder: RequestBuilder, probes: Sequence[Session], 
 
 
 def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: float) -> Golden:
-    """Ask for a golden answer. Only our router is asked for logprobs: others may refuse."""
+    """Only our router is asked for logprobs: other servers may refuse."""
     turn = probe.turns[0]
     messages = (*probe.opening, ("user", turn.text))
     more: dict[str, Any] = dict(PLAIN)

@@ -28,7 +28,7 @@ from shared.core.errors import ConfigError
 
 EXIT_UNTRUE = 1
 PIPE_WIDTH = 200
-ALWAYS_TRUE = ("tokens", "leaks")  # must pass under any load
+ALWAYS_TRUE = ("tokens", "leaks")  # checks that must pass under any load
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,6 +89,7 @@ def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
 
 
 def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> LoadReport:
+    """Report the run at the best rate, or at the lowest rate if no run met the SLO."""
     goldens = golden_answers(plan, context)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
@@ -114,8 +115,8 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
     """Return the failed checks of the other runs.
 
-    Up to the best rate, every check counts except `answers`, which the SLO judges. Above the best rate, only
-    ALWAYS_TRUE counts.
+    Up to the best rate, every check counts except `answers`, which the SLO judges. Above the best rate, only the
+    checks in ALWAYS_TRUE count.
     """
     return [
         check

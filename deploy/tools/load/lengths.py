@@ -1,4 +1,4 @@
-"""Draw lengths and numbers of turns: integers of at least 1."""
+"""Draw lengths of prompts and answers, and numbers of turns: integers of at least 1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_lengths(flag: str, text: str) -> Lengths:
 
 
 def parse(text: str) -> Draw:
-    """Parse one of FORMS. Raise ValueError for other text."""
+    """Raise ValueError if `text` has none of FORMS."""
     form, colon, tail = text.partition(":")
     if colon and form == "mix":
         return mixture(tail)

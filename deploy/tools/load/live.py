@@ -50,7 +50,7 @@ HEADS = ("time", "sent", "open", "done", "failed", "tokens/s", "TTFT p50 ms", "p
 
 
 def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], now: float) -> Glance:
-    """Return the current figures. A chunk counts as one token."""
+    """A chunk counts as one token."""
     since = now - RECENT_S
     recent = list(newest(records, since))
     ttfts = sorted(one.ttft for one in recent if one.at)
@@ -69,7 +69,6 @@ def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], n
 
 
 def newest(records: list[RequestRecord], since: float) -> Iterator[RequestRecord]:
-    """Yield the records due since then, the newest first."""
     for record in reversed(records):
         if record.due < since:
             return

@@ -24,7 +24,7 @@ from deploy.tools.load.workload import FromFile, Session, Synthetic, read_prompt
 from shared.core.errors import ConfigError
 
 DURATION_S = 60.0
-LAST_ARRIVAL_S = 1e-3  # so that the window contains a trace's last arrival
+LAST_ARRIVAL_S = 1e-3  # added so that the window contains a trace's last arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LoadPlan:
     def window(self, records: Sequence[RequestRecord], interrupted_at: float = math.inf) -> Window:
         """Return the judged window: for an open loop, the time in which requests began.
 
-        A closed loop's window, or one that --requests cut short, lasts until the last answer.
+        In a closed loop, or if --requests cut the load short, the window lasts until the last answer.
         """
         was_cut = self.load.num_requests is not None and len(records) >= self.load.num_requests
         if self.load.users or was_cut:
@@ -159,7 +159,7 @@ def truth_of(args: argparse.Namespace) -> Truth:
 
 
 def golden_prompts(plan: LoadPlan) -> list[Session]:
-    """Draw first turns as the load does, from another seed, so that no cache has them."""
+    """Draw first turns as the load does, but from another seed, so that no cache has these prompts."""
     drawn = itertools.islice(plan.load.source.sessions(plan.load.seed + 1_000_003), plan.truth.golden)
     return [Session(one.turns[:1], one.opening, probe) for probe, one in enumerate(drawn)]
 

@@ -1,6 +1,6 @@
 """Measure how late the client's event loop is, by a timer every 10 ms.
 
-A read of several chunks shows only the newest byte's lateness.
+The timer is needed because a read of several chunks shows only the newest byte's lateness.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """Return the lateness of an event every 10 ms. A pause of 1 s makes a hundred samples."""
+        """Return how late an event would be, for every 10 ms. A pause of 1 s makes a hundred samples."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 

@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # polls in a row with free memory; nodes report at least once a second
+RESTED_POLLS = 3  # polls in a row that must show free memory; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def is_at_rest(page: Page) -> bool:
 
 
 def page_if_any(context: RunContext) -> Page | None:
-    """Return a page or None. A dead server raises no error, so that the report is kept."""
+    """A dead server raises no error, so that the report is kept."""
     with contextlib.suppress(ConfigError):
         return metrics_of(context)
     return None

@@ -1,4 +1,4 @@
-"""A run's results and their file format, without texts."""
+"""A run's results and their file format, without texts of prompts or answers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", 
 
 
 def with_nan(tree: Any, name: str) -> Any:
-    """Turn null into NaN, except in nullable fields. `name`: the field of `tree`."""
+    """Turn null into NaN, except in nullable fields. `name`: the field that holds `tree`."""
     if isinstance(tree, dict):
         return {key: with_nan(value, key) for key, value in tree.items()}
     if isinstance(tree, list):

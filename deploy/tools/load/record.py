@@ -27,7 +27,7 @@ class RequestRecord:
     probe: int | None = None  # index of the golden answer that the answer must equal
     sent: float = NOT_YET
     end: float = NOT_YET
-    status: int = 0  # 0 until it comes
+    status: int = 0  # HTTP status; 0 until it comes
     error: str = ""
     hung_up: bool = False
     num_resumed: int = 0
@@ -38,7 +38,7 @@ class RequestRecord:
     prompt_tokens: int = 0  # by the server's count; 0 if unknown
     cached_tokens: int = 0
     reported_tokens: int = 0
-    ids: list[int] = field(default_factory=list)  # of the answer; empty if the server shows none
+    ids: list[int] = field(default_factory=list)  # the answer's token ids; empty if the server shows none
     pieces: list[str] = field(default_factory=list)
 
     def token(self, at: float, late: float, count: int) -> None:
@@ -56,7 +56,7 @@ class RequestRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The server's count if known, since a chunk may hold several tokens."""
+        """The server's count of tokens if known, since a chunk may hold several."""
         return self.reported_tokens or sum(self.counts)
 
     @property
@@ -65,7 +65,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """From sending to the first token; NaN if none came."""
+        """The seconds from sending to the first token; NaN if none came."""
         return self.at[0] - self.sent if self.at else math.nan
 
     @property
@@ -74,7 +74,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float:
-        """The mean wait for a token after the first; 0 for one token."""
+        """The mean wait for a token after the first; 0 for an answer of one token."""
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
     def gaps(self) -> list[float]:

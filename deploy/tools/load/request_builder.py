@@ -16,7 +16,7 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """The form of a run's requests, which is greedy by default, as golden answers need."""
+    """The form of a run's requests. They are greedy by default, as golden answers need."""
 
     target: Target
     api: str = "chat"

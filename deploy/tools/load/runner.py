@@ -36,7 +36,7 @@ class Runner:
         self.records: list[RequestRecord] = []
         self.open: dict[int, RequestRecord] = {}
         self.interrupted_at: float | None = None
-        self._defect: BaseException | None = None  # a server's faults are in the records
+        self._defect: BaseException | None = None  # an error in our own code; a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()

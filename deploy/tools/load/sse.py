@@ -14,8 +14,10 @@ MAX_EVENT_BYTES = 1 << 22
 
 
 class Splitter:
-    """Lines end in LF or CR LF, and a blank line ends an event. No known server sends CR, which the standard also
-    allows."""
+    """Split a byte stream into the events' data.
+
+    Lines end in LF or CR LF, and a blank line ends an event. The standard also allows CR, which no known server sends.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -28,6 +30,7 @@ class Splitter:
         return f"{self._token.decode()}/{self._place.decode()}" if self._place else ""
 
     def restart(self) -> None:
+        """Drop a partial event, before a new connection is read."""
         self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -50,7 +53,7 @@ class Splitter:
         return done
 
     def _seen(self, event_id: bytes) -> None:
-        """Record an event id. A connection's first id also has the stream's token."""
+        """A connection's first id also has the stream's token."""
         token, slash, self._place = event_id.rpartition(b"/")
         self._token = token if slash else self._token
         self._id = b""
@@ -97,7 +100,6 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Raise ValueError for data that is not a chunk."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:

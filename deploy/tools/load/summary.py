@@ -21,7 +21,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader of smooth goodput. Without a bound on TTFT, the first token is never late."""
+    """The reader that smooth goodput assumes. Without a bound on TTFT, the first token is never late."""
 
     reading_tps: float = 10.0
     idle_weight: float = 1.0
@@ -44,7 +44,8 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in shorter slices of a short window.
 
-        Amounts outside are left out. An amount exactly at the end counts: a closed loop's last answer ends then.
+        Amounts outside the window are left out. An amount exactly at its end counts: a closed loop's last answer ends
+        then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -54,7 +55,7 @@ class Window:
 class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
-    `handle_*`: the larger lateness of chunks and of loop beats. Without the system's arrival times, token times include
+    `handle_*`: the larger lateness of chunks and of loop beats. Without the kernel's arrival times, token times include
     this lateness.
     """
 
@@ -176,7 +177,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum. It has no interval: resampling yields none for an extreme value."""
+    """Return no interval: resampling yields none for an extreme value."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

@@ -1,7 +1,7 @@
 """Search for the highest rate within an SLO. Pure.
 
 The rate doubles until a run misses the SLO, or halves until one meets it. Then each run takes the geometric mean of the
-best passed and the lowest missed rate, until these are close.
+best passed and the lowest missed rate, until these two are close.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_RUNS = 12
 @dataclass(slots=True)
 class Sweep:
     first_rate: float
-    needed: float
+    needed: float  # share of requests that must be within the SLO
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO
 
     def next_rate(self) -> float | None:

@@ -31,7 +31,6 @@ class Server:
         return self._call("POST", path, body, timeout_s)
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-        """Return (status, body). Raise ConfigError without an answer."""
         try:
             return self._http.send(method, path, body, timeout_s)
         except UNREACHABLE as error:

@@ -1,4 +1,4 @@
-"""Check a run's answers and figures (README.md lists the checks; golden.py has `tokens`). Pure."""
+"""Check a run's answers and figures (README.md lists the checks; golden.py has the check `tokens`). Pure."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: Loo
 
 
 def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
+    """Return the client's worst lateness in the wait before chunk `position`, or before the end."""
     return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
@@ -66,7 +67,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
     """Check /metrics after the load.
 
     `before`: the page before the load. `after`: the last page, `waited_s` after the load; None without an answer. A
-    request that is still open there belongs to another client, or never ends.
+    request that is still open on that page belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
@@ -87,7 +88,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
 
 
 def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
-    """Return whether the server's count is between our answered and our sent requests. Then it saw only ours."""
+    """Return whether the server saw only our requests: its count lies between our answered and our sent requests."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
     return not before.total(OPEN) and num_answered <= met <= len(records)
@@ -98,10 +99,10 @@ def ended_between(before: Page, after: Page) -> float:
 
 
 def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page, lag: Lag) -> Check:
-    """Compare our latencies with the server's. A difference is doubtful if the client was late."""
+    """A difference of latencies is doubtful, not failed, if the client was late."""
     ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
-    left = sum(record.hung_up for record in records)  # the server may never have read them
+    left = sum(record.hung_up for record in records)  # the server may never have read these requests
     if not len(answered) <= ended <= len(answered) + left:
         own = f"{len(answered)} and {left} that it left"
         text = f"the server counts {ended:.0f} requests, the client {own}: others use the server too, or it restarted"
@@ -147,7 +148,7 @@ def check_client(lag: Lag) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A node was taken away at `at_s`. `back_after_s`: until it served again, or NaN."""
+    """A node was taken away at `at_s`. `back_after_s`: the seconds until it served again, or NaN."""
 
     what: str  # kill, drain, restart
     node: str

@@ -1,4 +1,4 @@
-"""Make sessions of turns: drawn by a seed, from a file, or golden ones. Pure except for the file."""
+"""Make sessions of turns: drawn by a seed, read from a file, or golden. Pure except for the file."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def text_of(rng: random.Random, num_words: int) -> str:
 class Asked:
     messages: tuple[tuple[str, str], ...]  # the last message is the first turn
     later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
-    max_tokens: int = 0  # of the answer; 0: drawn from the run's own distribution
+    max_tokens: int = 0  # of the answer; if 0, it is drawn from the run's own distribution
 
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """The file's prompts in order, again and again."""
+    """Sessions with the file's prompts in order, again and again."""
 
     asked: tuple[Asked, ...]
     output: Lengths

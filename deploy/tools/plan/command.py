@@ -1,5 +1,5 @@
-"""The command line of `baton plan`. It imports other modules late: they load torch, and cores must be assigned
-before."""
+"""The command line of `baton plan`. Other modules are imported late: they load torch, and cores must be assigned
+before that."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-A step that the operating system delayed adds at most 1 to the sum.
+So a step that the operating system delayed adds at most 1 to the sum.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """`per_host` nodes share a machine, and slow each other as in `NodeProfile.beside`."""
+    """`per_host` nodes share a machine, and slow each other down as in `NodeProfile.beside`."""
 
     prefill: int  # 0: decode nodes also prefill (aggregated)
     decode: int

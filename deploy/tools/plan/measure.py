@@ -1,6 +1,6 @@
 """`baton plan measure`: profile nodes on this machine.
 
-Child processes measure steps. Clusters measure a request's path outside of the engine.
+Steps are measured in child processes, and a request's path outside of the engine in whole clusters.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None
 
 @contextlib.contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, because it would print errors."""
+    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, which would print errors."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

@@ -1,4 +1,4 @@
-"""The file from the measuring process to its parent, which does not load torch. Values only."""
+"""The file that the measuring process writes for its parent, which does not load torch. Values only."""
 
 from __future__ import annotations
 

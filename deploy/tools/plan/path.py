@@ -27,7 +27,7 @@ from shared.config.processes import NodeProcessConfig
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
-SHORT, LONG = 60, 490  # prompts in words; both are handed over, and their last chunks differ greatly
+SHORT, LONG = 60, 490  # prompt lengths in words; both prompts are handed over, and their last chunks differ greatly
 ANSWER = 24
 REQUESTS = 12
 LOAD = ("--prompt-tokens", "40-700", "--output-tokens", "30-110", "--seed", "4711")
@@ -36,12 +36,12 @@ LOAD_SECONDS = 40.0
 PREFILL_BUSY = 0.35  # share of the load's time in which the prefill node computes
 ROUNDS = 14
 DAMPED = 0.3
-SETTLED = 2  # first gaps to leave out: a hand-off may lengthen them
+SETTLED = 2  # an answer's first gaps to leave out: a hand-off may lengthen them
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run's figures in seconds, one for each unknown of `calibrated`."""
+    """A run's figures in seconds, one for each unknown that `calibrated` adjusts."""
 
     ttft: float  # the median
     gap: float  # mean gap between tokens, with a row's occasional waits

@@ -26,7 +26,7 @@ AT_ONCE = 1e15
 class StepShape:
     tokens: int  # tokens of chunks and decode rows
     samples: int  # rows that sample a token
-    pairs: int = 0  # in chunks: each token with those it attends to
+    pairs: int = 0  # pairs in chunks: each token with each token that it attends to
     keys: int = 0  # keys that decode rows read
 
 
@@ -90,7 +90,7 @@ class Profile:
     model: str
     dtype: str
     machine: str
-    cores: int  # of the machine
+    cores: int  # cores of the machine
     measured: str  # in UTC and ISO 8601
     page_size: int
     num_pages: int
@@ -111,7 +111,7 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. Nodes that fill the machine get the hand-off of the largest nodes with a measured one."""
+        """Return the path. If no hand-off was measured for this size, take that of the largest nodes that have one."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:
@@ -130,7 +130,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile. Raise ConfigError with advice for an invalid file."""
+    """Raise ConfigError with advice for an invalid file."""
     again = f"make a new one: baton plan measure --out {path}"
     try:
         data = path.read_bytes()

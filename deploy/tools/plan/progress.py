@@ -28,7 +28,7 @@ class Watch:
         self._what = f"simulation {self._number}: {layout}, {{:.0f}} s of about {load.duration_s:.0f}"
 
     def passes(self, now: float) -> None:
-        """Show the progress. `now`: the virtual time."""
+        """`now`: the virtual time."""
         clock = time.monotonic()
         if clock - self._shown_at < (LINE_S if self._status is None else REDRAW_S):
             return

@@ -1,4 +1,4 @@
-"""Put a load on a running router, by flags of `baton load`, for programs that need the records."""
+"""Put a load on a running router, described by flags of `baton load`, for programs that need the records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def load_args(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def load_plan_of(args: argparse.Namespace) -> LoadPlan:
-    """Return the load plan of a command with some flags of `baton load`. Others have their defaults."""
+    """Return the load plan of a command with some flags of `baton load`. The other flags have their defaults."""
     return plan_of(argparse.Namespace(**vars(load_args(())) | vars(args)))
 
 
 def put_load(url: str, flags: Sequence[str], api: str = "chat") -> Outcome:
-    """Run the load without golden prompts, and block until it is over."""
+    """Block until the load is over."""
     server = Server(parse_url(url), "")
     context = RunContext(server, RequestBuilder(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
     return run_load(load_plan([*flags, "--golden", "0", "--rest", "5"]), context, [])

@@ -126,7 +126,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
-            gc.collect()  # simulated nodes reference each other, so only this frees them
+            gc.collect()  # simulated nodes reference each other, so only the collector frees them
             return found
 
         if args.fewest:
@@ -152,7 +152,7 @@ def require_writable(flag: str, path: Path) -> None:
 def verdict(
     finding: SearchResult, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
 ) -> list[str]:
-    """Return the answer's lines. `machines` is None if --most-machines are not enough."""
+    """`machines` is None if --most-machines are not enough."""
     best, other, share = finding.best, finding.other, args.slo_share
     num = machines or args.most_machines
     meets = "meets" if best.share >= share else "does not meet"

@@ -32,7 +32,7 @@ class ReadyNodes(msgspec.Struct, frozen=True):
 
 
 def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
-    """Ask the router for its nodes. Raise ConfigError without an answer."""
+    """Ask the router for its nodes. Raise ConfigError if no router answers."""
     try:
         _, body = RouterHttp(url, api_key).ask("GET", "/ready")
     except UNREACHABLE as error:
@@ -47,7 +47,6 @@ def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
 
 
 def changes(cluster: RunningCluster, layout: ClusterLayout) -> Iterator[str]:
-    """Yield the changes as text: first roles, then starts and stops."""
     runs = f"{cluster.url} runs {len(cluster.prefill)} prefill and {len(cluster.decode)} decode nodes"
     too_few = {"prefill": layout.prefill - len(cluster.prefill), "decode": layout.decode - len(cluster.decode)}
     if not any(too_few.values()):

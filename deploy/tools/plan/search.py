@@ -2,7 +2,7 @@
 
 Each candidate costs a simulated run, so the search is narrow. At first it simulates a few machines under their share of
 the load (a small simulation). Only the layouts found there, and their neighbours, are simulated with all machines (a
-full simulation). Both agree because placement ignores prefixes: chance decides which requests a node gets.
+full simulation). Both kinds agree because placement ignores prefixes: chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("local_tokens", LOCAL_TOKENS),
 )
 ROUNDS = 2
-NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried prefill nodes, as multiples of the expected number
+NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried numbers of prefill nodes, as multiples of the expected number
 STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of them
 SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
@@ -87,7 +87,7 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
 
 
 def expected_requests(load: LoadShape) -> float:
-    """Estimate the number of requests by first turns. For a closed loop, return --requests or infinity."""
+    """Estimate the number of requests, but count only first turns. For a closed loop, return --requests or infinity."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
         return min(most, sum(at < load.duration_s for at in load.source.offsets()))
@@ -146,7 +146,7 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
 
 
 def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
-    """Yield promising layouts that fill the machines: by node size, one aggregated and several disaggregated."""
+    """Yield promising layouts that fill the machines: per node size, one aggregated and several disaggregated ones."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host
@@ -169,6 +169,7 @@ def prefill_share(profile: Profile, plan: LoadPlan, cores: int) -> float:
 
 
 def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
+    """Return (words per prompt, tokens per answer) of the first `most` sessions."""
     sessions = [session for session, _ in zip(plan.load.source.sessions(plan.load.seed), range(most), strict=False)]
     turns = [turn for session in sessions for turn in session.turns]
     opening = sum(len(text.split()) for session in sessions for _, text in session.opening)
@@ -193,9 +194,9 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Foreca
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
 ) -> tuple[int | None, SearchResult]:
-    """Return about the fewest machines with which a full search reaches `share`, and the search's result.
+    """Return about the smallest number of machines with which a full search reaches `share`, and the search's result.
 
-    If `most` are not enough, return None and the result for `most`.
+    If `most` machines are not enough, return None and the result for `most`.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)

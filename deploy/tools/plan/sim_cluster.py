@@ -1,7 +1,7 @@
 """Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
 
-Forecasts and measurements share records and `summarize`. Prompts are the model's tokens, so prefix caches hit as in a
-real cluster. Nodes never fail.
+Forecasts and measurements use the same records and `summarize`. Prompts are the model's tokens, so prefix caches hit
+as in a real cluster. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
@@ -42,8 +42,8 @@ PINNED_FRACTION = 0.5  # MemoryConfig's default
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """From the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`: its copy on
-    `taker`."""
+    """A hand-off from the prefill node `giver` to the decode node `taker`. `source`: the request on `giver`. `target`:
+    its copy on `taker`."""
 
     source: Request
     target: Request
@@ -59,7 +59,7 @@ class Handoff:
 class SimNode:
     node: RegisteredNode
     timed: TimedNode
-    # hand-offs to this decode node without a grant, in order of arrival
+    # hand-offs to this decode node that wait for a grant, in order of arrival
     offers: list[Handoff] = field(default_factory=list)
     wakes_at: float = float("inf")
 
@@ -121,7 +121,7 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to its time. A computing neighbour changes this time."""
+        """Return a function from a step's shape and begin to its time, which a computing neighbour lengthens."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -294,7 +294,7 @@ class SimCluster:
         return open_.handoff if open_ else None
 
     def _emitted(self, event: Emitted) -> None:
-        """Add a token. Both nodes of a hand-off report the first one; the earlier report counts."""
+        """Both nodes of a hand-off report its first token. The earlier report counts."""
         open_ = self._open.get(event.key)
         if open_ is None or event.first_pos != len(open_.record.at):
             return

@@ -47,7 +47,7 @@ def play_virtual(
 def forecast(
     layout: ClusterLayout, profile: Profile, tokens: SimTokens, plan: LoadPlan, passes: Passes = lambda now: None
 ) -> Forecast:
-    """Return the forecast. Raise ConfigError if no request can be judged."""
+    """Raise ConfigError if no request can be judged."""
     records, world = play_virtual(layout, profile, tokens, plan, passes)
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
     if math.isnan(summary.slo_share.value):

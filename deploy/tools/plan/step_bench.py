@@ -1,6 +1,7 @@
 """Measure steps of one node's engine, and their shapes, under a set of loads.
 
-The scheduler and the overlap loop run as in production. This import loads torch: assign cores before.
+The scheduler and the overlap loop run as in production. This module loads torch, so cores must be assigned before its
+import.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2
-MOST_CONTEXT_TOKENS = 6_500  # in a batch, since prompts are slow on CPUs
+MOST_CONTEXT_TOKENS = 6_500  # limit of context tokens in a batch, since prompts are slow on CPUs
 
 
 class StepLog:

@@ -39,7 +39,7 @@ class Launched:
 
 
 class TimedNode:
-    """`seconds` is called at a step's launch, with the time when it will begin."""
+    """`seconds` is called at a step's launch, with the time when the step will begin."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
+        """Add other work to the next step's time, if a step is running."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 

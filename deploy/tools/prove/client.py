@@ -15,7 +15,7 @@ from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
 
 TIMEOUT_S = 600.0
-HEARTBEAT_S = 0.6  # until the nodes' next report
+HEARTBEAT_S = 0.6  # the wait for the nodes' next report
 MAX_SHOWN = 500
 
 

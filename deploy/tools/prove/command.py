@@ -1,8 +1,8 @@
 """Run `baton prove`: each cell in three passes, then a table and the first difference.
 
 `fresh`     One request after another, with nothing cached.
-`again`     The same once more, with prompts from the prefix cache if the cell has one.
-`together`  All at once, with shared batches, and with chunks beside running rows.
+`again`     The same requests once more, with prompts from the prefix cache if the cell has one.
+`together`  All requests at once, with shared batches, and with chunks beside running rows.
 """
 
 from __future__ import annotations

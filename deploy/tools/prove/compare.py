@@ -41,7 +41,6 @@ class Difference:
 
 
 def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Difference]:
-    """Return the first difference of each answer that differs, in order."""
     found = []
     for name, reference, answer in zip(names, wanted, got, strict=True):
         for index, (right, other) in enumerate(zip(reference, answer, strict=True)):
@@ -62,7 +61,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A cell's result: equal answers by pass, and counters that show how it ran."""
+    """A cell's result: the number of equal answers by pass, and counters that show how the cell ran."""
 
     cell: str
     about: str

@@ -23,7 +23,7 @@ from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 
-MOVED_BY = 3  # page numbers in the other pool are larger by this
+MOVED_BY = 3  # page numbers in the other pool are larger by this number
 
 
 @dataclass(frozen=True, slots=True)

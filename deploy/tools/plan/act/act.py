@@ -49,7 +49,7 @@ class Actor:
         self._said_at = -math.inf
 
     def turn(self, now: float) -> None:
-        """Look, and order moves. If the router does not answer, the next turn asks again."""
+        """If the router does not answer, the next turn asks again."""
         try:
             look = self._look(now)
         except ConfigError as error:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     slo = parse_slo(args.slo)
     settings = BalanceSettings(min(slo.tpot, slo.itl), window_s=args.window, least=args.least)
     client = AdminClient(url_of(args) or parse_url(DEFAULT_URL), read_admin_key(args.admin_key_file), args.ca)
-    client.status()  # ends the command for a wrong address or key
+    client.status()  # a wrong address or key ends the command here
     say = functools.partial(print_line, sys.stdout)  # Ray's client redirects stdout
     with ray_sizing(args, settings, say) as sizing:
         act_until_signal(Actor(client, Balancer(settings), say, is_dry=args.dry_run, sizing=sizing), args.period)
@@ -117,7 +117,7 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
     from deploy.ray.lead_client import fleet_of
 
     with fleet_of(config) as fleet:
-        scaling = fleet.look().scaling  # ends the command if no cluster runs
+        scaling = fleet.look().scaling  # without a running cluster, the command ends here
         sizing = Sizing(fleet, Sizer(scaling, settings.window_s, settings.least), say, is_dry=args.dry_run)
         try:
             yield sizing
@@ -126,7 +126,7 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
 
 
 def fleet_config(path: Path, period_s: float) -> RayClusterConfig:
-    """Return the file's settings. Call this before Ray is imported: it sets variables that Ray reads.
+    """Return the file's settings. Call this before Ray is imported, to set variables that Ray reads.
 
     Raise ConfigError if this command can't lead such a fleet.
     """

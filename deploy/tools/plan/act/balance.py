@@ -6,9 +6,9 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
   `decode`   (arriving requests per second + requests that do not decode yet / CLEAR_S) x tokens per answer x TPOT
             / (FULL_SHARE x rows), by Little's law; or TPOT / TPOT objective, if this value is larger.
 
-Arriving requests count, not served ones: full prefill nodes may be why decode nodes are idle. When a role is full, the
-balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole window, this
-split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
+The pressures use arriving requests, not served ones: full prefill nodes may be why decode nodes are idle. When a role
+is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole
+window, this split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Totals:
     ended: float = 0.0
     prompt_tokens: float = 0.0  # of arrived prompts, computed or waiting
     output_tokens: float = 0.0
-    gaps: float = 0.0  # waits between two tokens
+    gaps: float = 0.0  # number of waits between two tokens
     gaps_s: float = 0.0
 
 
@@ -78,7 +78,7 @@ class ClusterLook:
     token_s: float
     waiting_tokens: float  # prompt tokens not yet computed
     not_decoding: float  # open requests without a running row
-    rows: float  # of one decode node
+    rows: float  # request rows of one decode node
 
     def of(self, role: str) -> list[NodeLook]:
         return [node for node in self.nodes if node.role == role and node.state is NodeState.READY]
@@ -86,7 +86,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The nodes of each role that the work would fill."""
+    """The number of nodes of each role that the work would fill."""
 
     prefill: float
     decode: float
@@ -98,6 +98,7 @@ class Demand:
         return max(self.prefill / num_prefill, self.decode / num_decode)
 
     def best(self, num_nodes: int, least: int) -> int:
+        """Return the best number of prefill nodes."""
         return min(range(least, num_nodes - least + 1), key=lambda num: self.pressure(num, num_nodes - num))
 
     def exceeds(self, num_nodes: int, least: int) -> bool:
@@ -148,7 +149,7 @@ class Balancer:
         return self.settings.window_s * self._window_times
 
     def see(self, look: ClusterLook) -> list[Move]:
-        """Take in a look. Return the moves that the caller must order."""
+        """Return the moves that the caller must order."""
         self.demand = None
         if self._is_unsettled(look):
             self._looks.clear()

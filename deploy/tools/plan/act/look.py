@@ -1,8 +1,8 @@
 """Read a cluster's state from its router's /admin/status and /metrics of the same time. Pure.
 
 Of several routers only one is asked. Its figures about nodes cover all requests, but its figures about requests cover
-only its own. So the tokens per answer are too high, and the arrivals too low by the same factor. The balancer uses only
-the product of the two.
+only its own requests. So the tokens per answer are too high, and the arrivals too low by the same factor. The balancer
+uses only the product of the two.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from shared.config.ray_settings import ScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One of three. `grow`: add a node in this role. `give`: give back this node.
+    """One of three wishes. `grow`: add a node in this role. `give`: give back this node.
 
     `move`: order this change of role first, so that a node can leave later.
     """
@@ -30,7 +30,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Sizer:
-    """`window_s`: the balancer's window. `least`: the fewest nodes of each role."""
+    """`window_s`: the length of the balancer's window. `least`: the fewest nodes of each role."""
 
     scaling: ScalingConfig
     window_s: float
@@ -47,7 +47,7 @@ class Sizer:
         self._patience.restart()
 
     def see(self, look: ClusterLook, demand: Demand | None, view: FleetView) -> Wish | None:
-        """Return a wish or None. `demand` is None if unknown, or while nodes change roles."""
+        """Return a wish; None if the fleet should stay as it is. `demand` is None if unknown, or during moves."""
         prefills, decodes = look.of(PREFILL), look.of(DECODE)
         is_known = self._is_settled(look.at, {node.name for node in (*prefills, *decodes)}, view)
         if demand is None or not is_known or not prefills or not decodes:
@@ -72,7 +72,7 @@ class Sizer:
         return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
 
     def _less(self, look: ClusterLook, demand: Demand, view: FleetView) -> Wish | None:
-        """Return the wish for one node less; None if the others have no room for its work."""
+        """Return the wish for one node less; None if the remaining nodes have no room for its work."""
         roomy = [role for role in (PREFILL, DECODE) if self._has_room_without(look, demand, role)]
         for role in roomy:
             later = [node for node in look.of(role) if node.name in view.extra]
@@ -96,7 +96,7 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
     """Return the role that lacks nodes, or the other role if that one is at its maximum.
 
-    The balancer then moves another node.
+    In the second case the balancer then moves a node.
     """
     more_prefill = demand.pressure(num_prefill + 1, num_decode)
     role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE
