@@ -130,6 +130,14 @@ def test_where_two_streams_part() -> None:
     assert cut.position == 1 and cut.got == () and cut.margin is None
 
 
+def test_two_tokens_of_equal_text_have_no_margin() -> None:
+    assert prove_client.margin({"a": -0.5, "b": -1.0}) == 0.5
+    assert prove_client.margin({"a": -0.5}) is None
+    wanted = [(AnswerChoice((3, 4), (5.0, None)),)]
+    (one,) = differences(["a"], wanted, [(AnswerChoice((3, 9)),)])
+    assert one.margin is None and "tie" not in str(one)
+
+
 def test_the_table_lines_up() -> None:
     lines = table(
         ["p"], [ComparedRow("short", "x", ("1/1",), 0, 5), ComparedRow("a longer one", "y", ("0/1",), 12, 0)]

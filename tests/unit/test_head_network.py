@@ -187,3 +187,7 @@ def test_the_draft_vocabulary_is_what_answers_use() -> None:
     answers = [TrainingAnswer((1,), (7, 7, 9, 4, 4, 4), 0.0)]
     assert frequent_ids(answers, 3, [2]) == [2, 4, 7]
     assert frequent_ids(answers, 6, [2]) == [0, 1, 2, 4, 7, 9]
+
+
+def test_a_draft_vocabulary_keeps_all_stop_ids() -> None:
+    assert frequent_ids([], 1, [5, 2]) == [2, 5]

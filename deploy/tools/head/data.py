@@ -92,7 +92,7 @@ def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable
         seen.update(one.answer)
     chosen = dict.fromkeys(always)
     for candidate in _candidates(seen):
-        if len(chosen) == count:
+        if len(chosen) >= count:  # `always` alone may have more ids
             break
         chosen.setdefault(candidate)
     return sorted(chosen)

@@ -68,8 +68,10 @@ def choice_of(choice: dict[str, Any]) -> AnswerChoice:
     return AnswerChoice(tuple(choice["token_ids"]), tuple(map(margin, tops)), tuple(choice.get("prompt_token_ids", ())))
 
 
-def margin(top: dict[str, float]) -> float:
-    """Return the best logprob minus the second best; infinity for a single entry, which two tokens of equal text
-    share."""
+def margin(top: dict[str, float]) -> float | None:
+    """Return the best logprob minus the second best.
+
+    Return None for a single entry: two tokens of equal text share it, so their margin is unknown.
+    """
     best = sorted(top.values(), reverse=True)[:2]
-    return best[0] - best[1] if len(best) == 2 else float("inf")
+    return best[0] - best[1] if len(best) == 2 else None

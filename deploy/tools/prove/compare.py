@@ -11,10 +11,10 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """`margins[i]`: the best token's logprob minus the second best's."""
+    """`margins[i]`: the best token's logprob minus the second best's; None if unknown."""
 
     ids: tuple[int, ...]
-    margins: tuple[float, ...] = ()
+    margins: tuple[float | None, ...] = ()
     prompt_ids: tuple[int, ...] = ()
 
 
