@@ -176,8 +176,8 @@ def edit_logits(
     """Return edited logits (E, vocab) float32, equal to `sampler_torch`'s, bit for bit.
 
     logits: (E, vocab) float32, rows of any stride. positions: (E,) int64. `past` may be None if no row is penalised or
-    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. rows[e] is output e's row
-    of the bits; -1 means no mask."""
+    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. rows[e] is output e's row of
+    the bits; -1 means no mask."""
     num, vocab_size = logits.shape
     marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)
     edited = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)

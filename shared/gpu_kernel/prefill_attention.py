@@ -63,7 +63,9 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Read q and fill `out`, both (T, heads, D), for the step's first rows, which have no trees."""
+    """Read q and fill `out`, both (T, heads, D), for the step's first rows, which have no trees.
+
+    See attend_windows."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

@@ -124,7 +124,7 @@ class ByteLinear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, is_fixed: bool = False
     ) -> None:
-        """`dtype`: of the bytes. `is_fixed`: use the tiles also for many rows."""
+        """`dtype`: of the bytes. `is_fixed`: use the tiles for many rows, too."""
         self.out_features, self.in_features = weight.shape
         self._data, self._scale = quantize(weight, dtype)
         self._bias, self._is_fixed = None if bias is None else bias.float(), is_fixed

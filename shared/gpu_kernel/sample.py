@@ -8,9 +8,9 @@
     draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
-Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. A
-pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of splits gives
-the same id.
+Every launch covers every output, and values on the device decide each output's work. So a CUDA graph can hold all
+launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
+splits gives the same id.
 
 A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the first
 few are kept.
@@ -282,7 +282,7 @@ def draw_ids(
     """Return (E,) int64 ids, the same as `sampler_torch`'s.
 
     logits: (E, vocab) float32, edited, rows of any stride. heads: from `find_heads`. positions: (E,) int64, of the
-    input tokens. `is_warm`: whether some row is not greedy. `filters`: whether some row has top-k or top-p."""
+    input tokens. `is_warm`: some row is not greedy. `filters`: some row has top-k or top-p."""
     num, vocab_size = logits.shape
     splits = heads.shape[1]
     sizes = (logits.stride(0), vocab_size, num)

@@ -1,8 +1,8 @@
 """Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
 Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. add_to,
-set_bits, keep_bits and exchange return the word's old value. Waits use Linux futexes on a word's lower half. `calls` is
-the address of an int64 array with team.system_calls' result.
+set_bits, keep_bits and exchange return the word's old value. Waiting uses Linux futexes on a word's lower half. `calls`
+is the address of an int64 array with team.system_calls' result.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _host_bounds(inputs: AttentionInputs) -> list[int]:
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Return (B, Q, S) bool: True where the query at slots[b, q] does not read the key at slot keys[s]."""
+    """Return (B, Q, S) bool: True where the query at slot slots[b, q] does not read the key at slot keys[s]."""
     num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
     bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0

@@ -314,7 +314,7 @@ def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
-    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is set."""
+    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is not 0."""
     half = head_dim // 2
     scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):

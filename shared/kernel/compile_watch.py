@@ -1,4 +1,4 @@
-"""Reports each kernel that numba compiles or reads from disk, because starting nodes and requests wait meanwhile.
+"""Reports each kernel that numba compiles or reads from disk, because nodes and requests wait meanwhile.
 
 numba holds its compiler lock for that time. An event of a compiler pass contains the function's name.
 """

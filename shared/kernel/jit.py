@@ -37,9 +37,7 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL.
-
-    Its code is kept as in compile_c."""
+    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -67,8 +65,8 @@ def processor_features() -> dict[str, bool]:
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    Arguments: the task's int64 words, which begin with NUM_ROWS and NUM_SHARES; the share's number; the thread's
-    number, which picks the scratch. Shares may run at the same time, in any order, on any thread."""
+    The function gets the task's int64 words, the share's number, and the thread's number, which picks the scratch. The
+    words begin with NUM_ROWS and NUM_SHARES. Shares may run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 
