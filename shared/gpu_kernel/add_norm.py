@@ -17,14 +17,14 @@ MAX_WARPS = 8  # with 16 warps, ptxas spills at 8,192 columns on sm_80
 @triton.jit
 def add_norm_kernel(
     x,
-    delta,
+    delta,  # or None
     weight,
     out,
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two, at least H
 ):
-    """The order of a row's sum of squares depends only on H."""
+    """Sum a row's squares in float32, in an order that depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H
     place = tl.arange(0, BLOCK)
     inside = place < H

@@ -37,7 +37,7 @@ class TritonAttention:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """`local_tables`: for layers with a window, by default `tables`.
+        """`local_tables`: the tables of layers with a window, by default `tables`.
 
         `is_fixed`: the choice of a row's kernel must not depend on the step's other rows."""
         self._shape, self._is_fixed = shape, is_fixed
@@ -95,7 +95,7 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
         num_chunks, chunk_tokens = num_rows, num_tokens
     num_windows = num_rows - num_chunks
     longest = inputs.max_q_len
-    if num_chunks and num_windows:  # windows have equal widths
+    if num_chunks and num_windows:  # all windows have the same width
         longest = (num_tokens - chunk_tokens) // num_windows
     bounds, table, most = inputs.cu_q_lens, inputs.page_table, inputs.max_seq_len
     return (

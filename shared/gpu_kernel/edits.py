@@ -29,31 +29,31 @@ COUNT = tl.constexpr((1 << 27) - 1)  # the other bits: uses in the answer
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output
-ENTRIES = tl.constexpr(256)  # read at once
+ENTRIES = tl.constexpr(256)  # list entries read at once
 DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
+    """E outputs' edits, on the device, int64 unless noted. See Knobs (shared/sample/knobs.py)."""
 
-    rows: torch.Tensor
-    is_penalised: torch.Tensor
-    repetition: torch.Tensor
-    presence: torch.Tensor
-    frequency: torch.Tensor
-    prompt_lens: torch.Tensor
-    first_stop: torch.Tensor
+    rows: torch.Tensor  # (E,)
+    is_penalised: torch.Tensor  # (B,)
+    repetition: torch.Tensor  # (B,) float32
+    presence: torch.Tensor  # (B,) float32
+    frequency: torch.Tensor  # (B,) float32
+    prompt_lens: torch.Tensor  # (B,)
+    first_stop: torch.Tensor  # (B,)
     stop_ids: torch.Tensor
     stop_ends: torch.Tensor
     bias_ids: torch.Tensor
-    bias_values: torch.Tensor
+    bias_values: torch.Tensor  # float32
     bias_ends: torch.Tensor
-    is_limited: torch.Tensor
+    is_limited: torch.Tensor  # (B,)
     allowed_ids: torch.Tensor
     allowed_ends: torch.Tensor
     bad_ids: torch.Tensor
-    bad_before: torch.Tensor
+    bad_before: torch.Tensor  # (words, longest - 1)
     bad_ends: torch.Tensor
 
 
@@ -92,7 +92,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, zeroed before."""
+    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, which start as zeros."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size
@@ -137,7 +137,7 @@ def edit_kernel(
     logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
     mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, n) edits ids [1024 n, 1024 n + 1024) of output e."""
+    """Program (e, n) writes edited[e, :] for ids [1024 n, 1024 n + 1024)."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size
@@ -176,8 +176,8 @@ def edit_logits(
     """Return edited logits (E, vocab) float32, equal to `sampler_torch`'s, bit for bit.
 
     logits: (E, vocab) float32, rows of any stride. positions: (E,) int64. `past` may be None if no row is penalised or
-    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. Each row is an index into the
-    bits; -1 means no mask."""
+    has bad words of several tokens. `masks`: rows (E,) int64 and bits (M, words) int32. rows[e] is output e's row of
+    the bits; -1 means no mask."""
     num, vocab_size = logits.shape
     marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)
     edited = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)

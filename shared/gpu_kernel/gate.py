@@ -40,7 +40,7 @@ def gate_kernel(
 
 
 def gate(gate_up: torch.Tensor, is_gelu: bool, dtype: torch.dtype) -> torch.Tensor:
-    """gate_up (M, 2 * I), contiguous, with any I -> (M, I) in `dtype`."""
+    """Gate the contiguous `gate_up` (M, 2 * I), with any I. Return (M, I) in `dtype`."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, inner, dtype=dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(inner, BLOCK))

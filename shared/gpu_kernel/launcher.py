@@ -32,9 +32,8 @@ def launch(
 ) -> None:
     """Enqueue `kernel` on the current stream of the tensors' device. It may raise KernelRefused.
 
-    `grid`: up to three numbers of programs; with a 0, nothing is launched. `max_registers`: per thread; None lets the
-    compiler decide. `constants`: tl.constexpr parameters. With tensors on the "meta" device the call is only recorded.
-    """
+    `grid`: up to three numbers of programs; with a 0, nothing is launched. `max_registers`: limit per thread; None lets
+    the compiler decide. `constants`: tl.constexpr parameters. With "meta" tensors the call is only recorded."""
     if 0 in grid:
         return
     check_grid(kernel, grid)

@@ -84,7 +84,7 @@ def tell_logprobs(
     """Return the logprobs of `ids` (E,), the likeliest ids (E, width), and their logprobs (E, width).
 
     Logprobs are float32, ids int64. logits: (E, vocab) float32, rows of any stride. heads: from sample.find_heads.
-    num_best: (E,) int64, at most `width`; -1 for no logprobs."""
+    num_best: (E,) int64, numbers of likeliest ids, at most `width`; -1 for no logprobs."""
     num, vocab_size = logits.shape
     splits, device = heads.shape[1], logits.device
     masses = torch.empty((num, splits), dtype=torch.int64, device=device)

@@ -22,7 +22,7 @@ SPLIT_KEYS = 256  # keys per program; doubled until MOST_SPLITS programs cover t
 MOST_SPLITS = 32
 NO_WINDOW = 2**30
 MOST_KEYS = 64  # keys read at a time
-MERGED_HEADS = 8  # heads per program
+MERGED_HEADS = 8  # heads per program of merge_kernel
 VARYING = ["first_row", "first_token", "num_tokens", "table_stride"]
 
 
@@ -37,8 +37,8 @@ def attend_split_kernel(
     """Program (b, i, s) handles split s of the keys of one tile of queries.
 
     The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads. With IS_SPLIT, results go to `sums` and
-    `parts`, from token `first_token` on. sums (2, splits, tokens, heads) float32: the largest scores, then the sums of
-    weights. parts (splits, tokens, heads, D) float32: the weighted sums of the values."""
+    `parts`, whose first token is `first_token`. sums (2, splits, tokens, heads) float32: the largest scores, then the
+    sums of weights. parts (splits, tokens, heads, D) float32: the weighted sums of the values."""
     row = first_row + tl.program_id(0)
     kv_head = tl.program_id(1) % num_kv_heads
     begin = tl.load(cu_q_lens + row)
@@ -164,12 +164,12 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
 
 
 def tile_lines(group: int) -> int:
-    """Return a tile's lines. They depend only on the model, because another size would sum in another order."""
+    """Return how many lines a tile has. It depends only on the model: tiles of another size sum in another order."""
     return min(64, max(16, int(triton.next_power_of_2(8 * group))))
 
 
 def splits_of(rows: Rows, window: int) -> int:
-    """Return the most splits of the longest row."""
+    """Return the most splits that the longest row may have."""
     keys = rows.max_seq_len
     if window:
         keys = min(keys, window + 2 * rows.max_q_len + MOST_KEYS)

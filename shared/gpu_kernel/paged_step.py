@@ -12,7 +12,7 @@ import triton
 class Layer:
     """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), contiguous within a page.
 
-    scales: the same shape without D. `window`: 0 for none."""
+    scales: kv's shape without D, or None. `window`: 0 for no window."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
@@ -44,15 +44,14 @@ def padded_dim(head_dim: int) -> int:
 def num_stages(head_dim: int) -> int:
     """Return the number of pipeline stages of both kernels' loop over keys.
 
-    With 2 stages, some variants with narrow heads get 128 registers per thread and spill (groups of 7 heads on sm_100,
-    chunks with a sliding window on sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80,
-    86 and 89."""
+    With 2 stages, some variants with narrow heads spill (groups of 7 heads on sm_100, chunks with a sliding window on
+    sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80, 86 and 89."""
     return 2 if padded_dim(head_dim) > 128 else 3
 
 
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
     """Return how many keys a tile has. They must fit the registers and shared memory of small chips.
 
-    `dtype`: of the queries."""
+    `dtype`: the queries' dtype."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256
     return 32 if is_wide or layer.scales is not None or layer.window else 64

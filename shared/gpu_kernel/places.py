@@ -12,7 +12,7 @@ from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.signatures import ALIGNMENT, REAL_BATCH, Signature
 
 BLOCK = 128  # tokens per program
-ALIGNED_TOKENS = ALIGNMENT // 4  # int32 between aligned addresses
+ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers between aligned addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def ones_of(bits):
 
 @triton.jit
 def width_of(bits):
-    """Return the place of the highest set bit, from 1, of int64 numbers > 0."""
+    """Return the place of the highest set bit, counted from 1, of int64 numbers > 0."""
     bits = bits | (bits >> 1)
     bits = bits | (bits >> 2)
     bits = bits | (bits >> 4)

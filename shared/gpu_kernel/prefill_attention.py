@@ -29,7 +29,7 @@ def attend_chunks_kernel(
     block may be empty."""
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
-    row = 0 * block  # last row that begins here or before
+    row = 0 * block  # last row whose blocks begin here or before
     above = row + num_rows
     for _ in range(num_halvings):
         middle = (row + above) // 2
@@ -63,7 +63,9 @@ def attend_chunks_kernel(
 
 
 def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
-    """Do the same as attend_windows for the step's first rows, which have no trees."""
+    """Read q and fill `out`, both (T, heads, D), for the step's first rows, which have no trees.
+
+    See attend_windows."""
     num_heads, head_dim = q.shape[1:]
     _, _, kv_heads, page_size, _ = layer.kv.shape
     group = num_heads // kv_heads

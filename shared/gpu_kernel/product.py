@@ -3,7 +3,7 @@
 So a row's result has the same bits in a batch of any size. The library chooses its tiles, and so its order of sums, by
 the number of rows. For weights in the model's dtype the library is faster, and these tiles serve only
 `--deterministic`. For weights in bytes and few rows these tiles are faster, because they don't convert the weight. The
-kernel can also gate the product of `gate` and `up`, and then writes half as many numbers.
+kernel can also gate the product of `gate` and `up`. Then it writes half as many numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, unit_of, widened
 from shared.kernel.quantized import quantize
 
 BLOCK_M = BLOCK_N = 64
-INPUT_BYTES = 128  # of each row, read at a time
+INPUT_BYTES = 128  # bytes of each row, read at a time
 GATES = (None, False, True)  # values of is_gelu: no gate, silu, gelu
-# with more rows, converting a weight in bytes for the library is faster
+# with more rows, it is faster to convert a weight in bytes and use the library
 FEW_ROWS = 256
 
 
@@ -31,8 +31,8 @@ FEW_ROWS = 256
 def product_kernel(
     x,
     weight,
-    scale,
-    bias,
+    scale,  # or None
+    bias,  # or None
     out,
     num_rows,
     num_columns,  # columns of `out`
@@ -67,7 +67,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # rounded before gating, because two launches would round, too
+    if IS_GATED:  # gate and up are rounded first, because two launches would round them
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)

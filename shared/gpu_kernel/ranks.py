@@ -19,7 +19,7 @@ SIGN = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def ordered(values):
-    """Map float32 numbers to int64 in [0, 2^32) in their order; only NaN becomes 0."""
+    """Map float32 numbers to int64 in [0, 2^32), and keep their order; only NaN becomes 0."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return tl.where(values == values, order.to(tl.int64) - SIGN, 0)
@@ -57,5 +57,5 @@ def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
 
 
 def splits_of(num_rows: int) -> int:
-    """Return how many programs share a row, to fill a GPU. Kernels are compiled for these three values."""
+    """Return how many programs share a row, enough to fill a GPU. Kernels are compiled for these three values."""
     return 64 if num_rows <= 4 else 16 if num_rows <= 32 else 4

@@ -8,12 +8,12 @@
     draw       the largest scaled logit + noise of the kept ids                     E x splits
     choose     the largest of all the splits                                        E
 
-Every launch covers every output, and values on the device decide its work. So a CUDA graph can hold all launches. A
-pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of splits gives
-the same id.
+Every launch covers every output, and values on the device decide each output's work. So a CUDA graph can hold all
+launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
+splits gives the same id.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, the first few
-are kept.
+A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the first
+few are kept.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # ids that `search` reads at once; it holds LANES x DIGITS sums
+LANES = tl.constexpr(256)  # ids that `search` reads at once; a program holds LANES x DIGITS sums
 ALL = tl.constexpr(-1)  # a threshold below every key
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """rows (E,) int64 and columns of shared/sample/knobs.py's Knobs, on the device."""
+    """E outputs' parameters, on the device. See Knobs (shared/sample/knobs.py)."""
 
-    rows: torch.Tensor
-    way: torch.Tensor
-    scale: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    log_min_p: torch.Tensor
-    seeds: torch.Tensor
+    rows: torch.Tensor  # (E,) int64
+    way: torch.Tensor  # (B,) int64
+    scale: torch.Tensor  # (B,) float32
+    top_k: torch.Tensor  # (B,) int64
+    top_p: torch.Tensor  # (B,) float32
+    log_min_p: torch.Tensor  # (B,) float32
+    seeds: torch.Tensor  # (B,) int64
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold, the sum that ids with this key must still reach, and their sums in each split."""
+    """Return the threshold, the sum that ids with this key must still reach, and these ids' sums in each split."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
@@ -203,7 +203,7 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, how many ids with this key to keep, and how many are in earlier splits."""
+    """Return the threshold, how many ids with this key to keep, and how many of them are in earlier splits."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:

@@ -1,6 +1,6 @@
 """Describe everything that a kernel's machine code depends on: argument types and values that Triton compiles in.
 
-Each kernel module's `real_signatures` calls its typed functions with tensors on the "meta" device, in the sizes of
+In each kernel module, `real_signatures` calls the typed functions with tensors on the "meta" device, in the sizes of
 `REAL_MODELS`. The launcher records the signatures, which are compiled ahead of time.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton._utils import canonicalize_ptr_dtype
 
-ALIGNMENT = 16  # Triton compiles separate code for multiples of this, in addresses and integers
+ALIGNMENT = 16  # Triton compiles separate code for addresses (in bytes) and integers that are multiples of this
 INT32 = range(-(2**31), 2**31)
 
 
@@ -52,11 +52,11 @@ class Signature:
 
     kernel: str  # "module:function"
     types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
-    constants: tuple[tuple[str, object], ...]  # values compiled in: tl.constexpr, None or 1
+    constants: tuple[tuple[str, object], ...]  # parameters compiled in: tl.constexpr, None or 1
     aligned: tuple[str, ...]  # parameters that are multiples of 16
     num_warps: int
     num_stages: int
-    # per thread, an option for ahead.py
+    # limit per thread, an option for ahead.py
     max_registers: int | None = field(default=None, repr=False)
 
     def find_kernel(self) -> Any:
@@ -64,7 +64,6 @@ class Signature:
         return getattr(importlib.import_module(module), name)
 
     def describe(self) -> str:
-        """Return one line."""
         types = (f"{name}:{kind}" for name, kind in self.types if kind != "constexpr")
         constants = (f"{name}={value}" for name, value in self.constants)
         registers = "" if self.max_registers is None else f", at most {self.max_registers} registers"

@@ -50,7 +50,7 @@ def to_bytes(values, scale, KIND: tl.constexpr):
 
 @triton.jit
 def widened(stored, DTYPE: tl.constexpr, KIND: tl.constexpr):
-    """Convert stored numbers to DTYPE without rounding, but fp8 numbers as 1/256 of their value (see `unit_of`)."""
+    """Convert stored numbers to DTYPE without rounding. fp8 numbers become 1/256 of their value (see `unit_of`)."""
     if KIND == IS_FP8:  # move sign, exponent and fraction to where float16 has them
         return ((stored.to(tl.int16) << 7) & -16385).to(tl.float16, bitcast=True).to(DTYPE)
     return stored.to(DTYPE)

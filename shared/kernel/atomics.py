@@ -1,8 +1,8 @@
 """Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
 
 Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. add_to,
-set_bits, keep_bits and exchange return the word's old value. Waits use Linux futexes on a word's lower half. `calls` is
-the address of an int64 array with team.system_calls' result.
+set_bits, keep_bits and exchange return the word's old value. Waiting uses Linux futexes on a word's lower half. `calls`
+is the address of an int64 array with team.system_calls' result.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
+    """Call the compiled task at address `task`."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
         function = builder.inttoptr(args[0], kind.as_pointer())
@@ -91,7 +93,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: An
 
 @emitted
 def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """`function`: the address of the C library's `syscall`."""
+    """Call the C library's `syscall`, whose address is `function`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_LONG, [_LONG] * 7)
@@ -103,7 +105,7 @@ def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any,
 
 @emitted
 def read_clock(typing_context: Any, function: Any) -> Any:
-    """Return nanoseconds. `function`: the address of `clock_gettime`."""
+    """Return CLOCK_MONOTONIC in nanoseconds. `function`: the address of `clock_gettime`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -120,7 +122,7 @@ def read_clock(typing_context: Any, function: Any) -> Any:
 def address_of_time(typing_context: Any, nanoseconds: Any) -> Any:
     """Return the address of a timespec of `nanoseconds` (less than a second) on the caller's stack.
 
-    It is valid until the caller returns or calls this function again."""
+    The timespec is valid until the caller returns or calls this function again."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pair = cgutils.alloca_once(builder, _LONG, size=2)
@@ -147,7 +149,7 @@ def rest_a_moment(typing_context: Any) -> Any:
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
     """Sleep while the word's lower half equals `seen`. The sleep may end early.
 
-    `most_ns`, below one second, limits the sleep; 0 sets no limit."""
+    `most_ns` (below one second) limits the sleep. 0 sets no limit."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)
 

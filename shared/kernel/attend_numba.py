@@ -1,6 +1,6 @@
 """Computes softmax(scale q k) v over paged KV: attention_numba.py's second task.
 
-Neighbouring tokens of a row form a run. A block that all tokens of a run read is loaded once:
+Neighbouring tokens of a row form a run. If all tokens of a run read a block, the block is loaded once:
 
     token 0 of the run    | early | shared, in whole blocks | its own |
     token 1                 |early| shared                  | its own   |
@@ -62,7 +62,7 @@ SCALE_BYTES = 4
 FIRST_WITH_SCALES = int(Items.INT8)
 FETCH_AHEAD = 64  # keys
 MOST_RUN_TOKENS = 16
-MOST_SCRATCH = 1 << 19  # bytes of a run's scratch, which fit a core's own cache
+MOST_SCRATCH = 1 << 19  # limit of a run's scratch in bytes, to fit a core's own cache
 _f32 = np.float32
 
 
@@ -94,18 +94,19 @@ class Run(NamedTuple):
 
     first: int
     length: int
-    table: int  # address
+    table: int  # address of the row's pages
     num_keys: int
     window: int  # 0: no window
     shared: int
     end: int
-    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s bits
+    tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s set bits
     seen: int
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's keys or values, in slot 0 of page 0 or in `_at`'s slot. Only pages of bytes have
-    scales."""
+    """Addresses of a kv head's keys or values: in slot 0 of page 0, or in the slot that `_at` found.
+
+    `scales` is used only if pages hold bytes."""
 
     items: int
     scales: int
@@ -114,9 +115,9 @@ class Side(NamedTuple):
 class Room(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head."""
 
-    items: int  # (lanes,) int64: a block's keys or values
-    scales: int  # (lanes,) int64: their scales
-    wide: int  # (lanes,) int64: `block`'s rows
+    items: int  # (lanes,) int64: addresses of a block's keys or values
+    scales: int  # (lanes,) int64: addresses of their scales
+    wide: int  # (lanes,) int64: addresses of `block`'s rows
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32
@@ -128,9 +129,7 @@ class Room(NamedTuple):
 def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
-    """Compile the task. A share takes some (run, kv head) pairs.
-
-    Pages before the window are never read: they may have been reused."""
+    """Compile the task. Pages before the window are never read: they may have been reused."""
     lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
     group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
@@ -240,7 +239,7 @@ def _weigh_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
-    """Add the weighted values of the keys before the shared blocks (`is_early`) or behind them, in order."""
+    """Add the weighted values of keys before the shared blocks (`is_early`), or else behind them, in order."""
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
@@ -270,7 +269,7 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
     """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
 
-    A query's first top becomes 1 / (sum of its weights)."""
+    Replace a query's first top by 1 / (sum of the query's weights)."""
     for i in range(run.length):
         num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
         for query in range(i * group, (i + 1) * group):
@@ -311,8 +310,9 @@ def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int)
 def _locate(
     room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
 ) -> None:
-    """Store the addresses of keys [start, start + lanes). From `stop` on, where weights are 0, repeat the last
-    address."""
+    """Store the addresses of keys [start, start + lanes).
+
+    From `stop` on, where weights are 0, repeat the last address."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)
@@ -359,7 +359,7 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
 
 @inlined
 def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
-    """Prefetch scattered pages, which the hardware prefetcher misses."""
+    """Prefetch scattered pages, which the hardware prefetcher does not find."""
     if start >= stop:
         return
     page_size = step[PAGE_SIZE]

@@ -3,7 +3,7 @@
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
 Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]). A token at position p reads positions 0..p of its row. With
-a sliding window of n positions, a token reads only the last n.
+a sliding window of n positions, a token reads only the last n of these.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
-PADDED_MAX_Q = 16  # a row with more tokens runs alone; others are padded into one batch
-MOST_PADDING = 4  # most keys that a padded batch may read per real key
-MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys, in memory
+PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
+MOST_PADDING = 4  # limit of the keys that a padded batch reads per real key
+MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys' numbers, in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     eps: float  # of q's and k's norms, if the model has them
-    # positions that a token reads in each layer, its own included; 0: all; (): all in every layer
+    # for each layer, how many positions a token reads, its own included; 0: all; (): all, in every layer
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0: head_dim ** -0.5
 
@@ -38,7 +38,7 @@ class AttentionShape:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return 0 if the layer has no window."""
+        """Return the layer's window, or 0 without a window."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -56,10 +56,10 @@ class HostLengths:
 class AttentionInputs:
     """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    Tokens of a draft tree may share a position, in different slots. A step with trees has slots and visible. Otherwise
-    both are None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits, whose
-    highest bit is the token's own slot. The token reads the slots of the set bits, and all slots before the slot of bit
-    0."""
+    Tokens of a draft tree may share a position, in different slots. For trees, slots and visible are both set.
+    Otherwise both are None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits,
+    whose highest bit is the token's own slot. The token reads the slots of the set bits, and all slots before the slot
+    of bit 0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
@@ -86,14 +86,14 @@ class AttentionBackend(Protocol):
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Start a step.
 
-        kv: (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: only for pages of
-        bytes, the same shape without head_dim."""
+        kv: (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: kv's shape without
+        head_dim, float32, if pages hold bytes, else None."""
         ...
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        """Norm and rotate q and k, write keys and values to their pages, then attend.
+        """Normalise and rotate q and k, write keys and values to their pages, then attend.
 
         qkv (T, (heads + 2 * kv_heads) * D) in the model's dtype. q_norm, k_norm: weights (D,) float32, or None without
         norms. Return (T, heads * D), valid until the next call."""
@@ -106,7 +106,7 @@ class TorchAttention:
     gathers = True
 
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
-        """`local_tables`: for layers with a window; None means `tables`."""
+        """`local_tables`: the tables of layers with a window; None means `tables`."""
         self._shape = shape
         self._tables, self._local_tables = tables, local_tables
 
@@ -149,6 +149,7 @@ class TorchAttention:
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
+        """Normalise and rotate x (T, heads, D)."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -157,7 +158,7 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding reads slot 0."""
+        """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding queries read slot 0."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
         table = self._inputs.page_table[first_row:, : self._num_pages].long()
@@ -203,6 +204,7 @@ class TorchAttention:
         return -(-after // self._kv.shape[4])
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, each (B, kv_heads, P * page_size, D), of pages (B, P)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
             pages = dequantize(pages, self._scales[table, layer])
@@ -225,7 +227,7 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """Return how many of the first rows run alone: the prefill chunks, or all if padding would dominate.
+    """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate.
 
     On a CPU, one chunk makes all rows run alone, because launches cost nothing there."""
     host, num_rows = inputs.host, len(inputs.page_table)
@@ -246,7 +248,7 @@ def _host_bounds(inputs: AttentionInputs) -> list[int]:
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """Return (B, Q, S) bool: True where the query at slots[b, q] does not read the key at slot keys[s]."""
+    """Return (B, Q, S) bool: True where the query at slot slots[b, q] does not read the key at slot keys[s]."""
     num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
     bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
@@ -258,7 +260,7 @@ def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
     """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0.
 
     `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a draft
-    tree's siblings lie between."""
+    tree's siblings lie between the keys."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)

@@ -84,7 +84,7 @@ def supports(shape: AttentionShape) -> bool:
 
 
 class AttentionStep:
-    """Holds the addresses that a step's layers share, and buffers as large as the largest step needed."""
+    """Holds the addresses that a step's layers share, and buffers for the largest step so far."""
 
     def __init__(
         self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
@@ -149,12 +149,13 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends. Scales lie behind each page's numbers, so they need
-        no entry."""
+        """The pool's address and strides, on which `fill` depends.
+
+        They fix the scales' addresses, too: a page holds its scales behind its numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
-        """Fill the words of `tasks` (n,) that depend on the pool. `layers` (n,): each task's layer."""
+        """Fill the words that depend on the pool, in the tasks `tasks` (n,). `layers` (n,): each task's layer."""
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
@@ -170,7 +171,7 @@ class AttentionStep:
         words[tasks, SIN] = np.where(windows > 0, local_sin, sin)
 
     def _check(self, inputs: AttentionInputs) -> None:
-        """Raise TypeError or IndexError: the kernels check no bounds."""
+        """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
         shortest = min(table.shape[0] for table in self._tables)
@@ -197,7 +198,7 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`local_tables`: for layers with a window, by default `tables`. `page_dtype`: by default `dtype`."""
+        """`local_tables`: the tables of layers with a window, by default `tables`. `page_dtype`: by default `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)
@@ -224,7 +225,7 @@ class NumbaAttention:
 
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
-    """Return a layer's write task and attend task, with one layout of words."""
+    """Return a layer's write task and attend task. Their words have the same layout."""
     items = ITEMS[page_dtype or dtype]
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
@@ -236,9 +237,7 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.cache
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages.
-
-    A share takes some tokens."""
+    """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes
@@ -315,7 +314,7 @@ def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
-    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is set."""
+    """Rotate each pair (x[d], x[d + D/2]) by its angle, in float32, after a norm if `norm` is not 0."""
     half = head_dim // 2
     scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):

@@ -76,7 +76,7 @@ class BlockTileLinear:
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
-        """`dot`: None means the best that the processor has."""
+        """`dot`: None means the processor's best."""
         assert packed.form is not None
         self.out_features, self.in_features = packed.shape
         self.format, self._team = packed.form, team
@@ -119,6 +119,7 @@ class BlockTileLinear:
 
 
 def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    """Pack a weight for x of `dtype`."""
     form = packable(weight.format)
     tiles = pack_tiles(weight, form)
     return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
@@ -148,7 +149,7 @@ class Kind(NamedTuple):
     block: int
     has_low: bool
     half_scales: bool
-    out_half: bool
+    out_half: bool  # results are bfloat16, else float32
     dot: Dot
 
     def packed(self) -> int:
@@ -202,7 +203,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # even passes avoid a single row after a pass of four
+                # equal passes avoid a single row after a pass of four
                 rows = (left + passes - 1) // passes
                 if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -264,6 +265,8 @@ def multiply_blocks(
 
 
 class _RowBlock(NamedTuple):
+    """Addresses of one block of a row of x (byte_rows.py)."""
+
     data: Any
     start: Any
     unit: Any

@@ -27,7 +27,7 @@ SIGN_BIT = 128
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights per scale. `half_scales`: scales and lows are float16."""
+    """`block`: weights per scale. `half_scales`: scales and lows are float16, else float32."""
 
     name: str
     bits: int  # 4 or 8
@@ -83,7 +83,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """Stack all outputs. Parts of different formats are converted to one format."""
+    """Stack the parts' outputs. Parts of different formats are converted to one format."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:
@@ -99,7 +99,7 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
-    """Return the same weights in bytes with `zero` 0, float32 scales, and lows that include the old `zero`."""
+    """Return the same weights as bytes, with a `zero` of 0, float32 scales, and lows that include the old `zero`."""
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales

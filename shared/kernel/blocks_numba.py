@@ -76,7 +76,7 @@ class NumbaBlocks:
 
 @functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
-    """Add DELTA, if any, to the float32 residual SOURCE. OUT = RMS norm of SOURCE times WEIGHT.
+    """Add DELTA, if any, to the float32 residual SOURCE. OUT = WEIGHT * (RMS norm of SOURCE).
 
     OUT's rows have room for `out_width` numbers; 0 means `hidden_size`."""
     item = 2 if is_half else 4
@@ -94,7 +94,7 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 @functools.cache
 def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
-    """OUT = RMS norm of SOURCE times WEIGHT. OUT and SOURCE have the model's dtype, and may be the same rows."""
+    """OUT = WEIGHT * (RMS norm of SOURCE). OUT and SOURCE have the model's dtype, and may be the same rows."""
     row_bytes = hidden_size * (2 if is_half else 4)
 
     def rows_norm(words: Any, share: int, worker: int) -> None:
@@ -142,7 +142,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
 
 @functools.cache
 def make_take(row_bytes: int) -> Any:
-    """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT), in items of 2 bytes."""
+    """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT). Rows consist of 2-byte items."""
 
     def take(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):

@@ -2,8 +2,8 @@
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks. A block's integer sum begins with `start`: minus the weights' `zero` times the sum of
-the block's bytes.
+`depth` is the number of blocks. A block's integer sum begins at `start` = -zero * (sum of the block's bytes), with the
+weights' `zero`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.kernel.block_weights import LARGEST, SMALLEST
 from shared.kernel.jit import emit_call, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
 
-EXTRA_BYTES = 12  # bytes per block, beside its numbers
+EXTRA_BYTES = 12  # bytes per block, in addition to its numbers
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to nearest, ties to even
 SMALLEST_BITS = int(np.float32(SMALLEST).view(np.uint32))
 BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
@@ -34,7 +34,8 @@ def round_block(
 ) -> Any:
     """Emit code that rounds one block of a row.
 
-    Constants: block, zero, is_half. The others are addresses: x (bfloat16 or float32) is read, the rest are written."""
+    Constants: block, zero, is_half. The others are addresses. The code reads x (bfloat16 or float32), and writes to
+    the rest."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -78,7 +79,7 @@ class _Rounding:
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
         """Return the largest magnitude (float32), and 127 divided by it in all lanes.
 
-        Both are 0 if no magnitude is above SMALLEST. Magnitudes sort like their bits."""
+        Both results are 0 if no magnitude is above SMALLEST. Magnitudes sort like their bits."""
         build = self._builder
         magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
         top = magnitudes[0]

@@ -1,6 +1,6 @@
-"""Reports each kernel that numba compiles or reads from disk, because nodes and requests wait for it.
+"""Reports each kernel that numba compiles or reads from disk, because nodes and requests wait meanwhile.
 
-numba holds its compiler lock meanwhile. Events of its compiler passes name the function.
+numba holds its compiler lock for that time. An event of a compiler pass contains the function's name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CompileNews(Protocol):
     def made_ready(self, kernel: str, seconds: float) -> None:
         """Report that a kernel was compiled, or read from disk.
 
-        If it was read, `kernel` is the line of our code that needed it. `seconds` include waits for other compilations.
-        """
+        If the kernel was read, `kernel` is the line of our code that needed it. `seconds` include the wait for
+        other compilations."""
 
 
 class CompileWatch(event.Listener):
@@ -52,7 +52,7 @@ class CompileWatch(event.Listener):
         here = self._here
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
-            if here.depth == 1:  # callees are compiled inside the outermost compilation
+            if here.depth == 1:  # outermost: callees are compiled inside this compilation
                 here.kernel, here.begun = "", self._clock()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])
@@ -73,7 +73,7 @@ def name_of(qualname: str) -> str:
 
 
 def asked_from() -> str:
-    """Return file:line of our innermost frame."""
+    """Return file:line of the innermost frame in our code."""
     frame = sys._getframe()
     while frame.f_back is not None and not is_ours(frame.f_code.co_filename):
         frame = frame.f_back

@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-# longest wait at the gate to enter, and to leave; time between two looks
+# longest waits at the gate, to enter and to leave; time between two looks
 COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 
@@ -39,7 +39,7 @@ class NoTable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A slot file's content."""
+    """A slot file's content. `borrows`: cores that the node may borrow."""
 
     node: str
     own: tuple[int, ...]
@@ -123,7 +123,7 @@ class CoreTable:
             if lock is None:
                 continue
             try:
-                self._forget_all(slot)  # a dead node's claims
+                self._forget_all(slot)  # claims of a dead node
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, json.dumps(asdict(self.owner)).encode(), 0)
             except OSError:
@@ -212,7 +212,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def lock_if_free(path: Path) -> int | None:
-    """Return a handle that holds the lock, or None if a living process has it."""
+    """Return a handle that holds the file's lock, or None if a living process holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle
@@ -228,7 +228,7 @@ def take_lock(handle: int) -> bool:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return None if the file is gone or not written yet."""
+    """Return the file's owner, or None if the file is gone or not written yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(path.read_text(encoding="utf-8"))
         return Owner(told["node"], tuple(told["own"]), tuple(told["borrows"]))

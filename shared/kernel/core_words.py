@@ -35,7 +35,7 @@ from shared.kernel.jit import compile_c, inlined
 WANT, BELLS = 8, 64  # byte offsets of words 1 and 8 in a line
 NUM_SLOTS = 40
 LINE_BYTES = BELLS + NUM_SLOTS * 8
-HOLDER, GUEST = 16, 0xFFFF  # the first holder's bit; a mask of the guest's bits
+HOLDER, GUEST = 16, 0xFFFF  # number of the first holder's bit; mask of the guest's bits
 PATIENCE_NS = 5_000_000  # a holder's longest wait for a guest
 
 
@@ -112,7 +112,7 @@ def _is_holder(word: int, slot: int) -> bool:
 
 @inlined
 def ask(calls: int, line: int, slot: int) -> None:
-    """Wake this node's sleeping thread once the core is free."""
+    """Have this node's sleeping thread woken once the core is free."""
     if not want(line, slot):
         ring(calls, line, slot)
 

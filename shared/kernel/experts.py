@@ -12,7 +12,7 @@ from shared.kernel.linear import Columns, Head, Linear
 class Experts:
     """Sends each token through the `top_k` experts to which the router gives the largest weights.
 
-    Results are added in the order of the experts' numbers, whatever else is in the step."""
+    A token's results are added in the order of the experts' numbers, whatever else is in the step."""
 
     def __init__(
         self, router: Head, gate_ups: Sequence[Linear], downs: Sequence[Linear], top_k: int, normalise: bool

@@ -57,7 +57,7 @@ def widened(builder: Any, data: Any, items: Items) -> Any:
     words, floats = _words(data.type.count), ir.VectorType(ir.FloatType(), data.type.count)
     if items == Items.INT8:
         return builder.sitofp(builder.sext(data, words), floats)
-    # In float32's places, fp8's bits mean 2^-120 times the number, denormals included.
+    # fp8's bits, moved to float32's places, mean 2^-120 times the number, denormals included.
     bits = builder.zext(data, words)
     sign = builder.shl(builder.and_(bits, _all(words, 0x80)), _all(words, 24))
     rest = builder.shl(builder.and_(bits, _all(words, 0x7F)), _all(words, 20))

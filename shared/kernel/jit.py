@@ -37,7 +37,7 @@ _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
 def kernel(**options: Any) -> Callable[[F], F]:
-    """Compile a kernel over arrays (sampler, HashLM), without the GIL, and keep it as compile_c does."""
+    """Compile a kernel over arrays (sampler, HashLM) that runs without the GIL."""
 
     def decorate(function: F) -> F:
         stamp_name(function)
@@ -54,7 +54,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """Return this processor's features, unless numba's settings name others."""
+    """Return this processor's features, unless numba's settings list other features."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -65,8 +65,8 @@ def processor_features() -> dict[str, bool]:
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    Arguments: the task's int64 words (first NUM_ROWS and NUM_SHARES), the share, and the thread, which picks the
-    scratch. Shares may run at the same time, in any order, on any thread."""
+    The function gets the task's int64 words, the share's number, and the thread's number, which picks the scratch. The
+    words begin with NUM_ROWS and NUM_SHARES. Shares may run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 
@@ -89,7 +89,7 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
-    """Add checksums of the sources in the function's folder and in this folder to its name in the disk cache.
+    """Add two checksums to the function's name in the disk cache: of the sources in its folder, and in this folder.
 
     numba checks only the function's own file, and would reuse stale inlined code."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent

@@ -114,7 +114,7 @@ class WideHead:
 
 
 class PackedFactory:
-    """Tests once for each shape whether a single row must be doubled."""
+    """Makes PackedLinears of one dtype. Tests once for each shape whether a single row must be doubled."""
 
     def __init__(self) -> None:
         self._doubles: dict[tuple[int, ...], bool] = {}
@@ -137,7 +137,7 @@ def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
-    """Return the fastest product that works here, after a trial of oneDNN's."""
+    """Return the fastest product that works here, after one trial call of oneDNN's product."""
     if device.type != "cpu":
         return PlainLinear
     try:

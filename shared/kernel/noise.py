@@ -44,6 +44,7 @@ def mix32(value: int) -> int:
 
 
 def row_keys(seed: int, position: int) -> tuple[int, int]:
+    """Return keys for the token drawn at `position`."""
     key = mix32((position * GOLDEN + 1) & MASK32)
     first = mix32((mix32(key ^ (seed & MASK32)) + (seed >> 32 & MASK32)) & MASK32)
     return first, mix32(first ^ key ^ GOLDEN)
@@ -67,7 +68,7 @@ def torch_mix32(value: torch.Tensor) -> torch.Tensor:
 
 
 def torch_row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two (E,) int32 keys. positions (E,) int64; seeds (E,) int64 bit patterns."""
+    """Return two (E,) int32 keys for positions (E,) int64 and seeds (E,) int64 (bit patterns)."""
     low, high = seeds.to(torch.int32), (seeds >> 32).to(torch.int32)
     key = torch_mix32(positions.to(torch.int32) * _signed(GOLDEN) + 1)
     first = torch_mix32(torch_mix32(key ^ low) + high)

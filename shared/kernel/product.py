@@ -39,7 +39,7 @@ from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
-FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to stay cached
+FETCH_AHEAD = 16 * STEP_BYTES  # bytes: far enough for memory to answer, near enough to stay cached
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 BOOL = ir.IntType(1)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
@@ -47,14 +47,14 @@ SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 # A task's words.
 NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
 NUM_WORDS = 9
-# a step's rows, and their division into shares
+# a step's number of rows, and its division into shares
 DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether the processor fuses a product and a sum (FMA, or AVX-512).
+    """Return whether these kernels can run.
 
-    For bfloat16, `num_inputs` must be even, too."""
+    The processor must fuse a product and a sum (FMA, or AVX-512). For bfloat16, `num_inputs` must be even."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -113,7 +113,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 
 def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
-    """Pack (out, in) into (tiles, in, 64, 1), or bfloat16 into (tiles, in / 2, 64, 2), padded with 0."""
+    """Pack float32 (out, in) into (tiles, in, 64, 1), bfloat16 into (tiles, in / 2, 64, 2), padded with 0."""
     num_columns, num_inputs = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1
     padded = -(-num_columns // TILE_COLUMNS) * TILE_COLUMNS
@@ -139,7 +139,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
             x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # even passes avoid a single row after a pass of six
+                # equal passes avoid a single row after a pass of six
                 rows = (left + passes - 1) // passes
                 if rows == 6:
                     multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -201,8 +201,8 @@ def multiply_tile(
 ) -> Any:
     """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The others are
-    addresses, or strides in bytes."""
+    Constants: rows, is_half, out_half. depth: number of steps of k. fetch: 0 if the weights are cached. The other
+    arguments are addresses, or strides in bytes."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, out_half)):
         raise TypeError("rows, is_half and out_half must be constants")
 
@@ -217,7 +217,7 @@ def multiply_tile(
 
 
 def blocks_together(rows: int, is_wide: bool) -> int:
-    """Return how many column blocks' sums fit the registers.
+    """Return the number of column blocks whose sums fit the registers.
 
     AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes: room for 6 vectors of 16 sums beside the
     weights."""
@@ -226,7 +226,7 @@ def blocks_together(rows: int, is_wide: bool) -> int:
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over some of the blocks skips cache lines, which the hardware prefetcher can't follow.
+    # A loop over only some of the blocks always prefetches: it skips cache lines, so the hardware can't follow.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -259,6 +259,7 @@ def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, word: Any) -> Any:
+    """Copy a 32-bit word to all lanes."""
     first = builder.insert_element(ir.Constant(STEPS, ir.Undefined), word, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
 

@@ -21,7 +21,7 @@ from shared.kernel.team_code import COUNTER_WORDS
 class Program:
     """A list of tasks. The caller owns `words` (tasks, n) int64, a row per task, and writes them between runs.
 
-    Word NUM_SHARES begins as the number of threads."""
+    Word NUM_SHARES is the number of threads unless the caller changes it."""
 
     def __init__(self, team: Team, tasks: Sequence[Any], words: npt.NDArray[np.int64]) -> None:
         self._team, self._compiled, self.words = team, tuple(tasks), words
@@ -31,6 +31,7 @@ class Program:
         self._counters = np.zeros((len(tasks), COUNTER_WORDS), np.int64)
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
+        """Run tasks [start, stop), by default all."""
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
         tasks = self._tasks.ctypes.data + start * self._tasks.strides[0]

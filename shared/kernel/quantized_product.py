@@ -89,7 +89,6 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_byte_task(is_half: bool) -> Any:
-    """Compile the task. A share is a run of tiles."""
     item = 2 if is_half else 4
 
     def quantized_product(words: Any, share: int, worker: int) -> None:

@@ -26,9 +26,10 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """Divide frequencies of waves longer than context / low by `factor`, as Llama 3 does.
+    """Divide the frequencies of long waves (more than context / low) by `factor`, as Llama 3 does.
 
-    Waves shorter than context / high keep their frequency. Between, the change is linear in context / wavelength."""
+    Waves shorter than context / high keep their frequency. Between these lengths, the change is linear in context /
+    wavelength."""
     turns = context * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return inverse * (blend + (1.0 - blend) / factor)
@@ -39,8 +40,8 @@ def yarn_frequencies(
 ) -> torch.Tensor:
     """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
 
-    Dimensions with more than `fast` turns in the context keep their frequency. With fewer than `slow` turns, `factor`
-    divides the frequency. Between these dimensions, the change is linear."""
+    Dimensions with more than `fast` turns in the context keep their frequency. Frequencies with fewer than `slow` turns
+    are divided by `factor`. Between these dimensions, the change is linear."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:

@@ -3,7 +3,7 @@
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. A draw takes the id with the
 largest score: the scaled logit plus noise. Without top-k, the code draws from the ids that min-p keeps. While top-p
 rejects the drawn id, the code draws again from the ids ranked before it. This is correct, because a set's best id is
-also the best in each subset with this id. On average, a draw at least halves the number of ids.
+also the best id of each subset that contains it. On average, a draw at least halves the number of remaining ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOTHING = -(1 << 63)
 
 @exact
 def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
-    """Return a key: larger for a larger value and, of equal values, for the lower id. NaN ranks last."""
+    """Return a key that is larger for a larger value and, of equal values, for the lower id. NaN ranks last."""
     bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0 turns -0.0 into 0.0
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
@@ -50,7 +50,7 @@ def _id_of(key: np.int64) -> np.int64:
 
 @exact
 def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
-    """Of equal logits, take the lowest id."""
+    """Return the lowest id that has the largest logit."""
     best = _i64(_NOTHING)
     for i in range(logits.shape[0]):
         best = max(best, _ranked(logits[i], i))
@@ -155,7 +155,7 @@ def _sample(
 
 @exact
 def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
-    """Return a nucleus's weight. An id is inside if the ids ranked before it weigh less."""
+    """Return a nucleus's weight. An id is in the nucleus if the ids ranked before it weigh less."""
     return _i64(np.float64(top_p) * np.float64(mass))
 
 
@@ -203,6 +203,7 @@ def _narrow(
 
 @exact
 def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
+    """Draw output e's id from its logits (V,)."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
@@ -219,8 +220,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise, without filters. log_probs: the scores' log-softmax, in which the drawn id
-    has the largest score."""
+    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax, where the
+    drawn id has the largest score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -250,7 +251,9 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids. Below 0, skip output e."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids.
+
+    If num_best[e] < 0, skip output e."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

@@ -28,29 +28,29 @@ class RowParams(NamedTuple):
     """Parameters of B rows. Row b's ids lie at [offsets[b], offsets[b + 1])."""
 
     knobs: npt.NDArray[np.float32]  # (B, 6)
-    counts: npt.NDArray[np.int64]  # (B, 4); SEED has the unsigned seed's bits
+    counts: npt.NDArray[np.int64]  # (B, 4); column SEED has the unsigned seed's bits
     stop_ids: npt.NDArray[np.int64]
     stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
     bias_ids: npt.NDArray[np.int64]
     bias_values: npt.NDArray[np.float32]
     bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
     allowed_ids: npt.NDArray[np.int64]
-    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all ids
     bad_ids: npt.NDArray[np.int64]
-    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [ends[w], ends[w + 1])
-    bad_offsets: npt.NDArray[np.int64]  # (B + 1,), of words
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [bad_ends[w], bad_ends[w + 1])
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,), offsets of words
 
 
 class Outputs(NamedTuple):
-    """E outputs. Penalties count `common` tokens of the history row, then up to N drafts, oldest first."""
+    """E outputs. Penalties count the first `common` tokens of the history row, then up to N drafts, oldest first."""
 
-    rows: npt.NDArray[np.int64]  # (E,) of the parameters
+    rows: npt.NDArray[np.int64]  # (E,) rows of the parameters
     positions: npt.NDArray[np.int64]  # (E,) of the input tokens
     history_rows: npt.NDArray[np.int64]  # (B,) each batch row's row of `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)
     common: npt.NDArray[np.int64]  # (E,)
     drafted: npt.NDArray[np.int32]  # (E, N); -1: no draft
-    mask_rows: npt.NDArray[np.int64]  # (E,) the row of `masks`; -1 allows all ids
+    mask_rows: npt.NDArray[np.int64]  # (E,) each output's row of `masks`; -1 allows all ids
     masks: npt.NDArray[np.uint32]  # (M, at least V / 32): a bit per id, lowest first
 
 
@@ -70,7 +70,7 @@ def _penalise(
 ) -> None:
     """Penalise each id of `tokens` once, and mark it in `counts` as done.
 
-    Presence and frequency apply only to a count above 0."""
+    Presence and frequency apply only if the id's count is above 0."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]
@@ -111,7 +111,7 @@ def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
-    """Return whether the answer (tokens[begin:], then drafts) ends with `word`, without the word's last token."""
+    """Return whether the answer (tokens[begin:], then drafts) ends with all tokens of `word` except the last one."""
     left = word.shape[0] - 2
     for j in range(drafted.shape[0] - 1, -1, -1):
         if left >= 0 and drafted[j] >= 0:

@@ -18,7 +18,7 @@ from shared.kernel.sample_cpu import draw_output
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.team import Team
 
-ARRAYS = 2  # words of a task before those of its arrays
+ARRAYS = 2  # number of a task's words before the words of its arrays
 
 _I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
 PARAMS_DTYPES: tuple[np.dtype[Any], ...] = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
@@ -31,7 +31,7 @@ def sample_outputs(
 ) -> None:
     """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
 
-    Raise TypeError for another dtype or a non-contiguous array."""
+    Raise TypeError for a wrong dtype or a non-contiguous array."""
     words = [0] * ARRAYS + _words_of((logits, ids), (_F32, _I64))
     words += _words_of_params(params) + _words_of(outputs, OUTPUTS_DTYPES)
     program = Program(team, [make_sampler()], np.array([words], np.int64))
@@ -49,7 +49,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# keeps the arrays alive, too
+# this keeps the arrays alive, too
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

@@ -15,7 +15,7 @@ TILE_COLUMNS = 64
 MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
 MOST_ROWS = 256  # of a share that computes row by row
 MOST_BYTES = 1 << 18  # of a share's rows, which must fit a core's own cache
-FETCH_ROWS = 4  # rows that take as long to multiply as their tile to fetch
+FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile
 
 
 class Work(NamedTuple):
@@ -31,13 +31,13 @@ class Work(NamedTuple):
 
 
 def shares_of(cost: int, most_cost: int, num_threads: int) -> int:
-    """Return the number of shares: equally many per thread, each of at most `most_cost`."""
+    """Return the number of shares: equally many per thread, each with a cost of at most `most_cost`."""
     return num_threads * max(1, -(-cost // (most_cost * num_threads)))
 
 
 class Cut(NamedTuple):
     num_shares: int  # runs of tiles x groups of rows
-    share_rows: int  # per group; the last group may have fewer
+    share_rows: int  # rows per group; the last group may have fewer
 
 
 def cut(work: Work, num_rows: int, num_threads: int) -> Cut:

@@ -9,8 +9,8 @@ keys or values, each with its own address, so page size does not matter.
 A block that many queries share is transposed, so that each lane is one key.
 
 group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values` and `scales` point
-to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores or weights, `lanes` float32, is
-at out (or weights) + g * stride bytes.
+to (lanes,) int64 addresses; `scales` is used only if items have scales. `stride` is in bytes: row g of scores (or
+weights), `lanes` float32, is at out (or weights) + g * stride.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
-# limits of the 32 vector registers: for queries, and for sums
+# how many of the 32 vector registers may hold queries (score_block), and sums (weigh_block)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
 SMALLEST_SCALE = 2.0**-126  # smallest divisor of a row: the smallest normal float32
-TREE_QUERIES = 4  # scored at a time, each with up to 5 vectors of partial sums
+TREE_QUERIES = 4  # queries scored at a time, each with up to 5 vectors of partial sums
 
 
 def block_lanes(head_dim: int) -> int:
-    """Return the width of a head's vectors, or 0 if no width divides head_dim."""
+    """Return the width, in float32 lanes, of a head's vectors, or 0 if no width divides head_dim."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -229,7 +229,7 @@ class _Vectors:
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """Read one head as float32. Bytes are widened, then multiplied by the scale at `scale`."""
+        """Read one head as float32. Bytes are widened, then multiplied by the scale at the address `scale`."""
         if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
         size, build = self._items.num_bytes, self._builder
@@ -295,7 +295,7 @@ class _Vectors:
         return rows
 
     def halving_order(self) -> list[int]:
-        """Return the lanes' order in which neighbours are added first."""
+        """Return an order of the lanes in which neighbours are added first."""
         order = [0]
         while len(order) < self.lanes:
             order = [2 * place for place in order] + [2 * place + 1 for place in order]

@@ -21,8 +21,8 @@ FLOAT, LONG, WORD, HALF = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.Int
 def sum_of(typing_context: Any, address: Any, count: Any, is_half: Any, is_square: Any) -> Any:
     """Emit the sum of `count` numbers at `address`, or of their squares.
 
-    Lane l sums numbers l, l + 16, ...; then halves are added until one lane is left; then the last count % 16 numbers
-    are added one by one. Constants: is_half, is_square."""
+    Lane l sums numbers l, l + 16, ... Then halves are added until one lane is left. The last count % 16 numbers are
+    added one by one. Constants: is_half, is_square."""
     if not all(isinstance(constant, types.Literal) for constant in (is_half, is_square)):
         raise TypeError("is_half and is_square must be constants")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-LINE_WORDS = 64  # core_words needs fewer
+LINE_WORDS = 64  # words per core; core_words needs fewer
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the futex call
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
@@ -29,7 +29,7 @@ _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A worker's core. `line`: address of its words (core_words.py). `core`: None if the worker is not bound."""
+    """A worker's core. `line`: address of the core's words (core_words.py). `core`: None if the worker is not bound."""
 
     line: int
     is_own: bool
@@ -42,7 +42,7 @@ class Team:
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
         """Use `size` threads or, with a core table, a thread on each of `places`, own cores first.
 
-        The leader has the first place. `slot`: this process's slot in the table. `memory` holds the lines."""
+        The leader has the first place. `slot`: this process's slot in the table. `memory` holds the places' lines."""
         if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
@@ -84,7 +84,7 @@ class Team:
                 self._crew.keep_to_own()
 
     def close(self) -> None:
-        """End the helpers and leave the cores. Otherwise, helpers end when the team is collected."""
+        """End the helpers and leave the cores. Without this call, helpers end when the team is collected."""
         with self._lock:
             if self._crew is not None:
                 self._end.detach()
@@ -96,7 +96,7 @@ class Team:
 
 class Crew:
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
-        """Compile or load the code, and start the helpers. `memory` must stay valid until they end."""
+        """Compile or load the code, and start the helpers. `memory` must stay valid until the helpers end."""
         from shared.kernel import team_code as code  # needs numba
 
         self._memory, self._num_own = memory, sum(place.is_own for place in places)
@@ -162,7 +162,7 @@ def can_sleep() -> bool:
 
 @functools.cache
 def system_calls() -> tuple[int, int, int] | None:
-    """Return syscall's address, the futex call's number and clock_gettime's address; None without a known futex."""
+    """Return syscall's address, the futex call's number and clock_gettime's address, or None without a known futex."""
     number = FUTEX_CALL.get(platform.machine(), 0) if sys.platform == "linux" else 0
     if number == 0 or sys.byteorder != "little":
         return None

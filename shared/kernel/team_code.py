@@ -4,8 +4,8 @@
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
-leave after any share. Both only slow the step. A waiting thread spins for SPIN_NS, then sleeps. A make_* function
-returns a C function of the address of the team's words.
+leave after any share: this only slows the step. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function
+returns a C function, whose first argument is the address of the team's words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
 from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
 
-# Words of a team: constants and the program by index, then changing words by byte offset.
+# Words of a team: constants and the program, by index; then words that change, by byte offset.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
 NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
@@ -81,7 +81,7 @@ def make_leader() -> Any:
 
 @functools.cache
 def make_helper() -> Any:
-    """The function's second argument is the worker's number."""
+    """Return the helpers' function. Its second argument is the worker's number."""
 
     def help_out(team: int, worker: int) -> None:
         known = longs_at(team)
@@ -180,7 +180,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """The function releases the node's own cores, but not while a program runs."""
+    """Return the function that releases the node's own cores. It must not be called while a program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)
@@ -196,7 +196,7 @@ def make_rest() -> Any:
 
 @functools.cache
 def make_stop() -> Any:
-    """The function ends the helpers. A helper inside a program ends after it."""
+    """Return the function that ends the helpers. A helper inside a program ends after the program."""
 
     def stop(team: int) -> None:
         known = longs_at(team)

@@ -25,7 +25,7 @@ class SamplingBatch:
     presence_penalty: npt.NDArray[np.float32]
     frequency_penalty: npt.NDArray[np.float32]
     seeds: npt.NDArray[np.uint64]
-    prompt_lens: npt.NDArray[np.int32]  # of the original prompt; the answer follows
+    prompt_lens: npt.NDArray[np.int32]  # length of the original prompt; the answer follows
     min_tokens: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
@@ -64,12 +64,12 @@ class SamplingBatch:
 class History:
     """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    Draft ancestors, which an output of a verify window also reads, are in `drafted`, because siblings share a position.
-    common and drafted are both set or both None. Without them, an output at input position p reads tokens 0..p of its
-    row."""
+    An output of a verify window also reads its draft ancestors. These are in `drafted`, because siblings share a
+    position. common and drafted are both set or both None. Without them, an output at input position p reads tokens
+    0..p of its row."""
 
     tokens: torch.Tensor  # (rows, max_context) int32
-    rows: torch.Tensor  # (B,) int64: row of `tokens`
+    rows: torch.Tensor  # (B,) int64: each batch row's row of `tokens`
     common: torch.Tensor | None = None  # (E,) int64: how many tokens an output reads in its row
     # (E, N) int32: draft ancestors after the prompt, oldest first; -1: no token
     drafted: torch.Tensor | None = None
@@ -79,7 +79,7 @@ class History:
 class TokenMasks:
     """Allowed ids of E outputs, on the host, for rows with a grammar."""
 
-    rows: npt.NDArray[np.int64]  # (E,) row of `bits`; -1 allows all ids
+    rows: npt.NDArray[np.int64]  # (E,) each output's row of `bits`; -1 allows all ids
     bits: npt.NDArray[np.uint32]  # (M, words) one bit per id, lowest first; words >= vocab / 32
 
 

@@ -17,8 +17,8 @@ from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
-GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways to draw: the largest logit, among some ids, among all ids
-# The host's `way` of every row if only the device knows the ways: UNFILTERED (GREEDY or PLAIN) or ANY of the three.
+GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
+# If only the device knows the ways, the host's copy has UNFILTERED (GREEDY or PLAIN) or ANY (of the three) in all rows.
 UNFILTERED, ANY = 3, 4
 
 
@@ -57,7 +57,7 @@ class Knobs(Generic[A]):
 
 
 def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
-    """Ids outside the vocabulary are left out."""
+    """Convert a batch, without ids outside the vocabulary."""
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)

@@ -140,9 +140,9 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.N
 def with_logprobs(
     values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
 ) -> SampleOutput:
-    """Return the ids with their logprobs, and the `num_best` (E,) likeliest tokens.
+    """Return the ids with their logprobs, and each output's likeliest tokens.
 
-    Below 0 means no logprobs."""
+    `num_best` (E,): how many of these; below 0: no logprobs."""
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)

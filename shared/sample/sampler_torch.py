@@ -27,7 +27,7 @@ from shared.sample.interface import DeviceMasks, History, SampleOutput
 from shared.sample.knobs import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Knobs
 
 Ints = npt.NDArray[np.int64]
-SCORED_AT_ONCE = 256  # number of prompt tokens
+SCORED_AT_ONCE = 256  # prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class OutputRows:
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Return the wanted outputs' indices, on the device. `wanted` (E,) marks outputs on the host, `column` (B,)
-        their batch rows on the device."""
+        """Return the wanted outputs' indices, on the device. On the host, `wanted` (E,) marks them by output. On the
+        device, `column` (B,) marks them by batch row."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property
@@ -59,7 +59,7 @@ class OutputRows:
         return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.knobs)
 
     def entries(self, host_ends: np.ndarray, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the index pairs (output, entry) of a list parameter, by output."""
+        """Return the index pairs (output, entry) of a list parameter, ordered by output."""
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
@@ -99,7 +99,7 @@ def _edit(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> torch.Tensor:
-    """Return an edited copy, because logprobs need the raw logits, or `logits` if no output is edited."""
+    """Return an edited copy, or `logits` if no output is edited. Logprobs need the raw logits."""
     host, own = rows.host, logits.clone
     penalised = host.is_penalised[rows.host_rows] != 0
     limited = host.is_limited[rows.host_rows] != 0
@@ -127,14 +127,14 @@ def _has_entries(ends: np.ndarray, rows: OutputRows) -> bool:
 
 
 class _Past(NamedTuple):
-    """See History."""
+    """The tokens before each output. See History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)
     drafted: torch.Tensor | None  # (E, N) int32
 
     def uses(self, prompt_lens: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each id in all earlier tokens, and in the answer: both (E, vocab) int32. prompt_lens (E, 1)."""
+        """Return each id's count in all earlier tokens and in the answer, both (E, vocab) int32. prompt_lens (E, 1)."""
         steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         past = steps < self.common.unsqueeze(1)
         seen = _uses(self.tokens, past, vocab_size)

@@ -88,7 +88,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    # while a graph is captured, only the device knows how each row draws
+    # ANY: while a graph is captured, only the device knows how each row draws
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
