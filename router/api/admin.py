@@ -170,9 +170,9 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "waiting_tokens": node.waiting_tokens,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        "others": node.others,  # load from other routers
+        "others": node.others,
         "lacks_routers": node.lacks,
-        # Recent measurements follow. Only prefill nodes have `handoff_s`.
+        # The following figures are recent measurements. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,

@@ -18,7 +18,7 @@ from shared.core.errors import InvalidRequest
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
-    """Has either `prompt` or `messages`. `content` is llama-server's name for `prompt`."""
+    """A request has either `prompt` or `messages`. `content` is llama-server's name for `prompt`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -93,7 +93,6 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
 
 
 def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object]:
-    """Return the text under both names; `content` is llama-server's."""
     resolver.check_model(body.model)
     resolver.check_ids(body.tokens, "tokens")
     text = decode_ids(resolver.text.tokenizer, body.tokens)

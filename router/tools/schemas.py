@@ -9,7 +9,7 @@ Schema = Mapping[str, Any]
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 UNKNOWN: frozenset[str] = frozenset()  # any JSON type
 DEFINITIONS = ("$defs", "definitions")
-MAX_STEPS = 8  # nested references and alternatives
+MAX_STEPS = 8  # limit on nested references and alternatives
 
 
 def kind_of(value: object) -> str:

@@ -1,7 +1,4 @@
-"""Caches a function's newest result.
-
-A batch's sampling parameters stay one object until a row joins or leaves.
-"""
+"""Caches a function's newest result: a batch's sampling parameters stay one object until a row joins or leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Source, Made]):
-    """Compares arguments by identity, so an argument must not change."""
+    """Arguments are compared by identity, so an argument must not change."""
 
     def __init__(self, make: Callable[[Source], Made]) -> None:
         self._make = make
