@@ -172,7 +172,7 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "cores": load.cores if load else "",
         "others": node.others,
         "lacks_routers": node.lacks,
-        # The following figures are recent measurements. Only prefill nodes have `handoff_s`.
+        # Recent measurements follow. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,

@@ -134,7 +134,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> Usage:
-    """`reasoning_tokens`: None if the model does not think."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

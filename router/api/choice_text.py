@@ -48,7 +48,7 @@ class ChoiceText:
     """`num_tokens`: tokens that a client pays for, including the stop token."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
-        """`num_before`: number of characters of the echo. Offsets count from the echo's beginning."""
+        """`num_before`: characters of the echo. Offsets count from the echo's beginning."""
         form = show.form
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())

@@ -26,7 +26,7 @@ class Surplus:
 
     def __init__(self) -> None:
         self._least = self._before = math.inf
-        self._looks = 0  # number of looks since the last return
+        self._looks = 0  # since the last return
 
     def is_worth_returning(self, memory: int) -> bool:
         """Call this method every LOOK_S. `memory`: the process's bytes now."""

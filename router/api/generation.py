@@ -42,7 +42,6 @@ ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
-    """Return None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()
@@ -299,7 +298,7 @@ class Generation:
         return delta
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """Observe TTFT and ITL. The time since the last batch is divided equally among a batch's tokens."""
+        """The time since the last batch is divided equally among a batch's tokens."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]

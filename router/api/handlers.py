@@ -183,7 +183,6 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Count the body's fields without effect, and name them in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))

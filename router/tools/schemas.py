@@ -58,7 +58,7 @@ def kinds_of_property(name: str, root: Schema) -> frozenset[str]:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """Follow references into the same root. Return any other schema unchanged."""
+    """Follow references into the same root."""
     for _ in range(MAX_STEPS):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return schema

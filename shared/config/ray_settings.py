@@ -13,7 +13,7 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps the a
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """The Ray cluster, and how many routers and nodes it starts."""
+    """The Ray cluster, and the numbers of its routers and nodes."""
 
     address: str = option(
         "", "GCS address of a running Ray cluster, e.g. 10.0.0.1:6379, or auto; empty: start Ray on this machine only"

@@ -107,7 +107,7 @@ class PeerUnreachable(NodeLost):
 class RequestKillsNodes(BatonError):
     """Two nodes died while they ran this request. At the second death, no other request was a suspect.
 
-    The status is not a 5xx, because a client's retry would kill two more nodes.
+    A 5xx would make clients retry, and kill two more nodes.
     """
 
     code = "request_kills_nodes"

@@ -52,7 +52,7 @@ def pip_line(*args: str) -> str:
 
 def origin() -> str:
     """Return the wheel or folder that Baton came from, as pip recorded it (PEP 610)."""
-    from importlib import metadata  # slow, and needed only here
+    from importlib import metadata  # a slow import, needed only here
 
     try:
         own = metadata.distribution(DISTRIBUTION)

@@ -1,4 +1,7 @@
-"""Caches a function's newest result: a batch's sampling parameters stay one object until a row joins or leaves."""
+"""Caches a function's newest result.
+
+A batch's sampling parameters stay one object until a row joins or leaves.
+"""
 
 from __future__ import annotations
 

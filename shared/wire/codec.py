@@ -1,7 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
 `msgpack` unpacks strings, lists and maps up to our limits, and up to 1,024 levels. `msgspec`
-converts the result strictly, and refuses unknown fields. Malformed bytes raise WireError and no other error.
+converts the result strictly, and refuses unknown fields. Malformed bytes raise nothing but WireError.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """`max_control_bytes`: of the message itself. `max_frame_bytes`: of each page frame."""
+    """`max_control_bytes` limits the message itself, `max_frame_bytes` each page frame."""
 
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
@@ -60,7 +60,8 @@ class WireLimits:
 
 DEFAULT_LIMITS = WireLimits()
 AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)  # a decode node's answers
+# limits on a decode node's answers
+BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
 MOST_BYTES = 1 << 20  # for kinds of messages that the next table lacks
 MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Tokens: 256 << 10,

@@ -1,7 +1,7 @@
 """Turns errors into codes and messages on the wire, and back.
 
-node -> router   SequenceEnd       a code of NODE_ERRORS
-D -> P           Refuse, Failed    a code of NODE_ERRORS; AT_PARTNER has the error that P reports to the router
+node -> router                    SequenceEnd       a code of NODE_ERRORS
+decode node D -> prefill node P   Refuse, Failed    a code of NODE_ERRORS; AT_PARTNER has the error that P raises
 """
 
 from __future__ import annotations

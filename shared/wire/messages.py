@@ -82,7 +82,7 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
-    connection: Count  # the Hello's number; a Welcome for a broken connection is ignored; 0 asks for a Hello
+    connection: Count  # the Hello's number, or 0 to ask for a Hello; a Welcome for a broken connection is ignored
     ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
     clock_ms: Milliseconds = 0  # the router's time at sending, for the deadlines of tickets
 
@@ -183,7 +183,7 @@ class Generate(Message, frozen=True):
     adapter: Text  # the LoRA adapter's digest; "": no adapter
     scored: Count  # number of prompt tokens whose wanted log-probabilities the router already has
     cache_salt: Unsigned  # only requests with the same salt share KV; 0 means no salt
-    ticket: Ticket | None = None  # for the decode node; None means no hand-off
+    ticket: Ticket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
 
 

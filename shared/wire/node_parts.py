@@ -38,9 +38,9 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The `pages` add up to pages_total, the `rows` to rows_total."""
 
     pages_total: Count
-    pages: States  # by PageState
+    pages: States  # pages in each PageState
     rows_total: Count
-    rows: States  # by RowState
+    rows: States  # rows in each RowState
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens that each running row has in a step; 1 means no drafts

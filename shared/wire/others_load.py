@@ -1,4 +1,4 @@
-"""The load that other routers put on a node."""
+"""A part of Heartbeat."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checks each sender to a bound socket. It must be a node in its newest epoch, with a key that belongs to its name.
+"""Checks each sender to a bound socket.
 
-Without keys the name is trusted.
+The sender must be a node in its newest epoch, with a key that belongs to its name. Without keys the name is trusted.
 """
 
 from __future__ import annotations

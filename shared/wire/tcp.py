@@ -81,7 +81,7 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Return bytes."""
+        """Return the size in bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 

@@ -38,7 +38,7 @@ class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     node: Name
     epoch: Unsigned
     endpoint: Text
-    num_pages: Count  # from the prompt's first page on
+    num_pages: Count  # counted from the prompt's first page
     last_page: PageName  # identity of the last of these pages
     within_ms: Milliseconds  # time that computing these pages would take
     ticket: Ticket  # checked by the node with the pages
