@@ -170,7 +170,7 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "waiting_tokens": node.waiting_tokens,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        "others": node.others,  # load from other routers
+        "others": node.others,
         "lacks_routers": node.lacks,
         # Recent measurements follow. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,

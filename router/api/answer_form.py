@@ -1,4 +1,4 @@
-"""Decide which parts a chat's answer may have, and choose its grammar."""
+"""Decide which parts a chat's answer may have, and choose the answer's grammar."""
 
 from __future__ import annotations
 

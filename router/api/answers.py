@@ -41,8 +41,6 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The first token of an echoed prompt has no log-probability."""
-
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -50,7 +48,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """In vLLM's form. `rank`: None for a token that is not among the requested likeliest tokens."""
+    """A log-probability in vLLM's form. `rank`: None for a token that is not among the requested likeliest tokens."""
 
     logprob: float
     rank: int | None
@@ -66,7 +64,7 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole call, or one part. The first part has id and name, and later parts have arguments."""
+    """A whole call, or a chunk's part of a call. The first part has id and name, and later parts have arguments."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -136,7 +134,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def usage_of(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
 ) -> Usage:
-    """`reasoning_tokens`: None if the model does not think."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

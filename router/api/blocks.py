@@ -25,12 +25,12 @@ class BlockKind(StrEnum):
 
 @dataclass(slots=True)
 class Block:
-    """`index`: the block's number in the answer. `call`: the number among the calls. `is_whole`: false if the answer's
-    end cut the block off."""
+    """`index`: the block's number in the answer. `call`: a call's number among the calls. `is_whole`: false if the
+    answer's end cut the block off."""
 
     index: int
     kind: BlockKind
-    name: str = ""  # of the called function
+    name: str = ""  # the called function's name
     call: int = 0
     pieces: list[str] = field(default_factory=list)
     is_whole: bool = True
@@ -60,7 +60,7 @@ BlockEvent = BlockBegun | BlockGrew | BlockEnded
 
 
 class Blocks:
-    """Splits one answer. Use each event before you take the next event: its block grows."""
+    """Splits one answer. Use each event before you take the next event, because the event's block grows."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []

@@ -6,7 +6,7 @@ from collections import Counter
 
 from router.api.errors import BodiesFull
 
-SHARE_OF_ONE = 0.75  # of the budget, for one address
+SHARE_OF_ONE = 0.75  # share of the budget that one address may use
 
 
 class BodyBudget:

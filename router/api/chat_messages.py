@@ -90,7 +90,7 @@ ABOUT_TEMPLATE = {
 def conversation_of(
     messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool] = ()
 ) -> Conversation:
-    """Return the template's input. Raise InvalidRequest with the path of the first part that is not text."""
+    """Raise InvalidRequest with the path of the first part that is not text."""
     kwargs = thinking_kwargs(fields.reasoning_effort, fields.enable_thinking)
     return Conversation(
         turns_of(messages),

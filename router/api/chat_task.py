@@ -19,7 +19,8 @@ from shared.core.errors import InvalidRequest
 class ChatTask:
     """`max_tokens_field`, `prompt_field`: the endpoint's field names.
 
-    `is_bound`: a `max_tokens` above the rest of the context is lowered. Without `is_bound` it is an error.
+    `is_bound`: a `max_tokens` above the rest of the context is lowered. Without `is_bound`, such a `max_tokens` is an
+    error.
     """
 
     conversation: Conversation
@@ -57,7 +58,7 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
 
 @contextlib.contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in an InvalidRequest of the `with` block: our name -> the client's name."""
+    """Rename fields in an InvalidRequest of the `with` block. `names`: our name -> the client's name."""
     try:
         yield
     except InvalidRequest as error:

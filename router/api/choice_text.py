@@ -22,7 +22,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Delta:
-    """What one batch adds to a choice. `offsets`: characters before each token, only with logprobs."""
+    """What one batch adds to a choice. `offsets`: number of characters before each token, only with logprobs."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -48,14 +48,14 @@ class ChoiceText:
     """`num_tokens`: tokens that a client pays for, including the stop token."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
-        """`num_before`: characters of the echo. Offsets begin before the echo."""
+        """`num_before`: characters of the echo. Offsets count from the echo's beginning."""
         form = show.form
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
         )
         self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought)
         self._is_thinking = form.thought is not None and form.thought.is_open
-        self.num_reasoning = 0  # tokens
+        self.num_reasoning = 0  # reasoning tokens
         self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens

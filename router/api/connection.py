@@ -100,7 +100,7 @@ class Connection:
             self._body_bytes = 0
 
     async def hung_up(self) -> None:
-        """Wait until the client closes the connection. Call `body` before."""
+        """Wait until the client closes the connection. Call `body` first."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

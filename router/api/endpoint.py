@@ -35,8 +35,6 @@ Handler = Callable[[Connection], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """`tenants`: the holders of keys."""
-
     log: Logger
     metrics: RequestMetrics
     tenants: Tenants
@@ -47,7 +45,7 @@ class EndpointRules:
 
 
 class Endpoint:
-    """An ASGI application for one path. `counts`: baton_requests_total counts refusals."""
+    """An ASGI application for one path. `counts`: whether baton_requests_total counts refusals."""
 
     def __init__(
         self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
@@ -116,7 +114,7 @@ class Endpoint:
             )
 
     async def _refuse(self, connection: Connection, error: BatonError) -> None:
-        """Answer with the error. After the headers do nothing: the stream contains the error."""
+        """Answer with the error. Once headers are sent, do nothing: the stream contains the error."""
         if connection.status is not None:
             return
         if (self._counts or isinstance(error, FOREIGN)) and not connection.was_admitted:

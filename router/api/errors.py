@@ -70,19 +70,19 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class UnknownStream(InvalidRequest):
-    """No router with this key began the stream in Last-Event-ID."""
+    """No router with this key began the stream that Last-Event-ID names."""
 
     code = "unknown_stream"
 
 
 class ResumeMismatch(InvalidRequest):
-    """The request or its tokens differ. Clients don't retry this status."""
+    """The resumed request or its tokens differ. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
 
     def __init__(self, why: str) -> None:
-        """Put the code into the message: Anthropic's form has no field for it."""
+        """Put the code into the message: Anthropic's form has no field for a code."""
         super().__init__(f"{self.code}: {why}")
 
 
@@ -139,7 +139,6 @@ def error_type(status: int) -> str:
 
 
 def error_body(path: str, error: BatonError, request_id: str) -> bytes:
-    """Return the body in Anthropic's form at and below /v1/messages, else in OpenAI's."""
     return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
 
 
@@ -166,7 +165,7 @@ def error_json(error: BatonError) -> bytes:
 
 
 def internal_error() -> BatonError:
-    """Hide an exception, which is in the log."""
+    """Return an error that hides an exception, which is in the log."""
     return BatonError("the server failed on this request")
 
 

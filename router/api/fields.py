@@ -78,7 +78,7 @@ class StreamOptions(Body, frozen=True, kw_only=True):
 
 
 class JsonSchemaFormat(Body, frozen=True, kw_only=True):
-    """In OpenAI's form. The answer follows the schema even without `strict`."""
+    """A schema in OpenAI's form. The answer follows the schema even without `strict`."""
 
     schema: Schema | None = None
     name: ShortText | None = None
@@ -92,7 +92,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(Body, frozen=True, kw_only=True):
-    """In vLLM's form. A request sets one of these fields."""
+    """A grammar in vLLM's form. A request sets one of these fields."""
 
     json: Schema | str | None = None
     json_object: bool | None = None

@@ -14,7 +14,7 @@ from shared.device.malloc import give_freed_memory_back
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 6  # looks from one return to the next; a return stops all threads for up to 50 ms
+LOOKS_BETWEEN = 6  # number of looks between two returns; a return stops all threads for up to 50 ms
 CALM_BYTES = 1 << 20  # growth of this size between two looks defers a return
 WORTH_BYTES = 4 << 20
 

@@ -42,7 +42,6 @@ ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
-    """Return None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()
@@ -50,7 +49,7 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
-Step = tuple[int, Delta]  # (choice index, addition)
+Step = tuple[int, Delta]  # (choice index, addition to the choice)
 
 
 def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
@@ -179,7 +178,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """Tokens of prompts and answers; 0 if no token came."""
+        """The number of prompt and answer tokens; 0 if no token came."""
         if self._num_waiting == len(self._choices):
             return 0
         counts = self._counts()
@@ -299,7 +298,7 @@ class Generation:
         return delta
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """Observe TTFT and ITL. A batch's tokens divide the time since the last batch equally."""
+        """The time since the last batch is divided equally among a batch's tokens."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]

@@ -24,7 +24,7 @@ class UsageShown(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Limits of prompt and answer tokens together: on the largest node, and on every node."""
+    """Limits on prompt and answer tokens together: on the largest node, and on every node."""
 
     largest: int
     common: int
@@ -45,7 +45,7 @@ class AnswerForm:
     tools: tuple[Tool, ...] = ()
     is_named: bool = False  # a named tool is forced; finish_reason is then `stop`, like OpenAI's
     thought: Thought | None = None
-    markers: Mapping[str, int] = field(default_factory=dict)  # special tokens' ids, around calls and reasoning
+    markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
     request_id: str = ""  # base of call ids
 
     def call_id(self, call: int, choice: int = 0) -> str:
@@ -72,7 +72,7 @@ class ShowOptions:
     hides_answer: bool = False  # hide the one computed token of an answer of 0 tokens
     keeps_stop: bool = False  # show the stop string or token
     shows_special: bool = False
-    names_tokens_by_id: bool = False  # in logprobs
+    names_tokens_by_id: bool = False  # logprobs show tokens as ids
     form: AnswerForm = PLAIN
 
 
@@ -85,7 +85,7 @@ class GenerationPlan:
     num_sequences: int
     sampling: SamplingParams
     show: ShowOptions
-    adapter: str = ""  # digest; `model` is then the adapter's name
+    adapter: str = ""  # the adapter's digest; `model` is then its name
     cache_salt: int = 0  # prompts share cached pages only within one salt
 
     @property

@@ -63,7 +63,7 @@ class Asked:
 
 
 class Handlers:
-    """`max_context`: 0 leaves the limit to model and nodes. `tenants`, `operators`: keys that may see nodes and
+    """`max_context`: 0 leaves the limit to model and nodes. `tenants` and `operators` have keys that may see nodes and
     metrics."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Handlers:
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
         async def make() -> bytes:
-            connection.was_admitted = True  # `make` counts the outcome, and the connection must not repeat this
+            connection.was_admitted = True  # `make` counts the outcome, so this connection must not count it
             unsent = connection.unsent()
             try:
                 await self._run(asked, unsent)
@@ -183,7 +183,6 @@ class Handlers:
         connection: Connection,
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
-        """Count the body's fields without effect, and name them in a response header."""
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))
@@ -234,7 +233,6 @@ class Handlers:
         await connection.answer(200, msgspec.json.encode(card))
 
     async def health(self, connection: Connection) -> None:
-        """Answer 200 even without nodes."""
         await connection.answer(200, b'{"status":"ok"}')
 
     async def ready(self, connection: Connection) -> None:

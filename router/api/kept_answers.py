@@ -93,7 +93,6 @@ class KeptAnswers:
             self._drop(name)
 
     def _drop_oldest(self) -> bool:
-        """Return False if no answer is kept."""
         name = next((name for name, entry in self._entries.items() if entry.is_kept), None)
         if name is not None:
             self._drop(name)

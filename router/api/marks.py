@@ -118,7 +118,7 @@ class Marks:
 class ResumedMarks(Marks):
     """Shows nothing until every choice of a resumed stream has reached the reader's position.
 
-    Until then each delta has one token, and the owner holds back choices that `holds` names.
+    Until then each delta has one token, and the owner holds back choices for which `holds` is true.
     """
 
     def __init__(self, seen: Position, token: str) -> None:

@@ -71,8 +71,8 @@ def without_billing(text: str) -> str:
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
-    """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls tools,
-    because no results follow."""
+    """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
+    tools."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
         return False

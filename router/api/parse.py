@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # unknown inner fields that are named
+MAX_PRUNED = 1000  # limit on unknown inner fields that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Parsed(Generic[B]):
 
 
 class BodyParser(Generic[B]):
-    """For one endpoint. Stateless. `strict`: refuse unknown fields."""
+    """Parses one endpoint's bodies. Stateless. `strict`: refuse unknown fields."""
 
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""Turn a parsed request into a plan: fill in defaults, check configured and model limits.
+"""Turn a parsed request into a plan: fill in defaults, check the limits of configuration and model.
 
 Errors are InvalidRequests with the field's name. Does no I/O; the caller chooses the thread.
 """

@@ -126,7 +126,7 @@ class ResponsesWriter:
         return f"{ID_PREFIXES[block.kind]}{self._facts.token}{block.index:04x}"
 
     def _item(self, block: Block, status: str = "") -> Json:
-        """`status`: for an item that has just begun, without its parts."""
+        """`status`: set for an item that has just begun, and still lacks its parts."""
         parts = [] if status else [part_of(block)]
         known: Json = {"id": self._item_id(block), "status": status or (COMPLETED if block.is_whole else INCOMPLETE)}
         match block.kind:

@@ -34,7 +34,7 @@ class StreamFacts:
 
 
 class Signer:
-    """`secret`: shared by the cluster's routers. If it is "", the Signer draws one."""
+    """`secret`: shared by the cluster's routers. If it is "", the Signer draws a secret."""
 
     def __init__(self, secret: str) -> None:
         key = secret.encode() if secret else secrets.token_bytes(32)

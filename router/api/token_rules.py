@@ -46,7 +46,6 @@ def stop_ids_of(body: GenerationFields, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
-    """Return distinct ids, sorted; () for None."""
     if ids is None:
         return ()
     allowed = tuple(sorted(set(ids)))
@@ -75,7 +74,7 @@ def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tu
 
 
 def check_something_is_left(sampling: SamplingParams) -> None:
-    """Raise InvalidRequest if other rules forbid all allowed tokens, or if a grammar could forbid all of them."""
+    """Raise InvalidRequest if other rules or a grammar could forbid all allowed tokens."""
     if not sampling.allowed_token_ids:
         return
     if sampling.grammar:

@@ -18,7 +18,7 @@ from shared.core.errors import InvalidRequest
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
-    """Has either `prompt` or `messages`. `content` is llama-server's name for `prompt`."""
+    """A request has either `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -93,7 +93,6 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
 
 
 def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object]:
-    """Return the text under both names; `content` is llama-server's."""
     resolver.check_model(body.model)
     resolver.check_ids(body.tokens, "tokens")
     text = decode_ids(resolver.text.tokenizer, body.tokens)
@@ -101,7 +100,7 @@ def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object
 
 
 def tokenizer_info(text: TextModel) -> dict[str, object]:
-    """Return the members of a tokenizer_config.json. The template may come from another file."""
+    """Return the members of a tokenizer_config.json."""
     sources = text.template.sources
     named = [{"name": name, "template": source} for name, source in sources.items()]
     template = {"chat_template": sources.get(DEFAULT) if len(sources) < 2 else named}

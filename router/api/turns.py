@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from router.api.chat_messages import Turn
 
-BETWEEN = "\n\n"  # merged texts
+BETWEEN = "\n\n"  # stands between merged texts
 
 
 class Turns:
@@ -17,9 +17,9 @@ class Turns:
 
     def __init__(self) -> None:
         self.all: list[Turn] = []
-        self._own: dict[str, str] = {}  # the open assistant turn
+        self._own: dict[str, str] = {}  # texts of the open assistant turn
         self._calls: list[dict[str, object]] = []
-        self._call_ids: list[str] = []  # of the last assistant turn
+        self._call_ids: list[str] = []  # call ids of the last assistant turn
 
     def add(self, role: str, text: str) -> None:
         self.close()

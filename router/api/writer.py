@@ -52,7 +52,7 @@ class Writer(Protocol):
     num_events: int  # numbered events; set by the caller if the stream can be resumed
 
     def opening(self) -> bytes:
-        """The prompt's scores must be known."""
+        """Call this method once the prompt's scores are known."""
         ...
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
@@ -73,5 +73,5 @@ def sse_event(data: bytes) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """Put `type` on a line of its own too: some clients read it there, others in the data."""
+    """Put `type` also on a line of its own: some clients read it there, others in the data."""
     return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

@@ -11,19 +11,19 @@ from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
 
-SPACES = r"[ \t\r\n]{0,4}"  # between parts
+SPACES = r"[ \t\r\n]{0,4}"  # white space between parts
 HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; readers accept as much
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 MAX_NAME_CHARS = 128
-MAX_CHOICES = 256  # a grammar lists at most this many of a schema's values
+MAX_CHOICES = 256  # longer lists of a schema's values are left out of the grammar
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """`head`: a regular expression for the beginning that identifies a call.
 
-    `rest`: the right side of the rule for the rest. `rules`: rules that `rest` uses.
+    `rest`: the right side of the rule for the rest of the call. `rules`: rules that `rest` uses.
     """
 
     head: str
@@ -61,7 +61,7 @@ class CallShape(Protocol):
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
         """Return the grammar of one tool's calls. Raise InvalidRequest for a tool that this format can't call.
 
-        `prefix` begins the names of its rules.
+        `prefix` begins the names of the grammar's rules.
         """
         ...
 

@@ -29,7 +29,7 @@ NO_TOOLS = ToolChoice(ChoiceMode.NONE)
 
 
 def parse_tool_choice(value: object, tools: Sequence[Tool], param: str = "tool_choice") -> ToolChoice:
-    """Null means `auto` with tools, else `none`. Raise InvalidRequest with the invalid member's name."""
+    """Null means `auto` if there are tools, else `none`. Raise InvalidRequest with the invalid member's name."""
     if value is None:
         return ToolChoice(ChoiceMode.AUTO, tuple(tools)) if tools else NO_TOOLS
     if isinstance(value, str):
@@ -54,7 +54,7 @@ def _of_mode(mode: object, tools: tuple[Tool, ...], param: str) -> ToolChoice:
 
 
 def _named(value: dict[str, object], tools: Sequence[Tool], param: str) -> Tool:
-    """Find {"type": "function", "function": {"name": ...}}. `function` may be missing around the name."""
+    """Find the tool in {"type": "function", "function": {"name": ...}}, with or without `function`."""
     inner = value.get("function", value)
     name = inner.get("name") if isinstance(inner, dict) else None
     for tool in tools:

@@ -49,7 +49,7 @@ class WholeAnswer:
 
 
 class DeltaSink:
-    """Joins neighbouring texts of one kind."""
+    """Collects deltas, and joins neighbouring texts of one kind."""
 
     __slots__ = ("_deltas", "is_in_call", "num_calls")
 
@@ -73,7 +73,7 @@ class DeltaSink:
         self._add(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """The arguments are complete. The end of the call's syntax may follow."""
+        """Record that the arguments are complete. The end of the call's syntax may follow."""
         self.is_in_call = False
 
     def taken(self) -> list[AnswerDelta]:

@@ -1,4 +1,4 @@
-"""The formats of tool calls. A row has a format's grammar and reader.
+"""The formats of tool calls. Each row has a format's grammar and reader.
 
 answer   text  begins opens  call separator call  closes ends  (more groups, if a group has one call)
 hermes         <tool_call>   {"name": ...}               </tool_call>
@@ -25,18 +25,18 @@ class ToolFormat:
 
     name: str
     shape: CallShape
-    begins: tuple[str, ...]  # each of them begins a group of calls
+    begins: tuple[str, ...]  # each of these texts begins a group of calls
     signs: tuple[tuple[str, ...], ...]
     may_begin_bare: bool = False  # `begins` may be missing at the answer's beginning
     opens: str = ""
     separator: str = ""  # "": a group has one call
     closes: str = ""
     ends: tuple[str, ...] = ()
-    has_short_ids: bool = False  # nine letters and digits, because Mistral's templates refuse other ids
+    has_short_ids: bool = False  # ids have nine letters and digits, because Mistral's templates refuse other ids
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts that must reach the reader, even as special tokens."""
+        """The texts that must reach the reader, even if they are special tokens."""
         return frozenset((*self.begins, *self.ends, *self.shape.markers))
 
 

@@ -27,7 +27,7 @@ def tool_grammar(
     thought: Thought | None = None,
     has_body: bool = False,
 ) -> str | None:
-    """Return an answer's grammar; None allows any text. Raise InvalidRequest for a tool that can't be called.
+    """Return an answer's grammar; None if any text is allowed. Raise InvalidRequest for a tool that can't be called.
 
     - `special_ids`: markers that are special tokens, which llguidance matches only by id
     - `has_body`: an answer without calls must follow the grammar that `with_body` adds
@@ -104,7 +104,7 @@ class _Grammar:
         return rules
 
     def _add_groups(self, calls: Sequence[CallRules]) -> None:
-        """`calls` is a group without its first marker."""
+        """The rule `calls` is a group without its first marker."""
         row = self._row
         self._rules["call"] = " | ".join(f"call_{index}" for index in range(len(calls)))
         for index, call in enumerate(calls):
@@ -151,7 +151,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Yield right sides for text, a marker and calls. Add their rules."""
+        """Yield right sides for text, then a marker, then calls. Add the rules that they use."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -160,7 +160,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Yield right sides for calls without a marker before them. Add their rules."""
+        """Yield right sides for calls without a marker before them. Add the rules that they use."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""

@@ -1,4 +1,4 @@
-"""Calls with JSON arguments: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The JSON is not changed."""
+"""Calls with JSON arguments, which are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: that member's name, as the model has learned it."""
+    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: this member's name, as the model has learned it."""
 
     arguments: str
     markers: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class NamedJsonCalls:
             raise NotACall
         if (yield from found(source, self.call_id)):
             yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
-        yield from found(source, self.arguments)  # missing if special tokens are not shown
+        yield from found(source, self.arguments)  # the mark is missing if special tokens are not shown
         yield from skip_space(source)
         if (yield from peek(source)) != "{":
             raise NotACall
@@ -142,7 +142,7 @@ def _short_string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show the next JSON value. An invalid value ends where its member ends."""
+    """Show the next JSON value. An invalid value ends where the object's member ends."""
     while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
         if char in "{[":
             yield from copy_json(source, show)

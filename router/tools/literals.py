@@ -39,7 +39,7 @@ def read_json(text: str) -> object:
 
 
 def from_tagged(text: str, kinds: frozenset[str]) -> str:
-    """`kinds`: JSON types in the value's schema; an empty set allows all."""
+    """`kinds`: JSON types in the value's schema; an empty set allows all types."""
     if kinds == {"string"}:
         return json_string(text)
     value = from_python(text.strip())
@@ -50,7 +50,7 @@ def from_tagged(text: str, kinds: frozenset[str]) -> str:
 
 
 def from_argument(text: str, kinds: frozenset[str]) -> str:
-    """Return a Python value as JSON. An unreadable value becomes a string, and so does a value that must be one."""
+    """Return a Python value as JSON. An unreadable value, or a value that must be a string, becomes a string."""
     value = from_python(text.strip())
     if value is None or kinds == {"string"}:
         return json_string(text.strip())

@@ -59,7 +59,7 @@ class PythonCalls:
                 before = f"{separator}{json_string(key)}: "
                 yield from _read_value(source, kinds_of_property(key, tools[name].schema), before, sink)
                 separator = ", "
-            yield from _copy_value(source, nowhere)  # not a keyword argument
+            yield from _copy_value(source, nowhere)  # skip anything but a keyword argument
             if (yield from found(source, ")")):
                 sink.arguments("{}" if separator == "{" else "}")
                 sink.end_call()

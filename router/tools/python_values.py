@@ -1,7 +1,7 @@
 """Make the grammar of Python arguments: the literals that a JSON schema allows.
 
-It enforces types, listed values and the schema of list items. It does not enforce lengths, patterns, ranges or members
-of dicts.
+The grammar enforces types, listed values and the schema of list items. It does not enforce lengths, patterns, ranges or
+members of dicts.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     text    ....done....|mark ... at ... end so far
                          rewind()  ^ the next character
 
-A scanner is a generator that yields when it needs more text. Cutting the text elsewhere does not change its result.
+A scanner is a generator that yields when it needs more text. Cutting the text elsewhere does not change the
+scanner's result.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import TypeVar
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = " \t\r\n"
-MAX_HELD_SPACE = 64  # white space that is held back because a call may follow
+MAX_HELD_SPACE = 64  # limit on white space that is held back because a call may follow
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
 
 
 class NotACall(Exception):
-    """The text only began like a call."""
+    """The text began like a call, but is not a call."""
 
 
 class Source:
@@ -84,7 +85,7 @@ def expect(source: Source, literal: str) -> Reading[None]:
 
 
 def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
-    """Move past white space. Raise NotACall for more than may be held back."""
+    """Move past white space. Raise NotACall for more white space than may be held back."""
     num = 0
     while (char := (yield from peek(source))) and char in SPACE:
         num += 1
@@ -94,7 +95,7 @@ def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
 
 
 def skip_any_space(source: Source) -> Reading[None]:
-    """Move past white space inside a call, which need not be held back."""
+    """Move past white space inside a call, where nothing is held back."""
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1
 

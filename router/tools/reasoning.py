@@ -47,7 +47,7 @@ def _tags_in(*templates: str) -> ThoughtTags | None:
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
     """Return None if the answer can't have a thought.
 
-    Tags count only at the prompt's end, because users may write them too. `continued`: the message that the answer
+    Tags count only at the prompt's end, because users may write tags, too. `continued`: the message that the answer
     continues.
     """
     tags = thought_tags(sources)
@@ -96,7 +96,6 @@ def _opens(source: Source, opening: str) -> Reading[bool]:
 
 
 def _drop_blank_lines(source: Source) -> Reading[None]:
-    """Move to the first line that is not blank."""
     source.mark()
     while (char := (yield from peek(source))) and char in SPACE:
         source.at += 1

@@ -9,7 +9,7 @@ Schema = Mapping[str, Any]
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 UNKNOWN: frozenset[str] = frozenset()  # any JSON type
 DEFINITIONS = ("$defs", "definitions")
-MAX_STEPS = 8  # nested references and alternatives
+MAX_STEPS = 8  # limit on nested references and alternatives
 
 
 def kind_of(value: object) -> str:
@@ -58,7 +58,7 @@ def kinds_of_property(name: str, root: Schema) -> frozenset[str]:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """Follow references into the same root. Return any other schema unchanged."""
+    """Follow references into the same root."""
     for _ in range(MAX_STEPS):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return schema

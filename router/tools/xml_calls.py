@@ -47,7 +47,7 @@ ONLY_TEXT = frozenset({"string"})
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
-    """`padding`: text around each value that is not part of it. `ends`: text that always ends a call."""
+    """`padding`: text before and after each value. `ends`: text that always ends a call."""
 
     padding: str
     ends: str
@@ -106,7 +106,7 @@ class XmlCalls:
                 sink.end_call()
                 return
             elif (yield from peek(source)):
-                source.at += 1  # other text between parameters
+                source.at += 1  # skip other text between parameters
             else:
                 return
 
@@ -137,7 +137,7 @@ def _texts_of(schema: object) -> list[str]:
 
 
 def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
-    """Show text as the inside of a JSON string. Hold back an end that may begin an end mark."""
+    """Show text as the inside of a JSON string. Hold back text that may begin an end mark."""
 
     def show(text: str) -> None:
         sink.arguments(json_inside(text))

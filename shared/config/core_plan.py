@@ -71,7 +71,8 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
 
 
 def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
-    """Give each node neighbouring cores. Prefill nodes gain most, so the first nodes get the leftover cores."""
+    """Give each node neighbouring cores. Prefill nodes gain most from more cores, so the first nodes get
+    the leftover cores."""
     if len(cores) < num_nodes:
         return [(cores[i % len(cores)],) for i in range(num_nodes)]
     each, extra = divmod(len(cores), num_nodes)
@@ -89,13 +90,13 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Return rank 0's plan. Pipeline stages share its cores, and divide its threads: at least one for each stage."""
+    """Return rank 0's plan. Pipeline stages share its cores. `threads` is per stage, and at least 1."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Return no more cores than the container's CPU quota allows."""
+    """Return the cores that this process may run on, within the container's CPU quota."""
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
     quota = cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
@@ -106,7 +107,7 @@ def all_cores() -> tuple[int, ...]:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """Return None without a limit or a control group."""
+    """Return the allowed number of CPUs; None without a limit or a control group."""
     try:
         limit, period = path.read_text(encoding="ascii").split()
         return None if limit == "max" else int(limit) / int(period)

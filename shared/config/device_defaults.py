@@ -9,7 +9,7 @@ from shared.config.processes import NodeParts
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Sizes of steps: they keep the device busy, and running rows don't wait long."""
+    """Sizes of steps that keep the device busy, and don't let running rows wait long."""
 
     chunk_size: int  # tokens
     mixed_chunk_size: int  # tokens
@@ -21,7 +21,7 @@ GPU = DeviceDefaults(chunk_size=8192, mixed_chunk_size=1024, max_running=256)
 
 
 def defaults_of(device: str) -> DeviceDefaults:
-    """`device` holds the node's tensors."""
+    """`device`: where the node's tensors are."""
     return CPU if device == "cpu" else GPU
 
 

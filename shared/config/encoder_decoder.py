@@ -9,7 +9,7 @@ from typing import Any
 from shared.config.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
-FAMILIES = ("t5",)  # model_type in config.json
+FAMILIES = ("t5",)  # values of model_type in config.json
 START = "decoder_start_token_id"
 
 
@@ -20,7 +20,7 @@ def has_encoder(config: Mapping[str, Any]) -> bool:
 def decoder_start_id(folder: Path, config: Mapping[str, Any]) -> int:
     """Return the token that begins the decoder's text. Raise ConfigError if no token is known.
 
-    Look where transformers looks, in its order."""
+    Look in the same places as transformers, in the same order."""
     generation = read_json_if_there(folder / "generation_config.json")
     told = [generation.get(START), config.get(START), config.get("pad_token_id")]
     index = next((value for value in told if value is not None), None)

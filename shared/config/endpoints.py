@@ -14,7 +14,7 @@ NO_KEYS = (
     "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
     "machine only (127.0.0.1, ::1 or localhost)"
 )
-UNPROVEN = ("gloo", "nccl", "nixl")  # their libraries make their own connections
+UNPROVEN = ("gloo", "nccl", "nixl")  # transports whose library makes its own connections
 UNPROVEN_NETWORK = (
     "its connections neither identify peers nor encrypt, even with keys. If everybody who can "
     "reach these machines may read and change their traffic, add --trust-network; else use zmq"
@@ -50,7 +50,7 @@ def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
 
 
 def check_router(entry: str, flag: str, *, has_keys: bool) -> None:
-    """Accept dns://<name>:<port>, whose addresses are checked later, and all that check_endpoint accepts."""
+    """Accept dns://<name>:<port>, whose addresses are checked later, and every endpoint that check_endpoint accepts."""
     if not entry.startswith(DNS_MARK):
         check_endpoint(entry, flag, has_keys=has_keys)
         return

@@ -35,7 +35,7 @@ def sections_of(config: Any) -> dict[str, Any]:
 
 
 def from_sections(process: type[P], sections: Mapping[str, Any]) -> P:
-    """The inverse of sections_of."""
+    """Invert sections_of."""
     hints = get_type_hints(process).items()
     return process(
         **{name: from_sections(kind, sections) if holds_sections(kind) else sections[name] for name, kind in hints}
@@ -48,7 +48,7 @@ def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
 
 
 def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
-    """A flag that is not given stays out of the namespace, so that a file can set it."""
+    """A flag that is not given stays out of the namespace, so that a file can set the value."""
     for section, settings in concerns_of(process).items():
         shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
         if not shown:
@@ -102,7 +102,7 @@ def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
 
 
 def parse_size(text: str) -> int:
-    """Raise argparse's error, because argparse then names the flag."""
+    """Raise argparse's error for bad text, because argparse then names the flag."""
     try:
         return parse_bytes(text)
     except ConfigError as error:
@@ -110,7 +110,6 @@ def parse_size(text: str) -> int:
 
 
 def parse_int_list(text: str) -> tuple[int, ...]:
-    """'0,1' -> (0, 1)."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -118,7 +117,7 @@ def parse_int_list(text: str) -> tuple[int, ...]:
 
 
 def given_values(namespace: argparse.Namespace) -> Values:
-    """A name without a dot belongs to the command."""
+    """Leave out names without a dot, which belong to the command."""
     values: Values = {}
     for dest, value in vars(namespace).items():
         section, dot, name = dest.partition(".")
@@ -128,7 +127,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 
 
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """Leave out default values."""
+    """Return flags that reproduce the configuration. Leave out default values."""
     argv: list[str] = []
     for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):

@@ -1,6 +1,7 @@
 """Refuse new features on the frozen code paths: pipeline stages (`--pp`) and models with an encoder (T5).
 
-These paths stay tested. Each new feature needs a line in their tables, and a call of `refuse` where its code begins.
+These paths stay tested. For each new feature, add a line to the tables below, and call `refuse` where the feature's
+code begins.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class FrozenPath:
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise ConfigError if `asked` contains a feature that this path lacks.
 
-        `asked`: flags with their values -> whether the user asked for this value. Each flag needs a line in `lacks`.
+        `asked` maps a flag with its value to whether the user asked for this value. Each flag needs a line in `lacks`.
         `given`: the flags that chose this path. `of`: the model."""
         unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
-        if unknown:  # even for flags that were not asked for
+        if unknown:  # checked even for flags that the user did not ask for
             raise KeyError(f"{', '.join(unknown)}: no line in the table of {self.name}")
         refused = [flag for flag, is_asked in asked.items() if is_asked]
         if refused:

@@ -13,7 +13,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Limits of connections to the HTTP API, and the web pages that may use it."""
+    """Limits on connections to the HTTP API, and the web pages that may use the API."""
 
     allowed_hosts: tuple[str, ...] = option(
         (),

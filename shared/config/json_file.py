@@ -10,7 +10,7 @@ from shared.core.errors import ConfigError
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Return {} without a file. Raise ConfigError for anything but a JSON object."""
+    """Return the file's JSON object; {} without a file. Raise ConfigError for other contents."""
     if not path.is_file():
         return {}
     try:

@@ -1,6 +1,7 @@
 """Make a process configuration from defaults, a TOML file and flags. The settings' dataclasses check the values.
 
-A file has one table per concern. All processes may use one file: each checks the tables of other processes, too.
+A file has one table per concern. All processes may use one file: each process checks all tables, and uses
+its own.
 
     [memory]
     kv_bytes = "512MiB"
@@ -24,8 +25,8 @@ P = TypeVar("P")
 
 
 def load(process: type[P], given: Values, file: Path | None = None, fixed: Values | None = None) -> P:
-    """`given`: the flags, which override the file. `fixed`: the command's own values (such as the role), which override
-    both."""
+    """`given`: the flags, which override the file. `fixed`: values that the command sets (such as the role), which
+    override file and flags."""
     layers = [read_file(file) if file is not None else {}, given, fixed or {}]
     sections = {}
     for section, settings in concerns_of(process).items():
@@ -102,7 +103,7 @@ def kind_text(kind: Any, declared: Option) -> str:
 
 
 def replaced(config: P, **changes: Mapping[str, Any]) -> P:
-    """For example, replaced(config, node={"node_id": "x"})."""
+    """Return a changed copy. For example, replaced(config, node={"node_id": "x"})."""
     sections = sections_of(config)
     changed = {section: dataclasses.replace(sections[section], **dict(fields)) for section, fields in changes.items()}
     return from_sections(type(config), sections | changed)

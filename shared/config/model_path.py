@@ -54,7 +54,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
 
 
 def resolve_head(name: str, model: str) -> Path:
-    """Return a draft head's folder. `name`: a path, or `auto` for the model's shipped head."""
+    """Return a draft head's folder. `name`: a path, or `auto` for the head that Baton ships for the model."""
     if name != "auto":
         return checked_folder(Path(name).expanduser(), "draft head")
     shipped = sorted(path.name for path in SHIPPED_HEADS.glob("*") if path.is_dir())
@@ -65,7 +65,7 @@ def resolve_head(name: str, model: str) -> Path:
 
 
 def bundled_gguf() -> Path:
-    """The package's code is never imported."""
+    """Find the weights without importing the package's code."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))

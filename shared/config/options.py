@@ -1,4 +1,4 @@
-"""Declare and check configuration fields, with help texts and limits."""
+"""Declare configuration fields with help texts and limits, and check their values."""
 
 from __future__ import annotations
 

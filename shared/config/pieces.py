@@ -26,7 +26,7 @@ WORDS = (
     *("lo", " say:", "say:", "The ", "user", "user:", "tool", "tool: ", "assist", "ant: ", "system", ".\n", "! ", "? "),
 )
 NUMBERS = tuple(f"{i:02}" for i in range(100))
-CUT = (  # parts of é, 你 and an emoji, some with neighbouring bytes
+CUT = (  # parts of é, 你 and an emoji, some with bytes of neighbouring characters
     *(b" \xc3", b"\xa9s", b"\xc3\xa9", b"\xe4\xbd", b"\xbd\xa0", b"\xa0\xe4", b"\xf0\x9f", b"\x9f\x98", b"\x98\x80"),
     *(b"\x80\xf0\x9f", b"\xc3\xa9\xc3", b'"\xe4', b'\xa0"', b"\xe4\xbd\xa0\xe4\xbd", b"\xf0\x9f\x98"),
 )
@@ -35,7 +35,7 @@ END = b"<eos>"
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`ids`: a token's bytes -> its id, without the end token."""
+    """`ids` maps each token's bytes to the token's id, but lacks the end token."""
 
     vocabulary: Vocabulary
     ids: dict[bytes, int]

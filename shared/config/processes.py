@@ -1,4 +1,4 @@
-"""Each kind of process's configuration, as `app.run(config)` takes it: one settings class per concern."""
+"""The configuration of each kind of process, for its `app.run(config)`: one settings class per concern."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
 
 
 def check_scripted(parts: NodeParts) -> None:
-    """Raise ConfigError for ranks, stages, a GPU, adapters or drafts."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
-LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps 127.0.0.1
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps the address 127.0.0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """The Ray cluster, and how many routers and nodes it starts."""
+    """The Ray cluster, and the numbers of its routers and nodes."""
 
     address: str = option(
         "", "GCS address of a running Ray cluster, e.g. 10.0.0.1:6379, or auto; empty: start Ray on this machine only"
@@ -70,18 +70,18 @@ class ScalingConfig:
 
 
 def is_local(address: str) -> bool:
-    """Whether this Ray cluster is only on 127.0.0.1: it was started here or by a test."""
+    """Return whether this Ray cluster is only on 127.0.0.1."""
     return not address or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
 
 
 def environment(address: str) -> dict[str, str]:
-    """The variables also turn usage reports off."""
+    """Return Ray's variables. They also turn usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def apply(address: str) -> None:
-    """Call this function before `import ray`."""
+    """Set Ray's variables in this process, before `import ray`."""
     os.environ.update(environment(address))
 
 

@@ -9,8 +9,8 @@ from shared.config.options import check_fields, option
 from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 
-BY_COST = -1  # local_prefill_tokens: choose a prompt's node by the measured cost
-UNMEASURED_LOCAL_TOKENS = 32  # longest local prompt, in tokens, until the cost is measured
+BY_COST = -1  # value of local_prefill_tokens: choose a prompt's node by the measured cost
+UNMEASURED_LOCAL_TOKENS = 32  # limit on local prompts, in tokens, until the cost is measured
 
 POLICIES = ("prefix_aware", "least_load", "round_robin")
 

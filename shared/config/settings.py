@@ -62,7 +62,7 @@ class ModelConfig:
 
     @property
     def public_name(self) -> str:
-        """The configured name, else the model's short name."""
+        """Return the configured name, else the model's short name."""
         stem = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.served_model_name or stem.removesuffix(".gguf")
 
@@ -222,7 +222,7 @@ class SpecConfig:
 
     @property
     def width(self) -> int:
-        """The most tokens that a running row adds per step."""
+        """Return the largest number of tokens that a running row adds per step."""
         return 1 if self.spec == "none" else self.spec_width
 
 
@@ -258,7 +258,7 @@ class ParallelConfig:
             raise ConfigError(f"{' '.join(given)}: a node splits either its model, its rows or its layers")
 
     def of(self, role: str) -> ParallelConfig:
-        """Return a cluster's settings for nodes of this role."""
+        """Return the settings for a cluster's nodes of this role."""
         return self if role == "decode" else ParallelConfig(tp=self.tp, pp=self.pp)
 
     @property

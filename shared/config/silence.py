@@ -28,12 +28,12 @@ class LinkSilence:
 
     @property
     def shortest_s(self) -> float:
-        """From then on a mute peer may be dropped."""
+        """Return the shortest time after which a mute peer may be dropped."""
         return self.timeout_ms / 1000
 
     @property
     def longest_s(self) -> float:
-        """By then every mute peer has been dropped."""
+        """Return the time after which every mute peer has been dropped."""
         return (self.ping_ms + self.timeout_ms) / 1000
 
 

@@ -1,4 +1,4 @@
-"""Turn vocabulary entries into bytes, for two spellings.
+"""Turn vocabulary entries into bytes. Entries have one of two spellings.
 
 byte level   each byte is one printable character ("Ġ" is a space)
 metaspace    plain text, except that "▁" is a space and <0xE2> a single byte
@@ -26,7 +26,7 @@ def byte_level_decoder() -> Callable[[str], bytes]:
     def to_bytes(entry: str) -> bytes:
         try:
             return bytes([alphabet[char] for char in entry])
-        except KeyError:  # an added token, in plain text
+        except KeyError:  # an added token is plain text
             return entry.encode()
 
     return to_bytes

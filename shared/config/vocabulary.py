@@ -16,7 +16,7 @@ from shared.config.model_path import ModelKind, resolve_model
 from shared.config.vocab_bytes import byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
-CONTROL_TYPE = 3  # control tokens in GGUF
+CONTROL_TYPE = 3  # GGUF's number for control tokens
 USER_DEFINED_TYPE = 4
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
@@ -41,7 +41,7 @@ def read_vocabulary(model: str) -> Vocabulary:
     """Raise ConfigError if the model has no supported tokenizer."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
-        from shared.config.pieces import make_pieces  # here, because pieces.py imports this module
+        from shared.config.pieces import make_pieces  # imported here, because pieces.py imports this module
 
         return make_pieces().vocabulary
     if source.path is None:
@@ -77,7 +77,7 @@ def is_byte_level(described: Mapping[str, Any]) -> bool:
 
 
 def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return the ids that end an answer. config.json often lacks chat models' ids, so it comes second."""
+    """Return the ids that end an answer. config.json often lacks ids of chat models, so it is read second."""
     for name in ("generation_config.json", "config.json"):
         ids = read_json_if_there(folder / name).get("eos_token_id")
         if ids is not None:
@@ -88,7 +88,6 @@ def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]
 
 
 def token_content(token: object) -> str:
-    """A token in tokenizer_config.json is a string, or an object with `content`."""
     if isinstance(token, dict):
         return str(token.get("content", ""))
     return str(token or "")

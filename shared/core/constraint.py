@@ -1,4 +1,4 @@
-"""How the scheduler uses a grammar. shared/grammar implements this interface."""
+"""The interface of a grammar for the scheduler, implemented in shared/grammar."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shared.core.errors import BatonError
 class Constraint(Protocol):
     @property
     def is_ready(self) -> bool:
-        """Whether compilation has ended, successfully or not."""
+        """Return whether the grammar's compilation has ended, successfully or not."""
         ...
 
     @property
     def error(self) -> BatonError | None:
-        """The error of a failed compilation. Valid once `is_ready`."""
+        """Return the error of a failed compilation, else None. Valid once `is_ready`."""
         ...
 
     def cancel(self) -> None: ...

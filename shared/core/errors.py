@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class BatonError(Exception):
-    """`code`: a word for metrics and clients, which never changes. `status`: for HTTP. `subject`: a request key or
-    node id."""
+    """`code`: a word for metrics and clients, which never changes. `status`: the HTTP status. `subject`: a request key
+    or node id."""
 
     code = "internal_error"
     status = 500
-    retry_after_s: float | None = None  # until a retry may succeed; sent as Retry-After
+    retry_after_s: float | None = None  # time until a retry may succeed; sent as Retry-After
 
     def __init__(self, message: str, *, subject: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class BatonError(Exception):
 
 
 class InvalidRequest(BatonError):
-    """`param`: the field of the request body."""
+    """`param`: the faulty field of the request body."""
 
     code = "invalid_request_error"
     status = 400
@@ -70,7 +70,7 @@ class DeadlineUnreachable(BatonError):
 
 
 class PartnerOverloaded(Overloaded):
-    """A prefill node's decode node is full. Clients get Overloaded."""
+    """A prefill node reports that its decode node is full. Clients get Overloaded."""
 
     code = "partner_overloaded"
 
@@ -98,14 +98,14 @@ class NodeLost(BatonError):
 class PeerUnreachable(NodeLost):
     """A node can't reach the other node of a hand-off. Clients get NodeLost.
 
-    Neither node counts as failed: the link may be broken.
+    Neither node counts as failed, because the link may be broken.
     """
 
     code = "peer_unreachable"
 
 
 class RequestKillsNodes(BatonError):
-    """Two nodes died with this request, and at the second death it was the only suspect.
+    """Two nodes died while they ran this request. At the second death, no other request was a suspect.
 
     A 5xx would make clients retry, and kill two more nodes.
     """
@@ -115,14 +115,14 @@ class RequestKillsNodes(BatonError):
 
 
 class NodeDraining(NodeLost):
-    """The draining node refuses new requests, or ends unfinished ones."""
+    """The node is draining, so it refuses new requests or ends unfinished ones."""
 
     code = "node_draining"
     status = 503
 
 
 class PartnerDraining(NodeDraining):
-    """A prefill node's decode node is draining. Clients get NodeDraining."""
+    """A prefill node reports that its decode node is draining. Clients get NodeDraining."""
 
     code = "partner_draining"
 
@@ -133,12 +133,14 @@ class DeadlineExceeded(BatonError):
 
 
 class Aborted(BatonError):
+    """An operator ended the request through the admin API."""
+
     code = "aborted"
     status = 503
 
 
 class StepFailed(BatonError):
-    """A step with this request failed twice, the second time without other requests. Or the request's grammar failed.
+    """A step with this request failed twice, the second time without other requests, or the request's grammar failed.
 
     Other requests continue.
     """

@@ -32,7 +32,7 @@ def missing(package: str, user: str) -> str:
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return "" for a module of Baton, whose absence is a bug."""
+    """Return the missing package's name; "" for a module of Baton, whose absence is a bug."""
     package = (error.name or "").partition(".")[0]
     is_missing = bool(package) and package not in OURS and importlib.util.find_spec(package) is None
     return package if is_missing else ""
@@ -40,19 +40,19 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 def install_line(extra: str = "") -> str:
     wanted = f"[{extra}]" if extra else ""
-    if (ROOT / "pyproject.toml").is_file():  # link to the checkout, like `make setup`
+    if (ROOT / "pyproject.toml").is_file():  # install a link to the checkout, as `make setup` does
         return pip_line("--editable", f"{ROOT}{wanted}")
     return pip_line(f"{origin()}{wanted}")
 
 
 def pip_line(*args: str) -> str:
-    """The command is for this environment, even if the shell uses another one."""
+    """Return a pip command for this environment, even if the shell uses another environment."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 
 def origin() -> str:
     """Return the wheel or folder that Baton came from, as pip recorded it (PEP 610)."""
-    from importlib import metadata  # slow, and needed only here
+    from importlib import metadata  # a slow import, needed only here
 
     try:
         own = metadata.distribution(DISTRIBUTION)

@@ -8,7 +8,7 @@ MASK64 = (1 << 64) - 1
 
 
 class RequestKey(NamedTuple):
-    """Names one attempt at one sequence of one request. Messages with another key never affect this attempt."""
+    """Identifies one attempt at one sequence of one request. Messages with another key never affect this attempt."""
 
     router_id: str
     router_epoch: int
@@ -24,7 +24,7 @@ class RequestKey(NamedTuple):
 
 
 def mix64(value: int) -> int:
-    """splitmix64's finaliser: 64 bits in, 64 bits out."""
+    """Apply splitmix64's finaliser: 64 bits in, 64 bits out."""
     value = (value + 0x9E3779B97F4A7C15) & MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK64

@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Source, Made]):
-    """Compares arguments by identity, so an argument must not change."""
+    """Arguments are compared by identity, so an argument must not change."""
 
     def __init__(self, make: Callable[[Source], Made]) -> None:
         self._make = make

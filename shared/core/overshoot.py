@@ -1,4 +1,4 @@
-"""How far steps may write past a sequence's end. Memory indexed by position has this much extra room.
+"""Computes how far steps may write past a sequence's end. Memory indexed by position has this much extra room.
 
 ... last result | window | window | window |        depth 2: two open steps and the step launched beside them
                   open     open     launched
@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
-LEAST_DEPTH = 2  # the same memory plan with and without --overlap
+LEAST_DEPTH = 2  # keeps the memory plan the same with and without --overlap
 
 
 def loop_depth(overlap: bool, num_stages: int) -> int:
-    """Return the most steps that are open at the launch of another."""
+    """Return the largest number of steps that are open when the loop launches another."""
     return int(overlap) + num_stages - 1
 
 
 def overshoot(width: int, depth: int) -> int:
-    """Return the most tokens that a row's open steps can commit past its last result. `width`: tokens per step."""
+    """Return the largest number of tokens that a row's open steps can commit past its last result.
+
+    `width`: tokens per step.
+    """
     return (max(depth, LEAST_DEPTH) + 1) * width

@@ -1,9 +1,9 @@
-"""Computes a page's KV identity, 16 bytes: a hash of the keys of its tokens and of all earlier tokens.
+"""Computes a page's KV identity: a 16-byte hash of the keys of the page's tokens and of all earlier tokens.
 
     ROOT -> identity of page 0 -> identity of page 1 -> ...         the last page may be partly full
 
-The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Routers lack
-numpy, so this file can't use it.
+The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Routers
+compute identities, too, and lack numpy, so this file can't use numpy.
 
 Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
 covers the next token:
@@ -22,16 +22,17 @@ from collections.abc import Iterator
 IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
-NEXT_BITS = 24  # for the next token
+NEXT_BITS = 24  # bits of the next token in a key
 MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
 SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key
 SALTED = 1 << 63
 
 
 def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
-    """Return one key per token. `tokens`: 64 bits per token. `slot`: of the adapter that makes the token's KV.
+    """Return one key per token. `tokens`: 64 bits per token. `slot`: the slot of the adapter that makes the KV.
 
-    With lookahead the last token has no key yet. A salt changes only the first key: identities cover earlier pages.
+    With lookahead the last token has no key yet. A salt changes only the first key, because a page's
+    identity covers all earlier pages, too.
     """
     if lookahead:
         halves = array("I", tokens)
@@ -50,7 +51,7 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
 
 
 def child_identity(parent: bytes, key: bytes) -> bytes:
-    """Return a page's identity. `parent`: the previous page's identity. `key`: the keys of the page's tokens."""
+    """`parent`: the previous page's identity. `key`: the keys of the page's tokens."""
     return hashlib.blake2b(parent + key, digest_size=IDENTITY_BYTES).digest()
 
 

@@ -75,18 +75,18 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """The first prompt position without a reported log-probability. Position 0 never gets one."""
+        """Return the first prompt position whose wanted log-probability is not reported yet. Position 0 has none."""
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """Prompt and output. A (repeated) prefill computes their KV."""
+        """Return the tokens of prompt and output. A (repeated) prefill computes their KV."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property
     def may_begin(self) -> bool:
-        """Whether the grammar (if any) is compiled, and the prompt doesn't wait for pages."""
+        """Return whether the grammar (if any) is compiled, and the prompt doesn't wait for pages."""
         return not self.awaits_prefix and (self.constraint is None or self.constraint.is_ready)
 
     @property

@@ -8,18 +8,21 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 128  # token sequences; one bad word has several
-MAX_BAD_WORD_TOKENS = 32  # in one of these sequences
+MAX_BAD_WORDS = 128  # limit on token sequences; one bad word has several sequences
+MAX_BAD_WORD_TOKENS = 32  # limit on the tokens of one such sequence
 MAX_GRAMMAR_CHARS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """- stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
+    """One request's parameters.
+
+    - stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
-    - bad_words: runs of token ids. A run's last id isn't drawn after its other ids, unless no other id is allowed.
-    - num_logprobs: -1 returns no log-probabilities, 0 the sampled token's, and k also the k likeliest tokens'.
-      Log-probabilities are computed before penalties, bias, temperature and filters.
+    - bad_words: runs of token ids. A run's last id isn't drawn after the run's other ids, unless no other id is
+      allowed.
+    - num_logprobs: -1 returns no log-probabilities, 0 one for the sampled token, and k also one for each of the k
+      likeliest tokens. Log-probabilities are computed before penalties, bias, temperature and filters.
     """
 
     max_tokens: int
@@ -35,12 +38,12 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    grammar: str = ""  # of the answer, as text for llguidance; "": no grammar
+    grammar: str = ""  # the answer's grammar, as text for llguidance; "": no grammar
     num_logprobs: int = -1
     prompt_logprobs: int = -1  # like num_logprobs, for the prompt's tokens
 
     @property
     def needs_history(self) -> bool:
-        """Whether sampling reads earlier tokens."""
+        """Return whether sampling reads earlier tokens."""
         has_penalty = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return has_penalty or any(len(word) > 1 for word in self.bad_words)

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 class FinishReason(StrEnum):
-    """OpenAI's words, where these exist."""
+    """Why a sequence ended, in OpenAI's words where these exist."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -18,14 +18,14 @@ class FinishReason(StrEnum):
 class PageState(StrEnum):
     """Each page of the pool is in exactly one state.
 
-    Rows tag their pages. Of several tags, ACTIVE takes precedence over GRANTED, and GRANTED over HELD.
+    Rows tag their pages. If a page has several tags, ACTIVE takes precedence over GRANTED, and GRANTED over HELD.
     """
 
     FREE = "free"
     CACHED = "cached"  # only in the prefix cache, so it can be evicted
-    ACTIVE = "active"  # of a row that prefills or decodes
+    ACTIVE = "active"  # belongs to a row that prefills or decodes
     GRANTED = "granted"  # reserved; KV is coming
-    HELD = "held"  # not used by a step, but perhaps by a pull or a copy
+    HELD = "held"  # no step uses the page, but a pull or a copy may use it
 
 
 class RowState(StrEnum):
@@ -43,7 +43,7 @@ class QueueStage(StrEnum):
 
     ROUTER = "router"
     BOOTSTRAP = "bootstrap"  # prefill node: offered, not granted yet
-    WAITING = "waiting"  # for memory
+    WAITING = "waiting"  # waits for memory
     INFLIGHT = "inflight"  # prefill node: granted, not installed yet
     PREALLOC = "prealloc"  # decode node: offered, no memory yet
     TRANSFER = "transfer"  # decode node: granted, some pages are missing
@@ -57,5 +57,5 @@ class NodeState(StrEnum):
     AVOIDED = "avoided"  # the circuit breaker is open after failed requests
 
 
-Tag = Literal[PageState.ACTIVE, PageState.GRANTED, PageState.HELD]  # from a row, for its pages
+Tag = Literal[PageState.ACTIVE, PageState.GRANTED, PageState.HELD]  # a row gives its pages one of these tags
 TAGS: tuple[Tag, ...] = (PageState.ACTIVE, PageState.GRANTED, PageState.HELD)

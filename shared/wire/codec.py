@@ -1,7 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-`msgpack` unpacks strings, lists and maps up to our limits, and 1,024 levels. `msgspec` converts the result strictly,
-and refuses unknown fields. Malformed bytes raise only WireError.
+`msgpack` unpacks strings, lists and maps up to our limits, and up to 1,024 levels. `msgspec`
+converts the result strictly, and refuses unknown fields. Malformed bytes raise nothing but WireError.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
+    """`max_control_bytes` limits the message itself, `max_frame_bytes` each page frame."""
+
     max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
@@ -58,8 +60,9 @@ class WireLimits:
 
 DEFAULT_LIMITS = WireLimits()
 AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
+# limits on a decode node's answers
 BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)
-MOST_BYTES = 1 << 20  # for kinds that the next table lacks
+MOST_BYTES = 1 << 20  # for kinds of messages that the next table lacks
 MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Tokens: 256 << 10,
     Scores: 256 << 10,
@@ -97,7 +100,7 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
 
 
 def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -> tuple[AnyMessage, tuple[Buffer, ...]]:
-    """Only an inline Ready has frames, one per page."""
+    """Only an inline Ready has frames: one per page."""
     if not parts or len(parts) > limits.max_frames + 1:
         raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} are allowed")
     message, frames = decode(parts[0], limits), tuple(parts[1:])

@@ -7,8 +7,8 @@ connections have higher routing ids. `receive` runs these steps:
     monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
 
 libzmq emits DISCONNECTED after it has queued the connection's last message, and before it closes the descriptor. So a
-peer's messages come before the report that it has gone. A DISCONNECTED before its ACCEPTED belongs to an earlier
-connection.
+peer's messages come before the report that it has gone. If a descriptor's DISCONNECTED comes before its
+ACCEPTED, an earlier connection has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 
 class Connections:
+    """`drain` passes the monitor's events, in order, to `accepted` and `closed`."""
+
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
         self._current: dict[int, tuple[bytes, str]] = {}  # descriptor -> last message's routing id and peer
@@ -25,7 +27,7 @@ class Connections:
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """An earlier connection with this descriptor must have ended."""
+        """Record a connection. So an earlier connection with this descriptor has ended."""
         self._end(fd)
         self._closed.discard(fd)
 
@@ -39,7 +41,7 @@ class Connections:
         self._drain()  # by now libzmq has emitted the connection's own ACCEPTED
         known = self._current.get(fd)
         if known is not None and known[0] > route:
-            self._over.add(route)  # a late message
+            self._over.add(route)  # a late message of the earlier connection
             self._gone.append(peer)
             return
         self._end(fd)

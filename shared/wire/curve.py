@@ -9,7 +9,7 @@ from shared.wire.zap import DOMAIN
 
 
 def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
-    """Accept only peers that the authenticator allows; without an authenticator, none."""
+    """Accept only peers that the authenticator allows. Without an authenticator accept no peer."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)

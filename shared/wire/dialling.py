@@ -1,7 +1,7 @@
 """Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node's Hello names its `endpoint#key`. A router's configured endpoint has no key: any router may answer there. So the
-routers' keys are tried in turn, beginning with the key that last worked there.
+A node's Hello names its `endpoint#key`. A router's configured endpoint has no key, because any router may answer
+there. So the routers' keys are tried in turn, beginning with the key that last worked there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.wire.keyring import KeyRing
 from shared.wire.peers import parse_peer
 from shared.wire.sockets import DealerSocket
 
-PAUSE_S = 0.3  # after a failed handshake
+PAUSE_S = 0.3  # pause after a failed handshake
 logger = logging.getLogger(__name__)
 
 
@@ -32,7 +32,7 @@ class Dialling:
         self._due: dict[str, float] = {}  # peer -> time to dial it again
 
     def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
-        """Return the address and the peer's key: b"" without a ring, None while no key is allowed.
+        """Return the address and the peer's key: b"" without a ring, None while no router's key is allowed.
 
         Raises ConfigError for a peer that must not be dialled.
         """
@@ -70,9 +70,9 @@ class Dialling:
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
     def next_key(self, dealer: DealerSocket) -> bytes | None:
-        """Return the server key for a reopened dealer; None if no key is allowed.
+        """Return the server key with which to reopen a dealer; None if no key is allowed.
 
-        Behind a router's address, another router may answer."""
+        At a router's address, another router's key may be next."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server
@@ -92,7 +92,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """A new dealer with a closed peer's name must not inherit the time of that peer."""
+        """Forget when to dial a closed peer: a later dealer with this name must not inherit the time."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:
@@ -111,7 +111,7 @@ class Dialling:
         return True
 
     def is_stale(self, dealer: DealerSocket) -> bool:
-        """Whether the dealer uses our former key, or its peer's key is no longer allowed."""
+        """Return whether the dealer uses our former key, or its peer's key is no longer allowed."""
         ring = self._ring
         assert ring is not None
         if dealer.own != ring.now.own:

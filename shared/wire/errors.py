@@ -1,7 +1,7 @@
 """Turns errors into codes and messages on the wire, and back.
 
-node -> router   SequenceEnd       a code of NODE_ERRORS
-D -> P           Refuse, Failed    a code of NODE_ERRORS; AT_PARTNER has the error that P reports to the router
+node -> router                    SequenceEnd       a code of NODE_ERRORS
+decode node D -> prefill node P   Refuse, Failed    a code of NODE_ERRORS; AT_PARTNER has the error that P raises
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.core.errors import (
 from shared.wire.messages import Failed, Key, Refuse
 from shared.wire.ranges import MAX_TEXT
 
-# Nodes end sequences with these errors. All others come from the router.
+# Nodes end sequences with these errors. All other errors come from the router.
 NODE_ERRORS: tuple[type[BatonError], ...] = (
     AdapterMissing,
     ConfigError,
@@ -56,8 +56,8 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# P's error for each code from D. If D is full or draining, the router places the request elsewhere. A passed deadline
-# is final. Any other code means that the hand-off failed.
+# The error that P raises for each code from D. If D is full or draining, the router places the request elsewhere. A
+# passed deadline is final. Any other code means that the hand-off failed.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,

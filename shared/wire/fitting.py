@@ -1,6 +1,6 @@
 """Decides whether a node can use another node's pages and records.
 
-A prefill node without a draft head fits a decode node with one: its planes are the decode node's first planes.
+A prefill node without a draft head fits a decode node with a head: the decode node's first planes are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
 
 
 def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
-    """Like `misfit`. Nodes of one role may pair if one of them could prefill for the other."""
+    """Return what `misfit` returns. Nodes of one role may pair if one of them could prefill for the other."""
     if role != other_role:
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)

@@ -1,4 +1,4 @@
-"""Reads the HTTP API's key files: one line, which only the owner may read."""
+"""Reads the HTTP API's key files. A file has one line, and only its owner may read it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads and writes a keys folder: the allowed public keys, and one secret per name.
 
     DIR/allowed           one line per key: kind, name, public key; the same file on every machine
-    DIR/NAME.secret       the secret key of NAME; on its machine, and where keys are made
-    DIR/NAME.next         its next secret key, during a rotation
+    DIR/NAME.secret       the secret key of NAME; on NAME's machine, and where keys are made
+    DIR/NAME.next         the next secret key of NAME, during a rotation
 
 The folder must have mode 0700, the files 0600: a key that others can read proves nothing.
 """
@@ -36,7 +36,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Curve25519, 32 bytes per key."""
+    """A Curve25519 key pair, 32 bytes per key."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -44,7 +44,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """During a rotation a name has two keys, the newer key last."""
+    """During a rotation a name has two entries. The newer entry comes last."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Entry:
 
 
 class AllowedKeys:
-    """Immutable."""
+    """The contents of an `allowed` file, immutable."""
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
@@ -92,7 +92,7 @@ def check_name(name: str) -> str:
 
 
 def parse_allowed(text: str, where: object) -> AllowedKeys:
-    """Raise ConfigError, which names the bad line."""
+    """Raise ConfigError for a bad line, a repeated key, or a name of two kinds."""
     entries = [
         _parse_line(line.split(), f"{where}, line {number}")
         for number, line in enumerate(text.splitlines(), 1)

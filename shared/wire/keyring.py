@@ -2,7 +2,7 @@
 
 A node listens with a key that it makes at its start. Routers learn this key from Hello (`endpoint#key`) and pass it to
 peers, so no later process on that port can pose as the node. A router listens with its own key, which nodes know in
-advance. All dial with their own key, which is their identity.
+advance. A node dials with its own key, which is the node's identity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeyRing:
     """One thread calls `refresh`, which replaces `now`. Any thread may read `now`."""
 
     def __init__(self, folder: Path, kind: str, name: str) -> None:
-        """Raise ConfigError if the folder lacks a key."""
+        """Raise ConfigError if the own key is missing or not allowed."""
         self.kind = kind
         self.name = name
         self._folder = folder
@@ -65,11 +65,11 @@ class KeyRing:
         return any(entry.kind == NODE for entry in self.now.allowed.of_name(name))
 
     def router_keys(self) -> list[bytes]:
-        """Newest first."""
+        """Return the routers' allowed keys, newest first."""
         return [entry.public for entry in reversed(self.now.allowed.of_kind(ROUTER))]
 
     def refresh(self) -> bool:
-        """Return whether the keys changed. Unusable files are logged once, and the old keys stay."""
+        """Reread changed files, and return whether the keys changed. Log unusable files once, and keep the old keys."""
         stamp = self._look()
         if stamp == self._stamp:
             return False
@@ -108,7 +108,7 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """Return None without a folder. Without an id, take the only router with a secret here."""
+    """Return None without a folder. Without an id, take the only router with a secret in the folder."""
     if not folder:
         return None
     path = Path(folder).expanduser()
@@ -123,7 +123,7 @@ def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
 
 
 def only_one(folder: Path, kind: str) -> str:
-    """Raise ConfigError for none or several."""
+    """Raise ConfigError unless exactly one name is found."""
     require_folder(folder)
     names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
     here = [name for name in names_with_secret(folder) if name in names]

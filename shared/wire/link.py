@@ -24,15 +24,15 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-LOOK_S = 0.5  # time between an idle router's looks for changed keys and refused connections
+LOOK_S = 0.5  # an idle router looks for changed keys and refused connections after this time
 MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class NodeLinks:
-    """Used by the node loop's thread. Any thread may call `wakeup.set`.
+    """One node's connections, used by its loop's thread. Any thread may call `wakeup.set`.
 
-    A peer that dialled in is named `peer_name(node_id, epoch)`. The caller of `dial` names the others.
+    A peer that dialled in is named `peer_name(node_id, epoch)`. The caller of `dial` names a dialled peer.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class NodeLinks:
 
     @property
     def endpoint(self) -> str:
-        """The address for peers, with this node's key if there are keys."""
+        """Return the address that peers dial, with this node's key if there are keys."""
         return self._router.address
 
     @property
     def counts(self) -> Counter[str]:
-        """wire_dropped, wire_sends_refused and wire_refused.<reason>."""
+        """Return wire_dropped, wire_sends_refused and wire_refused.<reason>."""
         return self._stats.counts
 
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
@@ -127,7 +127,7 @@ class NodeLinks:
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
-        """Close connections with outdated keys, and redial their peers where allowed."""
+        """If keys changed, close connections with outdated keys, and redial their peers where allowed."""
         if not self._dialling.keys_changed():
             return []
         inbound = self._router.receive()
@@ -146,7 +146,7 @@ class NodeLinks:
         A router without an allowed key is dialled when the keys change."""
         gone: list[Inbound] = []
         for peer in peers:
-            if peer not in self._dealers:  # a router without a free descriptor
+            if peer not in self._dealers:  # no descriptor was free for this router
                 self.dial(peer, peer)
         for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
             server = self._dialling.next_key(dealer)
@@ -160,7 +160,7 @@ class NodeLinks:
         return gone
 
     def _open_again(self, dealer: DealerSocket, server: bytes) -> bool:
-        """Without a free descriptor, return False for a node, and dial a router later."""
+        """If no descriptor is free, return False for a node, and dial a router later."""
         self._unwatch(dealer)
         try:
             dealer.again(server)
@@ -206,7 +206,7 @@ class RouterLink:
 
     async def receive(self) -> list[Inbound]:
         """Return the next batch: messages in order, then closed peers."""
-        await asyncio.sleep(0)  # lets other tasks run in a flood of messages
+        await asyncio.sleep(0)  # lets other tasks run, even in a flood of messages
         while not (batch := self._router.receive()):
             await self._until_readable()
         return batch
@@ -218,7 +218,7 @@ class RouterLink:
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         sent = self._router.send(peer, message, frames)
-        # The descriptor is edge-triggered, and a send may use up a new message's edge.
+        # The descriptor is edge-triggered, and a send may use up the edge that reports a new message.
         if self._waiter is not None and self._router.readable():
             self._wake()
         return sent
@@ -234,7 +234,7 @@ class RouterLink:
             loop.add_reader(fd, self._wake)
         look = loop.call_later(LOOK_S, self._wake)
         try:
-            # Reading EVENTS rearms the descriptor, and shows earlier input.
+            # Reading EVENTS rearms the descriptor, and shows input that came earlier.
             if any(map(has_input, self._router.pollables)):
                 return
             await self._waiter
@@ -274,7 +274,7 @@ def close_router(context: Context, authenticator: Authenticator | None, router: 
 
 
 def with_free_port(endpoint: str) -> str:
-    """`tcp://host:*` becomes `tcp://host:0`, which means any free port."""
+    """Turn `tcp://host:*` into `tcp://host:0`, which means any free port."""
     if endpoint.startswith("tcp://") and endpoint.endswith(":*"):
         return f"{endpoint[:-1]}0"
     if not endpoint:

@@ -10,19 +10,20 @@ from shared.wire.codec import DEFAULT_LIMITS, WireLimits
 from shared.wire.keyring import KeyRing
 from shared.wire.watch import WatchLimits
 
-PINGS_MISSED = 3  # a caller counts as mute after these missed pings
+PINGS_MISSED = 3  # a caller counts as mute after this number of missed pings
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """Sizes are in messages or bytes, times in ms or seconds. watch.py enforces the limits on connections.
+    """Sizes are in messages or bytes, times in ms or seconds. watch.py enforces the limits on connections. A
+    caller is a peer that dialled in.
 
-    - queue_messages: for each peer; further sends are refused.
-    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both. The dialling end
-      sends pings.
+    - queue_messages: limit on the messages queued for a peer; further sends are refused.
+    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times. The dialling
+      end sends pings.
     - connect_ms: an unanswered dial is tried again after this time.
-    - silent_s: a caller must send a message within this time.
-    - unread_bytes: a connection with more unread bytes is shut down.
+    - silent_s: a caller must send its first message within this time.
+    - unread_bytes: a connection with more unread bytes than this is shut down.
     - caller_bytes: the largest part that a caller may send. Unread bytes may reach 4 times this size for each caller,
       and 32 times for all callers together. With 0, the general limits hold.
     - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
@@ -41,11 +42,11 @@ class LinkOptions:
     brings_pages: bool = False
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
-    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py
+    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py when a burst is over
 
     @property
     def watch_limits(self) -> WatchLimits:
-        """Leave room for the largest page frame."""
+        """Return limits that leave room for the largest page frame."""
         unread_bytes = max(self.unread_bytes, self.limits.max_frame_bytes + (16 << 20))
         in_all = max(self.unread_bytes_in_all, 2 * unread_bytes)
         return WatchLimits(

@@ -73,7 +73,7 @@ class Hello(Message, frozen=True):
     max_running: Count
     host_id: Name  # nodes with equal ids can share memory
     transports: Transports
-    connection: Count  # number of this connection to the router; equal in a repeated Hello
+    connection: Count  # this connection's number at the router; a repeated Hello has the same number
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
     key_lookahead: Count = 0  # lookahead of this node's page keys (core/page_identity.py)
     has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
@@ -82,8 +82,8 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
-    connection: Count  # the Hello's number; a Welcome for a broken connection is ignored; 0 asks for a Hello
-    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # for this epoch's tickets; may be empty
+    connection: Count  # the Hello's number, or 0 to ask for a Hello; a Welcome for a broken connection is ignored
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
     clock_ms: Milliseconds = 0  # the router's time at sending, for the deadlines of tickets
 
 
@@ -96,7 +96,7 @@ class Heartbeat(Message, frozen=True):
     move_after_ms: Milliseconds | None = None
     cache_seq: Count = 0  # number of the last CacheEvents to this router
     others: OthersLoad = NO_OTHERS
-    leaves: bool = False  # the node's list lacks this router; the node stays until Release
+    leaves: bool = False  # the node's list of routers lacks this one; the node stays until Release
     lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # listed routers where the node is not registered
 
 
@@ -108,7 +108,7 @@ class CacheEvents(Message, frozen=True):
 
     node_id: Name
     epoch: Unsigned
-    seq: Count  # from 1, for this router
+    seq: Count  # from 1; each router has its own numbers
     cleared: bool
     removed: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
     stored: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
@@ -128,7 +128,7 @@ class Unwelcome(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Tells a node to accept no new requests. `then`: its next step once it is idle; "" means wait. After
+    """Tells a node to accept no new requests. `then`: the node's next step once it is idle; "" means wait. After
     `move_after_ms` all routers move their unfinished requests; heartbeats announce that time.
     """
 
@@ -162,10 +162,11 @@ class Spending(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Asks for `num_sequences` sequences of one prompt, with keys key.sibling(i) and seeds sequence_seed(seed, i).
+    """Asks for `num_sequences` sequences of one prompt.
 
-    output_ids[i]: tokens that sequence i has already emitted. The sequences in `ended` need no more steps. With a
-    decode endpoint the receiver prefills, and hands the request over. Without one it runs the whole request.
+    Sequence i has the key key.sibling(i) and the seed sequence_seed(seed, i). output_ids[i]: tokens that
+    sequence i has already emitted. The sequences in `ended` need no more steps. With a decode endpoint the receiver
+    prefills, and hands the request over. Otherwise the receiver runs the whole request.
     """
 
     key: Key
@@ -182,7 +183,7 @@ class Generate(Message, frozen=True):
     adapter: Text  # the LoRA adapter's digest; "": no adapter
     scored: Count  # number of prompt tokens whose wanted log-probabilities the router already has
     cache_salt: Unsigned  # only requests with the same salt share KV; 0 means no salt
-    ticket: Ticket | None = None  # for the decode node; None means no hand-off
+    ticket: Ticket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
 
 
@@ -194,7 +195,7 @@ class Abort(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """The tokens and ends from one processed step. `ends` come after the `runs` of the same message."""
+    """The tokens and sequence ends of one processed step. `ends` come after the `runs` of the same message."""
 
     node_id: Name
     epoch: Unsigned
@@ -214,7 +215,8 @@ class Scores(Message, frozen=True):
 
 
 class Begun(Message, frozen=True):
-    """The node now computes the prompts of these requests. If the node dies, the router knows which requests it ran."""
+    """The node now computes the prompts of these requests. If the node dies, the router knows which requests the
+    node ran."""
 
     node_id: Name
     epoch: Unsigned
@@ -263,9 +265,9 @@ class Refuse(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Pages [first_page, first_page + len(pages)) of the request's page list are final in these layers.
 
-    shm: the receiver copies `pages` of P's pool, which must still have these `generations`. zmq: one frame per page
-    follows. With a handle, a library reads the pages. Otherwise the receiver asks for pages with Take. A digest covers
-    the bytes of a page's part: xxh3_64, or a weighted sum in GPU memory (shared/transfer/digest.py).
+    shm: the receiver copies `pages` from P's pool, and they must still have these `generations`. zmq: one frame per
+    page follows. With a handle, a library reads the pages. Otherwise the receiver asks for pages with Take. A digest
+    covers the bytes of a page's part. It is xxh3_64, or a weighted sum in GPU memory (shared/transfer/digest.py).
     """
 
     key: Key
@@ -277,8 +279,8 @@ class Ready(Message, frozen=True):
     pool: PoolRef | None
     inline: bool
     first_layer: Count
-    num_layers: Count  # 0: all bytes from first_layer on, with the planes after the layers
-    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # with which a library opens the pool
+    num_layers: Count  # 0: all bytes from first_layer on, including the planes after the layers
+    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # bytes with which a library opens the pool
     staged_bytes: Count  # size of each page's part in bytes, if the receiver asks for the pages; else 0
 
 
@@ -314,7 +316,7 @@ class Failed(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """A prefill node asks another one for a prompt's cached pages [first_page, num_pages)."""
+    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages)."""
 
     key: Key
     lease: Unsigned  # the asking node's number for this pull, never reused
@@ -322,7 +324,7 @@ class Pull(Message, frozen=True):
     prompt_ids: Annotated[list[TokenId], Meta(max_length=MAX_PULL_TOKENS + 1)]
     first_page: Count
     num_pages: Count
-    last_page: PageName  # identity of the last page; the router names it, and the ticket is bound to it
+    last_page: PageName  # the last page's identity, named by the router and bound to the ticket
     within_ms: Milliseconds  # the asking node waits at most this time
     fingerprint: Fingerprint
     host_id: Name
@@ -367,7 +369,7 @@ class StoreEntry(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """D asks P for this part of these pages, as transfer `order` of the group. P must send this part."""
+    """D asks P for this part of these pages, as transfer number `order` of the group. P must send this part."""
 
     group: Count
     order: Count

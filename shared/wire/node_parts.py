@@ -12,7 +12,8 @@ from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py). A refusal names the unfit field."""
+    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py). A refusal names the field that does not
+    fit."""
 
     protocol: Count
     numerics: Count
@@ -21,28 +22,28 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Text
     page_size: Count
     page_layout: Text  # the planes of a page, in their order
-    spec: Text  # the draft state in pages and records, and the draft head's weights
+    spec: Text  # identifies the draft state in pages and records, and the draft head's weights
     build: Text
     grammar: Text  # llguidance's version and the vocabulary's digest; "none" without grammars
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A loaded LoRA adapter. Requests and KV name its digest; clients use its name."""
+    """A loaded LoRA adapter. Requests and KV refer to its digest, clients to its name."""
 
     name: Name
     digest: Name
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`pages` adds up to pages_total, and `rows` to rows_total."""
+    """The `pages` add up to pages_total, the `rows` to rows_total."""
 
     pages_total: Count
-    pages: States  # by PageState
+    pages: States  # pages in each PageState
     rows_total: Count
-    rows: States  # by RowState
+    rows: States  # rows in each RowState
     waiting: Count
     waiting_tokens: Count
-    spec_width: Count  # tokens of each running row in a step; 1 means no drafts
+    spec_width: Count  # tokens that each running row has in a step; 1 means no drafts
     # Totals since the epoch began, such as steps; they never fall.
     counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
     # histogram samples since the last heartbeat, by metric name

@@ -1,4 +1,4 @@
-"""The load that other routers put on a node."""
+"""A part of Heartbeat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shared.wire.ranges import Count
 class OthersLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The load that all routers, except the receiver of this message, put on the node."""
 
-    routers: Count  # with requests on this node
-    sequences: Count  # running or waiting
+    routers: Count  # routers with requests on this node
+    sequences: Count  # running and waiting sequences
     pages: Count
     waiting_tokens: Count
 

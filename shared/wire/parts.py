@@ -14,8 +14,8 @@ from shared.wire.peers import WireStats
 def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireStats) -> bool:
     """Return False if the queue is full or the peer is unknown.
 
-    pyzmq doesn't copy parts above its copy threshold, so they must not change until the peer has them. Pages stay
-    pinned until Installed.
+    pyzmq doesn't copy parts above its copy threshold, so these parts must not change until the peer has them.
+    Pages stay pinned until Installed.
     """
     try:
         socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)

@@ -1,6 +1,6 @@
-"""Checks who sends to a bound socket: a node in its newest epoch, whose key belongs to its name.
+"""Checks each sender to a bound socket.
 
-Without keys the name is trusted.
+The sender must be a node in its newest epoch, with a key that belongs to its name. Without keys the name is trusted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class PeerGate:
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key, empty without keys. `user_id`: this key in hex,
-        which the connection has proved to own.
+        """Return the peer's public key; b"" without keys. `user_id`: the key in hex that the connection has proved to
+        own.
 
         Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """

@@ -1,4 +1,4 @@
-"""Names of peers, events that a link reports, and counts of dropped messages.
+"""The names of peers, the events that a link reports, and the counts of dropped messages.
 
 A peer's name is `<node id>@<epoch in hex>`, so a restarted node is another peer.
 """
@@ -22,7 +22,8 @@ METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for 
 
 
 class Refused(WireError):
-    """A sender claims to be another peer, or a newer process has replaced it. `reason`: one of metric_names."""
+    """A sender claims to be another peer, or a newer process has replaced the sender. `reason`: one of the reasons in
+    metric_names."""
 
     code = "refused"
 
@@ -51,8 +52,8 @@ class PeerUp:
 class PeerClosed:
     """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
 
-    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other. Either connection may end
-    alone.
+    `accepted`: the peer dialled this connection. Two prefill nodes may dial each other, and either of the two
+    connections may end alone.
     """
 
     peer: str
@@ -93,7 +94,7 @@ def check_sender(peer: str, message: AnyMessage) -> None:
 
 
 class WireTotals:
-    """The growth since the last `take`, by metric name."""
+    """Computes the growth of a link's counts since the last `take`, by metric name."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()

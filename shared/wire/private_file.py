@@ -19,7 +19,7 @@ def require_private(info: os.stat_result, path: Path) -> None:
 
 
 def read_private(file: Path, most_bytes: int) -> str:
-    """Raise ConfigError if the file is not private, too large or not text."""
+    """Raise ConfigError if the file is not private, is too large or is not text."""
     try:
         with file.open("rb") as opened:
             require_private(os.fstat(opened.fileno()), file)

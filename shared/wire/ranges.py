@@ -1,4 +1,4 @@
-"""The ranges of all wire fields. msgspec checks them in decoding, not in construction."""
+"""The ranges of all wire fields. msgspec checks these ranges in decoding, but not in construction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.core.sampling_params import MAX_BAD_WORD_TOKENS
 MAX_SEQUENCES = 128
 
 MAX_NAME, MAX_TEXT = 256, 16384
-MAX_TOKENS = 1 << 20  # of one sequence; also a limit on its pages
+MAX_TOKENS = 1 << 20  # limit on one sequence's tokens, and so on its pages
 MAX_PULL_TOKENS = 1 << 17  # of a pulled prefix
 MAX_RUNS = 1 << 14  # rows of one node in a message, and tokens of one row in a step
 MAX_NAMES = 256  # named things in one list or map, such as a node's counters or adapters
@@ -23,7 +23,7 @@ MAX_STORE_BYTES = 1 << 16  # of one StoreEntry
 MAX_SCORES = 1 << 13  # log-probabilities in one Scores
 MAX_SPENDING_BYTES = 1 << 16  # of one Spending's body
 MAX_PAGE_NAMES = 1 << 12  # in one list of a CacheEvents
-MAX_REAL = 3.4028234e38  # of float32
+MAX_REAL = 3.4028234e38  # the largest float32
 MAX_MS = 10**12
 
 # Every field has a range; a test checks this. msgpack's integers have at most 64 bits.
@@ -36,7 +36,7 @@ BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TO
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
-Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # epochs, seeds, nonces and digests
+Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # for epochs, seeds, nonces and digests
 Real = Annotated[float, Meta(ge=-MAX_REAL, le=MAX_REAL)]  # neither NaN nor infinity
 States = Annotated[dict[Name, Count], Meta(max_length=MAX_NAMES)]
 Transports = Annotated[list[Name], Meta(max_length=16)]

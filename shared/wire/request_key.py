@@ -1,4 +1,4 @@
-"""The name of one sequence of a request in messages."""
+"""Request keys on the wire."""
 
 from __future__ import annotations
 

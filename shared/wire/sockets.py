@@ -1,6 +1,6 @@
 """ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE.
 
-connections.py finds out which peers have left a ROUTER. peer_gate.py decides which peers may send to it.
+connections.py finds out which peers have left a ROUTER. peer_gate.py decides which peers may send to a ROUTER.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHUT_OUT = {  # handshakes that failed because of keys
     ): "it has no key and needs one, has one and needs none, or means another peer",
 }
 LEFT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # an end that sees a wrong key leaves
+LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # a peer that sees a wrong key leaves
 ENDS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -49,7 +49,7 @@ BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
 NAME_PROPERTY = "X-Peer"  # the peer's name, sent in each handshake
 USER_PROPERTY = "User-Id"  # the public key, set by the authenticator
-HANDSHAKE_MS = 10_000  # longest handshake
+HANDSHAKE_MS = 10_000  # longest time for a handshake
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
@@ -77,7 +77,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
 def open_monitored(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions, events: int
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return a socket and its monitor. Without a free descriptor raises zmq.ZMQError, and leaves neither open."""
+    """Return a socket and its monitor. If no descriptor is free, raise zmq.ZMQError and leave neither open."""
     socket = open_socket(context, kind, options)
     try:
         return socket, socket.get_monitor_socket(events)
@@ -95,7 +95,7 @@ def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def has_input(socket: zmq.Socket[bytes]) -> bool:
-    """Whether input is waiting. Also arms the socket's edge-triggered descriptor."""
+    """Return whether input is waiting. Also arm the socket's edge-triggered descriptor."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
@@ -141,7 +141,7 @@ class RouterSocket:
         self._port = tcp_port(self.endpoint)
 
     def _make_socket(self) -> None:
-        """The former socket must be closed. The new one is not bound."""
+        """The former socket must be closed."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
@@ -151,7 +151,7 @@ class RouterSocket:
 
     @property
     def address(self) -> str:
-        """The endpoint, and the key that a node with keys listens with."""
+        """Return the endpoint and, for a node with keys, the key that it listens with."""
         if self._ring is None or self._keys is None or self._ring.kind == ROUTER:
             return self.endpoint
         return f"{self.endpoint}{KEY_MARK}{self._ring.listener(self._keys).public.hex()}"
@@ -184,7 +184,7 @@ class RouterSocket:
 
     @property
     def pollables(self) -> list[zmq.Socket[bytes]]:
-        """Empty while no descriptor is free for a listening socket."""
+        """The list is empty while no descriptor is free for a listening socket."""
         return [] if self.socket.closed else [self.socket, self.monitor]
 
     def readable(self) -> bool:
@@ -262,7 +262,7 @@ class RouterSocket:
         return out
 
     def _listen_again(self) -> None:
-        """Bind again. This fails until libzmq has released the address and a descriptor."""
+        """Bind again. Binding fails until libzmq has released the address and a descriptor."""
         if self._is_bound:
             return
         try:
@@ -307,7 +307,7 @@ class DealerSocket:
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._port = tcp_port(endpoint)
-        self._connection: Connection | None = None  # watched if not None
+        self._connection: Connection | None = None  # None while the connection isn't watched
         self._events: list[int] = []
         self._connect()
 
@@ -381,7 +381,7 @@ class DealerSocket:
         close_socket(self.socket, self.monitor)
 
     def _check_router(self, message: AnyMessage) -> None:
-        """Raise Refused if a router claims a name that its key does not have."""
+        """Raise Refused if a router claims a name to which its key does not belong."""
         ring = self._options.ring
         if ring is not None and isinstance(message, Welcome) and ring.router_of(self.server) != message.router_id:
             raise Refused(REFUSED_IDENTITY, f"router {message.router_id} does not hold the key of that name")

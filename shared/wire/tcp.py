@@ -20,7 +20,7 @@ STATM, STATM_BYTES = "/proc/self/statm", 256
 
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
-    """Return the inode of the descriptor's TCP connection with this port, or None for another or closed descriptor."""
+    """Return the inode of the descriptor's TCP connection; None if this connection is closed or has another port."""
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
     except OSError:
@@ -38,7 +38,7 @@ def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = No
 
 
 class Inflow(NamedTuple):
-    """`received`: bytes from TCP. `idle_s`: seconds since the last byte."""
+    """`received`: bytes that TCP has received. `idle_s`: seconds since the last byte."""
 
     received: int
     idle_s: float
@@ -63,7 +63,7 @@ def inflow_of(fd: int) -> Inflow | None:
 
 
 def bytes_waiting(fd: int) -> int:
-    """Bytes that TCP has received and libzmq has not read."""
+    """Count the bytes that TCP has received and libzmq has not read."""
     try:
         return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
     except OSError:
@@ -71,7 +71,7 @@ def bytes_waiting(fd: int) -> int:
 
 
 class ProcessMemory:
-    """This process's private memory, without files and shared KV pools.
+    """Measures this process's private memory, without files and shared KV pools.
 
     Its open descriptor lets it work while no other descriptor is free.
     """
@@ -81,7 +81,7 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """In bytes."""
+        """Return the size in bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 
@@ -92,7 +92,7 @@ class ProcessMemory:
 
 
 class Shears:
-    """Shuts down connections from any thread, even while no other descriptor is free."""
+    """Shuts down connections from any thread, even while no descriptor is free."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A ticket is a router's permission for a hand-off or a pull. Without one a node reserves and lends nothing.
+"""A ticket is a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
 
     router: makes a secret at its start, and a key from it for each epoch of a node  --Welcome-->  node
     router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key
@@ -27,7 +27,7 @@ ENCODER = msgspec.msgpack.Encoder()
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # prompt and answer of each sequence
+    most_tokens: Count  # limit on prompt and answer of each sequence together
     deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
@@ -38,10 +38,10 @@ class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     node: Name
     epoch: Unsigned
     endpoint: Text
-    num_pages: Count  # from the prompt's first page on
+    num_pages: Count  # counted from the prompt's first page
     last_page: PageName  # identity of the last of these pages
-    within_ms: Milliseconds  # time to compute these pages instead
-    ticket: Ticket  # for the node with the pages
+    within_ms: Milliseconds  # time that computing these pages would take
+    ticket: Ticket  # checked by the node with the pages
 
 
 def ticket_key(secret: bytes, node: str) -> bytes:
@@ -61,8 +61,8 @@ def make_ticket(
 ) -> Ticket:
     """Return the ticket for all sequences of a request.
 
-    `key`: that of the node that checks the ticket. `holder`: the node that shows it. `page`: for a pull, the last
-    page's identity.
+    `key`: the key of the node that checks the ticket. `holder`: the node that shows the ticket. `page`: for a pull, the
+    last page's identity.
     """
     ticket = Ticket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))

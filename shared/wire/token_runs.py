@@ -1,4 +1,4 @@
-"""Parts of messages with one sequence's tokens and end."""
+"""The parts of messages that report one sequence's tokens and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits the descriptors, and the memory for unread bytes, of this process's connections.
+"""Limits how many descriptors, and how much memory for unread bytes, this process's connections take.
 
 libzmq limits the size of parts and the number of whole messages, but an unfinished message grows with each part. So a
 thread compares the bytes that TCP has received on each descriptor with the bytes delivered from it:
@@ -10,7 +10,7 @@ also adds up the growth of the process's memory while a connection brings bytes,
 
 The watch shuts down:
 
-- a connection with too many unread bytes; if all together have too many, the ones with the most
+- a connection with too many unread bytes; if all connections together have too many, the ones with the most
 - a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
 - a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
 - a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
@@ -32,13 +32,13 @@ from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, ino
 LOOK_S = 0.05
 SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
 MUCH_BYTES = 4 << 20
-BURST_BYTES = 32 << 20  # the allocator may keep this much after a burst
+BURST_BYTES = 32 << 20  # the allocator may keep this much memory after a burst
 CALM_S = 5.0
 MAX_SILENT = 512  # connections that have not sent a message
 MAX_OF_ONE_PEER = 16
 HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
 SHORT_BYTES = 255  # a larger part has a longer header
-CURVE_BYTES = 33  # added to each part: command name, nonce, code and flags
+CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
 MANY_PARTS = 256  # a flood has at least this many between two looks; control messages have fewer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
@@ -47,8 +47,9 @@ MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an emp
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: for one accepted connection. `callers_bytes_in_all`: for all of them. With 0, the general limit
-    holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if peers don't ping."""
+    """`caller_bytes`: limit for one accepted connection. `callers_bytes_in_all`: limit for all of them. With 0, the
+    general limit holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if peers don't
+    ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -107,7 +108,7 @@ class Connection:
 
 
 class Watch:
-    """Watches one link. The link's loop thread calls all methods except `look`.
+    """Watches one link's connections. The link's loop thread calls all methods except `look`.
 
     Sockets may report a closed connection late. By then a connection of the other kind (bound or dialled) may have the
     same descriptor."""
@@ -121,7 +122,7 @@ class Watch:
         after_burst: Callable[[], None] | None = None,
         process_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """CALM_S seconds after a burst of unread bytes, the watch's thread calls `after_burst`."""
+        """CALM_S seconds after the end of a burst of unread bytes, the watch's thread calls `after_burst`."""
         self._limits = limits
         self._most_of_caller = limits.caller_bytes or limits.unread_bytes
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
@@ -163,7 +164,7 @@ class Watch:
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
     def dialled(self, fd: int, port: int) -> Connection | None:
-        """Watch our connection to a peer's port. Return None if it is already closed."""
+        """Watch our connection to a peer's port. Return None if this connection is closed already."""
         return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
     def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
@@ -179,7 +180,7 @@ class Watch:
             self._forget(connection)
 
     def forget_accepted(self) -> None:
-        """The connections of a closed bound socket end without a report."""
+        """Forget the connections of a closed bound socket: they end without a report."""
         for connection in list(self._connections.values()):
             self.accepted_closed(connection.fd)
 
@@ -202,7 +203,7 @@ class Watch:
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
-        """Record a whole message. `peer`: its sender; "" if unknown."""
+        """Record a delivered message. `peer`: its sender; "" if unknown."""
         connection = self._connections.get(fd)
         if connection is None:
             return
@@ -281,7 +282,8 @@ class Watch:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
     def _close_mute(self, connections: Sequence[Connection]) -> None:
-        """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late."""
+        """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late, and the
+        host is not at fault."""
         for one in connections:
             if one.must_speak and one.is_mute and not one.is_shut and bytes_waiting(one.fd) == 0:
                 one.is_shut = True

@@ -23,7 +23,7 @@ VERSION, CURVE = b"1.0", b"CURVE"
 
 
 class Authenticator:
-    """Made before the context's first socket is bound: without its answer no peer can connect."""
+    """Make the authenticator before the context's first socket is bound: without its answer no peer can connect."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
         self._ring = ring
