@@ -29,7 +29,8 @@ class Tokenizer(Protocol):
     facts: VocabFacts
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the text's ids. `add_special`: prepend the begin token, if any. Chat templates write it themselves."""
+        """Return the text's ids. `add_special`: whether to prepend the begin token. Chat templates write it
+        themselves."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
