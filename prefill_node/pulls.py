@@ -172,8 +172,8 @@ class Pulls:
         pull.row, pull.num_pages, pull.transport = row, lent.num_pages, lent.transport
 
     def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
-        """Reserve a row, and memory that no waiting prompt and no running row needs. Return the row; None if too little
-        is free."""
+        """Reserve a row, and memory that no waiting prompt and no running row needs. Return None if too little is
+        free."""
         scheduler, kv = self._ctx.core.scheduler, self._ctx.core.kv
         waiting = [req for req in scheduler.waiting if req.may_begin]
         if waiting and kv.rows.num_free <= len(waiting) + 1:

@@ -5,8 +5,8 @@ installation is kept, because requests wait for that time. Every AGAIN_EVERY-th 
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use. So it can't use the transports that were offered before
-the granted one.
+A decode node takes the first offered transport that it can use. So it can't use the transports offered before the
+granted one.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class RateLimits:
 
 
 def shown_s(seconds: float) -> str:
-    """Return a time as in OpenAI's headers: 120ms, 1.5s, 2m3s. The time is rounded up."""
+    """Return a time, rounded up, as in OpenAI's headers: 120ms, 1.5s, 2m3s."""
     milliseconds = max(0, math.ceil((seconds - SLACK_S) * 1000))
     if milliseconds < 1000:
         return f"{milliseconds}ms"
