@@ -2,7 +2,7 @@
 
     Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-After its Take, a transfer runs to its end, even for an ended request.
+After its Take, a transfer runs to its end. If its request has ended, the pages are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """A fetch that has ended. `staging`: the pages, or the reason of the failure."""
+    """A fetch that has ended. `staging`: the buffer with the pages, or the error."""
 
     handoff: HandoffIn
     ready: Ready
@@ -45,15 +45,15 @@ class GroupsIn:
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
-        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: the Take is not sent yet
-        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: the Take is sent
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: fetches whose Take is not sent yet
+        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # by group: fetches whose Take is sent
         self._out: list[Fetched] = []
         self._num_groups = 0
         self.table = GroupTable(ctx, RECEIVER)
 
     @property
     def num_under_way(self) -> int:
-        """The page sets that `poll` has not returned yet, also for ended requests."""
+        """The number of page sets that `poll` has not returned yet, including those of ended requests."""
         return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
 
     def carries(self, transport: str) -> bool:

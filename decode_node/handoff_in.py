@@ -44,7 +44,7 @@ class HandoffIn:
     record_since: float = 0.0
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's draft tensors, on the host
     complete_since: float = 0.0
-    # the source gets this error if the hand-off ends early
+    # the source gets this error if the hand-off ends before its installation
     failure: BatonError = field(default_factory=lambda: HandoffFailed("the decode node ended it"))
 
     @property

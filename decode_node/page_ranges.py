@@ -13,7 +13,8 @@ class PageRanges:
     """Expects pages [first, end) in any order, and each layer of a page once.
 
     | cached here, not sent | first ........ end |
-    `claimed`: announced by the source. `arrived`: pulled.
+
+    A claimed page was announced by the source. An arrived page was pulled.
     """
 
     def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
@@ -27,7 +28,7 @@ class PageRanges:
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Claim pages before their pull. Return False if all are claimed already.
 
-        Raise HandoffFailed if only some are, or if this node did not ask for them.
+        Raise HandoffFailed if only some pages are claimed, or if this node did not ask for them.
         """
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")

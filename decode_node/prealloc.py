@@ -1,9 +1,10 @@
-"""Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all that its request needs.
+"""Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all memory that its request
+needs.
 
 Offers and the scheduler's waiting requests share one order, the oldest first.
 
-A source that hears nothing for a lease fails the hand-off. So the source gets a `Wait` at once, and again every quarter
-of a lease. A thousand Offers cost 4,000 small messages per lease.
+A source that hears nothing for a whole lease fails the hand-off. So the source gets a `Wait` at once, and again every
+quarter of a lease.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Prealloc:
         self._ctx = ctx
         self._vouchers = Vouchers(ctx)
         self._offers: dict[RequestKey, WaitingOffer] = {}  # in order of arrival
-        # The times of the next `Wait`s, the earliest first.
+        # When each Offer's next `Wait` is due, the earliest first.
         self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()
 
     def requests(self) -> list[Request]:
@@ -92,7 +93,7 @@ class Prealloc:
         return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
 
     def _other_masks(self, req: Request, offer: Offer) -> str:
-        """Return how the two nodes' grammar versions differ, or "" if they are equal or not needed."""
+        """Return how the two nodes' grammar versions differ, or "" if they are equal or the request has no grammar."""
         ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
         return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
 
@@ -128,8 +129,8 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Check the ticket of an Offer that came before its router's Welcome. Refuse the Offer if the ticket is
-        invalid."""
+        """Return whether the router vouches for the Offer. An Offer that came before its router's Welcome is checked
+        here, and may be refused."""
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
@@ -142,7 +143,7 @@ class Prealloc:
         return True
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
-        """Return False while the grammar compiles. Refuse the Offer if compilation failed."""
+        """Return whether the grammar, if any, is compiled. Refuse the Offer if compilation failed."""
         req, constraint = waiting.request, waiting.request.constraint
         if not req.may_begin:
             return False
@@ -181,7 +182,7 @@ class Prealloc:
         return self._take(lambda waiting: waiting.request.deadline < now)
 
     def take_unknown(self, now: float) -> list[WaitingOffer]:
-        """Remove and return Offers that have waited a lease for their router's Welcome."""
+        """Remove and return Offers that have waited longer than a lease for their router's Welcome."""
         lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
         return self._take(
             lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None

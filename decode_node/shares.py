@@ -1,4 +1,5 @@
-"""Limit the memory of each source's unfinished hand-offs. A stuck source leaves a quarter of the memory to others."""
+"""Limit the memory of each source's unfinished hand-offs. So a stuck source leaves a quarter of the memory to other
+sources."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one so
 
 
 class Shares:
-    """The sources' shares in one round of grants. A source's only hand-off may be larger."""
+    """The sources' shares in one round of grants. A source's only hand-off may be larger than the share."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv

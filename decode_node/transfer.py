@@ -1,7 +1,7 @@
 """Transfer: granted requests whose pages are being pulled.
 
-A pull runs on the transfer stream, after the newest launched step: a page's previous owner may still write in that
-step.
+A pull runs on the transfer stream, after the newest launched step: in that step, a page's previous owner may still
+write to the page.
 
     Ready  ->  claim the range  (->  fetch into staging)  ->  pull into the request's own pages  ->  arrived (an input
                                                                                                     of a later tick)
@@ -31,7 +31,7 @@ LEASE_BITS = 32
 
 
 class Transfers:
-    """Owns granted hand-offs. `held`: revoked hand-offs whose pages are still written by pulls."""
+    """Owns granted hand-offs. `held`: revoked hand-offs while pulls still write to their pages."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -78,7 +78,7 @@ class Transfers:
         return None
 
     def ready(self, handoff: HandoffIn, received: Received, ready: Ready, now: float) -> None:
-        """Pull announced pages once. Raise HandoffFailed for an invalid range."""
+        """Pull announced pages, unless they were announced before. Raise HandoffFailed for an invalid range."""
         handoff.touched = now
         count = len(ready.pages)
         if not count:

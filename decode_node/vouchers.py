@@ -17,7 +17,7 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # a used ticket is kept longer, because a later Welcome may move its end
+KEPT_LONGER_S = 60.0  # a used ticket is kept for this time after its end, because a later Welcome may move the end
 
 
 class Vouchers:
@@ -30,7 +30,7 @@ class Vouchers:
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
         """Return why an Offer is refused; None if its ticket is valid or its router is not known yet.
 
-        The ticket's end bounds the request's deadline.
+        A valid ticket's end bounds the request's deadline.
         """
         word = self._ctx.routers.word_of(req.key)
         if word is None:
@@ -49,7 +49,6 @@ class Vouchers:
         return None
 
     def spend(self, req: Request, offer: Offer, now: float) -> None:
-        """Mark a genuine ticket as used for this sequence."""
         while self._spent and (len(self._spent) >= MAX_SPENT or next(iter(self._spent.values())) < now):
             self._spent.popitem(last=False)
         word, ticket = self._ctx.routers.word_of(req.key), offer.ticket

@@ -1,7 +1,7 @@
 """Bootstrap: requests whose Offer has no Grant yet. Some of them are already prefilled.
 
 With a prefix cache, siblings (n > 1) are offered after their leader, the first sequence, is installed. By then the
-decode node has cached the shared pages.
+decode node has cached the shared pages, so only later pages travel.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # A sibling may have its first token before its Offer. The decode node gets this token with the record. The
-            # request's state shows the token before the scheduler's event does.
+            # A sibling may have its first token before its Offer. The Offer leaves this token out, because the record
+            # brings it. The request's state shows the token before the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,

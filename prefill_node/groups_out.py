@@ -2,8 +2,8 @@
 
     Join -> group    Take -> posted -> over.
 
-Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, its digest is
-wrong at the peer.
+Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, its digest
+does not match at the peer.
 """
 
 from __future__ import annotations

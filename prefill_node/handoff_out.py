@@ -14,7 +14,7 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Before `layers_end`, the first layers of a page are described as soon as they are computed.
+    """For pages before `layers_end`, the first layers are described as soon as they are computed.
 
     | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
                                            ^ next_page                                 ^ layers_end

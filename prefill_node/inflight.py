@@ -1,6 +1,6 @@
 """Inflight: granted requests. The transfer stream describes their pages, and the node announces them.
 
-First layers are sent while the step computes later layers. Pages stay pinned until the peer answers or is gone.
+A step's first layers are sent while the step computes later ones. Pages stay pinned until the peer answers or is gone.
 
     step     | layers 0..4 | 5..9 | ... | 25..29, sampling |
     describe               | 0..4 | 5..9 | ...             | 25.. to the end of the page |
@@ -57,7 +57,7 @@ class Inflight:
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._waiting: deque[Waiting] = deque()  # page sets in order, until their peers have room
+        self._waiting: deque[Waiting] = deque()  # page sets that wait in this order for room at their peers
         self._unread = unread
         self.granted: dict[RequestKey, HandoffOut] = {}
 
@@ -112,7 +112,7 @@ class Inflight:
     def _launch_waiting(self, now: float) -> None:
         """Launch page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
-        # Peers without room. Their smaller page sets wait too, so that a large one finds room.
+        # Peers without room. Their later, smaller page sets wait too, so that a large one finds room.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
@@ -199,7 +199,7 @@ class Inflight:
 
 
 def renewal(handoff: HandoffOut) -> Ready:
-    """Return a Ready without pages."""
+    """Return a Ready without pages, which renews the lease."""
     return Ready(
         key=to_wire(handoff.key),
         lease=handoff.lease,

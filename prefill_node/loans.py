@@ -1,9 +1,9 @@
-"""Loans: cached pages that other prefill nodes copy, seen from their source.
+"""Loans: cached pages of this node that other prefill nodes copy.
 
     Pull -> checked, matched, pinned -> Lent, Ready ... -> Returned, the peer is gone, or the loan's time is over.
 
-A peer can't write the pages, and each loan ends by itself. So a dead or lying peer only keeps some pages pinned for a
-while.
+A peer can't write the pages, and a loan ends by itself. So the only harm from a dead or lying peer is that pages stay
+pinned until then. The limits below bound these pages.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LONGEST_S = 10.0
 LATER_S = 1.0  # a loan outlasts the peer's wait, because messages may be on their way
 OWN_NEED = "its own requests need the pages"
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # a used ticket is kept longer, because a later Welcome may move its end
+KEPT_LONGER_S = 60.0  # a used ticket is kept for this time after its end, because a later Welcome may move the end
 
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """Pages that one peer may copy. The scheduler's budget has the lock on them, and can unpin them for other needs
-    (rule f)."""
+    """Pages that one peer may copy. The scheduler's budget has the lock that pins these pages, and can unpin them for
+    its own requests (rule f)."""
 
     key: Key
     peer: str
@@ -240,7 +240,7 @@ class Loans:
 
 
 def other_pages(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count: nodes use every
-    plane."""
+    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count, because both nodes
+    use every plane."""
     names = (name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), "")

@@ -5,7 +5,7 @@
                         '-----------------'--- no, late or broken --------'-> the prompt is computed.
 
 The request waits in the scheduler without row and pages, at most as long as computing the pages would take. A row stays
-reserved until the last copy into it has ended, even after the pull.
+reserved until the last copy into its pages has ended, even if the pull ends earlier.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LEASE_BITS = 32
 MOST_PULLS, MOST_OF_ONE_SOURCE = 32, 8
 MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
 LONGEST_S = 10.0
-SHUNNED_S = 5.0  # a source that was late is not asked for this time
+SHUNNED_S = 5.0  # time for which a late source is not asked
 MAX_SHUNNED = 256
-TRANSPORTS = ("shm", "zmq")  # without a process group or a library's handle
+TRANSPORTS = ("shm", "zmq")  # these need neither a process group nor a library's handle
 NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their time is not counted
 
 
 @dataclass(slots=True, eq=False)
 class PrefixPull:
-    """Pulls pages [first, num_pages) of a prompt. `keys`: of all `num_pages` pages. `row`: 0 until the source lends
-    pages."""
+    """Pulls pages [first, num_pages) of a prompt. `keys`: the keys of all `num_pages` pages. `row`: 0 until the source
+    lends pages."""
 
     key: Key
     request: Request
@@ -58,7 +58,7 @@ class PrefixPull:
 
 
 class Pulls:
-    """Owns pulls. `held`: ended pulls whose rows are still written by copies."""
+    """Owns pulls. `held`: ended pulls while copies still write into their rows."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -186,7 +186,7 @@ class Pulls:
         return scheduler.budget.reserve_pulled(pull.keys, pull.first, num_pages, keep_free, owner)
 
     def _ready(self, pull: PrefixPull, received: Received, ready: Ready) -> None:
-        """Pull announced pages once. Raise HandoffFailed for pages that were not lent."""
+        """Pull announced pages, unless they were announced before. Raise HandoffFailed for pages that were not lent."""
         if not ready.pages:
             return
         pages = range(ready.first_page, ready.first_page + len(ready.pages))
@@ -241,7 +241,7 @@ class Pulls:
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
     def _give_up(self, pull: PrefixPull, outcome: str, why: str, now: float) -> None:
-        """Let the prompt be computed. Let the source unpin the pages."""
+        """Let this node compute the prompt, and let the source unpin the pages."""
         self._ctx.log.info((pull.source, outcome), "computes a prefix", source=pull.source, outcome=outcome, why=why)
         self._drop(pull, outcome, now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
@@ -283,7 +283,7 @@ class Pulls:
             self._give_up(pull, "gave_way", "others need the memory", now)
 
     def peer_closed(self, peer: str, error: BatonError) -> None:
-        """End the pulls from a lost source, without a message."""
+        """End the pulls from a lost source. Send no message, which would only wait in a queue."""
         lost = [pull for pull in self.open.values() if pull.source == peer]
         for pull in lost:
             self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)

@@ -3,8 +3,8 @@
     dialled -> up -> gone (hung up)
        '--nothing for silence_s: overdue, so unreachable.
 
-The link reports closed connections and failed dials (PeerClosed), but no silent peers. Any message shows that a peer is
-up.
+The link reports closed connections and failed dials (PeerClosed), but not a silent peer. PeerUp or any message shows
+that a peer is up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reach:
     def overdue(self, now: float) -> list[str]:
         """Return the peers that have been silent for too long. Call this in every round.
 
-        Between two rounds, at most half of `silence_s` is counted: after a long step, answers may be unread.
+        The time between two rounds counts as at most half of `silence_s`: after a long step, answers may be unread.
         """
         absence = 0.0 if self._looked_at is None else now - self._looked_at - self._silence_s / 2
         self._looked_at = now

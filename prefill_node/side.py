@@ -134,7 +134,7 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
-            # Leave out the wait for memory: a local prompt waits for memory, too.
+            # This time leaves out the wait for memory: a local prompt waits for memory, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)

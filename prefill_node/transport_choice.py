@@ -1,11 +1,12 @@
 """Choose which transport an Offer to a decode node names first.
 
-Each common transport is tried TRIALS times. Then the one with the shortest time from a prompt's last chunk to its
-installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next one again.
+Each common transport is tried TRIALS times. Then the transport with the shortest time from a prompt's last chunk to its
+installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next transport again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use. So it can't use the transports before the granted one.
+A decode node takes the first offered transport that it can use. So it can't use the transports offered before the
+granted one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ TRIALS = 5
 KEPT = 15  # newest hand-offs that the median covers
 AGAIN_EVERY = 64
 NEAR = 0.9  # another transport must take less than this share of the chosen transport's time
-FAILED_S = 60.0  # recorded for a failed hand-off
+FAILED_S = 60.0  # seconds recorded for a failed hand-off
 
 
 @dataclass(slots=True)
 class Measured:
-    """One peer's times. `seconds`: by common transport."""
+    """One peer's measured times. `seconds`: by transport that both nodes have."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from shared.wire.messages import Key
 
 MAX_REMEMBERED = 4096
-REPEAT_S = 1.0  # then an Abort is sent again: it may be lost in a full queue, or overtake its request
+REPEAT_S = 1.0  # an Abort is repeated after this time: a full queue may drop it, or it may overtake its request
 
 
 class AbortLog:

@@ -20,7 +20,7 @@ from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Requests that arrive together. `cost`: their total cost. `within_s`: seconds until their deadline."""
+    """Requests that arrive together. `cost`: their total cost in tokens. `within_s`: seconds until their deadline."""
 
     tenant: Tenant
     num_requests: int
@@ -56,8 +56,8 @@ class Admission:
         return victims
 
     def _check_deadline(self, new: Newcomer) -> None:
-        """Raise an error if the deadline can't be met. Estimate the wait only with a known pace: wrong estimates could
-        refuse requests for ever."""
+        """Raise an error if the deadline can't be met. The wait is estimated only if the queue's pace is known: a wrong
+        estimate could refuse requests for ever."""
         if new.within_s <= 0:
             raise DeadlineExceeded("the request arrived after its deadline")
         wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost)) if len(self.queue) else None
@@ -90,8 +90,8 @@ class Admission:
         return request
 
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
-        """Return whether a waiting request can't end in time. The last queued request starts anyway, to test the
-        estimate."""
+        """Return whether a request that has waited can't end before its deadline. The last queued request starts
+        anyway, to test the estimate."""
         late = now + self._pace.service_s(request.cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 

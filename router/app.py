@@ -89,7 +89,8 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name from the key ring, the settings, or random bits. A node serves only one router of each name."""
+    """Return the name from the key ring, else from the settings, else a random name. A node serves only the first
+    router of a name."""
     if ring is not None:
         return ring.name
     return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
@@ -154,7 +155,6 @@ async def serve_all(
 
 
 def start_background(config: RouterProcessConfig, keys: RouterKeys, log: Logger) -> list[asyncio.Task[None]]:
-    """Start the tasks that run until the caller cancels them."""
     return [
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
         asyncio.create_task(return_freed_memory()),

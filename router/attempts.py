@@ -1,7 +1,7 @@
 """Begin, end and repeat attempts. An attempt is one run of a request on its nodes. Sans-IO.
 
     start --Generate--> the request's nodes
-    a node is lost, drains, refuses or fails --Abort--> the next attempt, after the emitted tokens, or Failure
+    a node is lost, drains, refuses or fails --Abort--> the next attempt continues after the emitted tokens, or Failure
 
 A request has one attempt at a time. Messages of earlier attempts have older keys.
 """
@@ -24,13 +24,13 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # failed attempts of a request that are not charged
+MAX_EXCUSED = 4  # limit of a request's failed attempts that are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
 
 class Attempts:
-    """Owned by the dispatcher. DispatchLimits explains the limits."""
+    """Owned by the dispatcher. DispatchLimits explains `max_attempts` and `resume_wait_s`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Attempts:
         self._sources = sources
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
-        # after a freeze of this router: until this time, lost nodes cost no attempt
+        # Lost nodes cost no attempt until this time, which is set after a freeze of this router.
         self._excused_until = -float("inf")
 
     def excuse(self, until: float) -> None:
@@ -126,13 +126,13 @@ class Attempts:
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """Resume this node's requests elsewhere. Charge no request that was sent after the node's last message.
 
-        Links of a router that is cut off end one by one, so the node was probably gone by then."""
+        The node was probably gone by then: if this router is cut off, its links end one by one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Judge and resume a dead node's requests. Suspects go first, because each needs a node of its own."""
+        """Judge and resume a dead node's requests. Suspects go first, because each suspect needs a node of its own."""
         if effects.now < self._excused_until:  # this router was frozen, so the node may still be alive
             self.leave(node, error, effects)
             return
@@ -148,7 +148,7 @@ class Attempts:
                 self.resume_or_fail(request, error, effects, is_free=is_free)
 
     def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
-        """After its hand-off, a request needs no prefill node."""
+        """After its hand-off, a request does not need its prefill node."""
         return [
             request
             for request in self._journal.served_by(node)
@@ -221,6 +221,7 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
+        """Restart open sequences. Close a sequence that lacks only its SequenceEnd."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue

@@ -1,6 +1,6 @@
 """Keep requests away from a failing node, except for occasional probes. Sans-IO.
 
-Only the node's faults count: errors and refused sends, no 4xx and no client that hangs up.
+Only the node's faults count: errors and refused sends. A 4xx or a client that hangs up does not count.
 
     closed --max_faults in a row--> open --open_s passed--> half open --one probe--> closed, or open again
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_OPEN_S = 60.0
-MAX_DOUBLINGS = 10  # any wait has reached MAX_OPEN_S by then
+MAX_DOUBLINGS = 10  # after 10 doublings, any wait has reached MAX_OPEN_S
 
 
 @dataclass(slots=True)
@@ -26,13 +26,13 @@ class Breaker:
     _probing: bool = False
 
     def allows(self, now: float) -> bool:
-        """Return whether a request may be sent. A half-open breaker allows one at a time."""
+        """Return whether a request may be sent. A half-open breaker allows one request at a time."""
         if self._open_until is None:
             return True
         return now >= self._open_until and not self._probing
 
     def sent(self) -> None:
-        """Record a sent request, the probe of a half-open breaker."""
+        """Record a sent request. A half-open breaker takes it as the probe."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:
@@ -44,7 +44,7 @@ class Breaker:
     def failed(self, now: float) -> None:
         """Record a fault. Each fault after a wait doubles the next wait.
 
-        Faults during a wait change nothing, because most of the requests were sent before it."""
+        Faults during a wait change nothing, because most of the failed requests were sent before the wait."""
         self._faults += 1
         self._probing = False
         is_due = self._faults >= self.max_faults if self._open_until is None else now >= self._open_until

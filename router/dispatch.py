@@ -50,7 +50,7 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
-    adapter: str = ""
+    adapter: str = ""  # the adapter's digest
     cache_salt: int = 0
     affinity: str = ""
     tenant: Tenant = EVERYBODY
@@ -90,9 +90,9 @@ class Dispatcher:
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
-        """Queue all these requests of one tenant, or none of them. They start when nodes have room.
+        """Queue all these requests of one tenant, or none of them. The requests start when nodes have room.
 
-        Raise QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes, without a change."""
+        Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
         if not self._placer.is_possible(now):
             raise NoNodes("no node can take requests now; try again")
         effects = Effects(now)
@@ -169,8 +169,8 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. After a longer silence than links
-        allow, the link or the machine has failed, and no request is suspected."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. If the node was silent for longer
+        than links allow, the link or the machine has failed, and no request is suspected."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
@@ -196,8 +196,8 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Charge no attempt for nodes lost before `excused_until`: this router was frozen, and notices broken links
-        late."""
+        """Charge no attempt for nodes that are lost before `excused_until`. This router was frozen, and notices broken
+        links late."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
@@ -221,7 +221,7 @@ class Dispatcher:
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
                 self._attempts.avoid(request, request.prefiller)
-                if request.attempt:  # the attempt did not fail; the next tick tries again
+                if request.attempt:  # an unsent attempt did not fail; the next tick tries again
                     self._attempts.withdraw(request, effects)
                     request.parked_until = now + self._limits.resume_wait_s
                 else:

@@ -12,7 +12,7 @@ from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
 class Update(msgspec.Struct, frozen=True):
-    """New tokens of one sequence, and its end if known. A cheap Struct, because each token needs one."""
+    """New tokens of one sequence, and its end if known. Structs are cheap to make, and each token needs one."""
 
     rid: str
     seq_index: int
@@ -22,7 +22,8 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Log-probabilities of the next prompt tokens, from the second token on. They come before the first Update."""
+    """Log-probabilities of further prompt tokens, which come before the first Update. A prompt's first token has
+    none."""
 
     rid: str
     logprobs: Sequence[TokenLogprob]
@@ -52,7 +53,7 @@ class Effects:
     news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     num_resumed: int = 0  # requests that get another attempt
-    num_by_cost: int = 0  # requests that run without a hand-off, because it costs more
+    num_by_cost: int = 0  # requests that run on one node, because a hand-off costs more
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
     sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited

@@ -1,13 +1,13 @@
 """Order the requests that wait in the router. Sans-IO.
 
     priority 1     alice   [r r r]
-    priority 0     bob     [r r r r r r]     these two in turns, by tokens
+    priority 0     bob     [r r r r r r]     these two take turns, by tokens
                    carol   [r]
 
-A higher priority starts first. Tenants of equal priority share by deficit round robin: each round lets each tenant
-start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, while it lasts.
-Requests that other routers start (tenants/spending.py) lower the deficit too, to at most MOST_DEBT tokens below the
-highest deficit of the same priority.
+Requests of a higher priority start first. Tenants of equal priority share by deficit round robin: each round lets each
+tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, unless it has
+been empty since. Requests that other routers start (tenants/spending.py) lower the tenant's deficit, too, but to at
+most MOST_DEBT tokens below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FairQueue:
         self._num += 1
 
     def take(self) -> OpenRequest:
-        """Remove and return the next request of a queue that is not empty."""
+        """Remove and return the next request. At least one request must wait."""
         top = max(line.tenant.priority for line in self)
         ring = [line for line in self if line.tenant.priority == top]
         rounds = max(0, min(-((line.deficit - line.next_cost) // QUANTUM) for line in ring))
@@ -120,7 +120,7 @@ class FairQueue:
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
         """Return the requests to drop for a newcomer; None to refuse the newcomer.
 
-        Victims are the youngest requests of the lowest priority, each of the tenant with the most waiting tokens."""
+        Victims have the lowest priority. Each is the youngest request of the tenant with the most waiting tokens."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
         weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}

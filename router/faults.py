@@ -37,7 +37,7 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
 
 
 def is_partners(error: BatonError) -> bool:
-    """Whether the node blames its hand-off partner."""
+    """Return whether the node blames its hand-off partner."""
     return isinstance(error, PartnerDraining | PartnerOverloaded)
 
 
@@ -48,17 +48,17 @@ def is_node_fault(error: BatonError) -> bool:
 
 
 def is_nobodys_fault(error: BatonError) -> bool:
-    """Whether neither node nor request is to blame."""
+    """Return whether neither node nor request is to blame."""
     return isinstance(error, PartnerDraining | PeerUnreachable)
 
 
 def can_resume(error: BatonError) -> bool:
-    """Whether another node may succeed."""
+    """Return whether another node may succeed."""
     return not isinstance(error, InvalidRequest | DeadlineExceeded)
 
 
 def given_up(error: BatonError, num_attempts: int) -> BatonError:
-    """Return the last attempt's error for the client, who knows no hand-off partners."""
+    """Return the last attempt's error for the client, without mention of a hand-off partner."""
     kind = CLIENTS_WORD.get(type(error), type(error))
     tried = f"; given up after {num_attempts} attempts" if num_attempts > 1 else ""
     return kind(error.message + tried, subject=error.subject)

@@ -45,8 +45,8 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
-# This router was frozen if its loop stood still for this share of the shortest silence that ends a link. The rest
-# covers messages in flight.
+# This router was frozen if its loop stood still for this share of the shortest silence that ends a link. The rest of
+# that silence covers messages in flight.
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
@@ -95,7 +95,7 @@ class Gateway:
         self.is_stopping = False
 
     def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
-        """Return the mailbox of new requests, which the caller closes. Raise the errors of Dispatcher.open."""
+        """Open requests and return their mailbox, which the caller closes. Raise the errors of Dispatcher.open."""
         if self.is_stopping:
             raise NoNodes("this server is shutting down")
         rids, effects = self._dispatcher.open(requests, self._clock())
@@ -195,7 +195,8 @@ class Gateway:
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
 
     def _note_absence(self, now: float) -> None:
-        """Detect that this router was frozen, before a message is handled: nodes may have dropped the router."""
+        """Detect a freeze of this router before messages are handled, because nodes may have dropped the router
+        meanwhile."""
         silence_s = self._registry.silence_s
         may_be_missed_s = AWAY_SHARE * link_silence(silence_s).shortest_s
         if self._awake_at is not None and now - self._awake_at > may_be_missed_s:

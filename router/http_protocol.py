@@ -31,7 +31,7 @@ from shared.observe.metrics import RequestMetrics
 MOST_AHEAD = 32  # pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
 PER_HEADER = 4  # bytes of colon, space and line end
-FRAMING_FACTOR = 2  # most framing between pieces of a chunked body, in multiples of a head's limit
+FRAMING_FACTOR = 2  # most framing bytes between pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class HttpRules:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
 
-    `_head_bytes`: of the unfinished head. `_framing`: chunk framing since the last bytes of a body."""
+    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes of chunk framing since the last contents of a
+    body."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._named_bytes = 0  # bytes of the request line and complete headers
         self._framing = 0
         self._passed_body = False  # whether this input began in a body, or contained a head's end
-        self._has_contents = False  # whether this input contained contents of a body
+        self._has_contents = False  # whether this input contained a body's contents
         self._refusal: BatonError | None = None
         self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
 
@@ -218,7 +219,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def _hang_up(self) -> None:
-        """Close at once. `close` could wait for ever."""
+        """Close at once. `close` would wait for a client that does not read."""
         self.transport.abort()
 
     def _is_reading_first(self) -> bool:

@@ -1,7 +1,7 @@
 """Record each open request and its tokens. Only this record outlives a node. Sans-IO.
 
 The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one, and a
-later one waits.
+later token waits.
 
     emitted   [t0 t1 t2]            next position: 3
     run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
@@ -89,7 +89,7 @@ class SequenceJournal:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a node that ran a request, after `num_emitted` tokens."""
+    """The death of a node that ran a request with `num_emitted` emitted tokens."""
 
     peer: str
     num_emitted: int
@@ -101,7 +101,7 @@ def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams) ->
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One rid: one prompt, and n sequences on the same nodes."""
+    """The record of one rid: one prompt, and n sequences on the same nodes."""
 
     rid: str
     prompt_ids: list[int]
@@ -121,21 +121,21 @@ class OpenRequest:
     attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
     num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
-    # peers that failed the request; used only if there are no others
+    # peers that failed the request; used only if there are no other peers
     avoid: set[str] = field(default_factory=set)
     parked_until: float | None = None  # end of the wait for a usable node
     sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # since when it waits for memory of the decode node
+    waits_since: float | None = None  # time since which it waits for memory of its decode node
     num_moves: int = 0
     waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
     prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
-    begun_by_decode: set[int] = field(default_factory=set)
+    begun_by_decode: set[int] = field(default_factory=set)  # indices of sequences
     has_begun: bool = False  # whether `prefiller` has begun the prompt
     ran_on: str = ""  # while parked: the peer that had begun the last attempt, if any
-    death: Death | None = None  # of the last node that died while it ran this request
-    is_alone: bool = False  # whether this is a suspect on a node without other requests of ours
+    death: Death | None = None  # the last death of a node that ran this request
+    is_alone: bool = False  # whether this suspect runs on a node without other requests of ours
 
     @property
     def nodes(self) -> tuple[RegisteredNode, ...]:
@@ -166,7 +166,7 @@ class OpenRequest:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the prompt and the longest open sequence, for which a new attempt needs KV."""
+        """The number of tokens for which a new attempt needs KV: the prompt and the longest open sequence."""
         emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
         return len(self.prompt_ids) + max(emitted, default=0)
 
@@ -226,7 +226,7 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid. `nonce` makes rids unguessable: a node knows only the rids of its own requests."""
+    """All open requests by rid. `nonce` makes rids unguessable, so a node knows only the rids of its own requests."""
 
     def __init__(self, nonce: Callable[[], str]) -> None:
         self._nonce = nonce

@@ -61,7 +61,7 @@ class Kinds:
         return kind
 
     def misfits(self) -> list[Misfit]:
-        """Return pairs of nodes that can't work together, one for each node of the smaller kind."""
+        """Return pairs of nodes that can't work together, one pair for each node of the smaller kind."""
         if self._misfits is None:
             self._misfits = sorted(self._find())
         return self._misfits

@@ -12,7 +12,7 @@ from router.effects import News
 
 
 class Mailbox:
-    """One HTTP request's news, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
+    """The news of one HTTP request, whose prompt and max_tokens limit the amount. Owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 

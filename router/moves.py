@@ -5,7 +5,7 @@ A request moves, at most MAX_MOVES times, if both conditions were true for MOVE_
 - Its first tokens have arrived, and its decode node has begun none of its open sequences.
 - The decode node's last report shows waiting requests, and no room for this request.
 
-The new decode node must fit and reach the prefill node, and have SPARE times the needed room and no waiting requests.
+The new decode node must fit and reach the prefill node, have SPARE times the needed room, and have no waiting requests.
 The prefill node stays, because its prefix cache has the prompt. A move counts neither as a failed attempt nor as a
 node's fault.
 """
@@ -34,7 +34,7 @@ class Move:
 
 @dataclass(slots=True)
 class Promise:
-    """Tokens moved to a node since it reported `load`. They reduce its room."""
+    """Tokens moved to a node since its report `load`. They reduce the node's room."""
 
     load: NodeLoad | None
     num_tokens: int = 0
@@ -68,7 +68,7 @@ class Moves:
         }
 
     def _has_waited(self, request: OpenRequest, now: float) -> bool:
-        """Return whether the request may move, and keep the time when it began to wait."""
+        """Return whether the request may move. Record when the request began to wait."""
         if not waits_for_memory(request):
             request.waits_since = None
             return False
@@ -93,7 +93,7 @@ class Moves:
 
 
 def waits_for_memory(request: OpenRequest) -> bool:
-    """Whether the request's decode node seems to lack pages for it."""
+    """Return whether the request's decode node seems to lack pages for it."""
     decode = request.decode
     if decode is None or request.prefill is None or request.waits_for_prefill:
         return False

@@ -25,7 +25,7 @@ class Pace:
         self._service_s = 0.0  # mean service time per token of cost
 
     def note(self, now: float, num_started: int, *, is_backed_up: bool) -> None:
-        """Add the cost of requests that started since the last call. Time without a queue is left out."""
+        """Add the cost, in tokens, of requests that started since the last call. Time without a queue is left out."""
         if self._was_backed_up:
             passed = max(0.0, now - self._at)
             fade = math.exp(-passed / MEMORY_S)

@@ -54,7 +54,7 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """Record a sent request. On a broken pair, it is the pair's probe."""
+        """Record a sent request. A request to a broken pair is the pair's probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()
@@ -75,7 +75,7 @@ class Pairs:
         pair.probe, pair.is_news = None, True
 
     def left(self, request: OpenRequest) -> None:
-        """Judge the pair of a probe. It has healed if the decode node began the probe."""
+        """Judge the pair if this request was its probe. The pair has healed if the decode node began the request."""
         pair = self._of(request)
         if pair is None or pair.probe != (request.rid, request.attempt):
             return

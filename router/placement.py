@@ -1,6 +1,6 @@
 """Choose the nodes of an attempt: a hand-off pair, or one node alone.
 
-both roles have nodes                  P -> D, of the pairs that can reach each other
+both roles have nodes                  P -> D, which can reach each other
 no prefill node, or all pairs broken   D alone
 hand-off costs more than it saves      D alone: by measured cost, or for prompts up to a given length
 no decode node                         P alone
@@ -34,8 +34,8 @@ class Placement:
 
 
 class Placer:
-    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides, or
-    UNMEASURED_LOCAL_TOKENS until it is measured."""
+    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides. Until it
+    is measured, UNMEASURED_LOCAL_TOKENS is the limit."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
@@ -82,10 +82,10 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        Without a fitting prefill node, the decode node runs the request alone. It also runs a short prompt alone (at
-        most `_local_tokens` uncached) if no prefill node reaches it, or if the measured cost does not decide. If no
-        prefill node reaches it and the prompt is longer, the next decode node is tried. In the end, the first one runs
-        the request alone."""
+        Without a fitting prefill node, the decode node runs the request alone. A prompt is short if at most
+        `_local_tokens` of it are uncached there. The decode node runs a short prompt alone if no prefill node reaches
+        it, or if the measured cost does not decide. If the prompt is longer and no prefill node reaches the decode
+        node, the next one is tried. If all were tried, the first decode node runs the request alone."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -123,7 +123,7 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """Choose a node without requests of ours, else the one with the fewest sequences.
+        """Choose a node without requests of ours, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
@@ -137,7 +137,7 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Return usable nodes with the adapter, and with enough context if there are any."""
+        """Return usable nodes with the adapter. If some of them have enough context, return only these."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:
@@ -162,7 +162,8 @@ class Placer:
         ]
 
     def is_possible(self, now: float) -> bool:
-        """Return whether a node was connected within NODES_AWAY_S. All nodes redial when the router's key changes."""
+        """Return whether a node was connected in the last NODES_AWAY_S: all nodes redial when the router's key
+        changes."""
         if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S

@@ -20,7 +20,7 @@ MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one
 
 
 class PageIndex:
-    """One node incarnation's cached pages. `is_asked`: whether a replay is awaited."""
+    """The cached pages of one incarnation of a node. `is_asked`: whether a replay is awaited."""
 
     __slots__ = ("_names", "is_asked", "seq")
 
@@ -49,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether messages up to number `seq` are missing. A node that has forgotten this router begins again at
-        1."""
+        """Return whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
+        messages from 1 again."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -63,7 +63,7 @@ class PageIndex:
         """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
 
         Without a window, all pages before a cached page are cached, so bisection works. With a window, only the last
-        few are cached, and these are enough."""
+        few pages are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
@@ -104,8 +104,7 @@ class PromptPages:
     def beginning(self, hello: Hello) -> bytes:
         """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        It is the identity of the page at the largest power of two up to half of the pages: prompts of similar length
-        agree."""
+        `place_in` chooses the page, so that prompts of similar length agree."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

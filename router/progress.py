@@ -118,7 +118,7 @@ class Progress:
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
         """Begin the next attempt and return True if scores are lost.
 
-        Scores precede the first sequence's tokens, so missing scores were lost in a full queue or with a link."""
+        Scores precede the first sequence's tokens, so missing scores were lost, in a full queue or with a link."""
         if key.seq_index:
             return False
         lost = NodeLost(f"node {node.node_id}'s log-probabilities of the prompt were lost")
@@ -169,7 +169,7 @@ class Progress:
             self._attempts.end(request, effects.now)
 
     def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
-        """Return the open request of a key. Without one, send the node an Abort, at most once in REPEAT_S."""
+        """Return the open request of a key. If there is none, send the node an Abort, at most once in REPEAT_S."""
         request = self._journal.find(wire_key.rid)
         if (
             request is not None

@@ -1,6 +1,6 @@
 """Measure what a prompt costs each node, and find the cheaper node of a pair. Sans-IO.
 
-The unit is the stream-second: one stream, a running sequence, waits for one second. Two sums are compared:
+A stream is a running sequence. The unit is the stream-second: one stream waits for one second. Two sums are compared:
 
     on the decode node    the wait for the prompts there
                           + the prompt's own time
@@ -36,8 +36,6 @@ STEPS, TOKENS, SECONDS = COUNTERS = ("prompt_steps", "prompt_step_tokens", "prom
 
 @dataclass(frozen=True, slots=True)
 class PromptSpeed:
-    """The line of a node's prompt times."""
-
     step_s: float
     token_s: float
 
@@ -61,7 +59,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the new steps, and add these with a weight of at most HALF_LIFE_STEPS steps."""
+        """Age the sums by the new steps. Add these steps with a total weight of at most HALF_LIFE_STEPS."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -71,7 +69,7 @@ class StepSums:
 
     def speed(self) -> PromptSpeed | None:
         """Return the line fitted by least squares; None for too few steps. A line that falls, starts below zero or
-        rests on nearly equal lengths is replaced by a rate."""
+        rests on nearly equal lengths is replaced by a flat rate."""
         if self.steps < ENOUGH_STEPS:
             return None
         length, took = self.tokens / self.steps, self.seconds / self.steps
@@ -85,7 +83,7 @@ class StepSums:
 
 
 class PromptFigures:
-    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
+    """The figures of one incarnation of a node. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
@@ -126,7 +124,7 @@ class PromptFigures:
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
-        """Return this node's line, or else the other node's line. A mere rate is replaced by the other node's line,
+        """Return this node's line, or else the other node's line. Instead of a flat rate, return the other node's line,
         scaled to this rate at this node's mean length."""
         own = self.speed(now)
         if own is None:
@@ -143,7 +141,6 @@ class PromptFigures:
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
-    """Return whether a node can compute these tokens in this time."""
     return (
         1.0 <= steps <= MOST_STEPS
         and tokens >= steps
@@ -154,7 +151,7 @@ def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A node's pending work. `running`: streams that wait meanwhile."""
+    """A node's pending work. `running`: streams that wait for this work."""
 
     waiting_tokens: int
     running: int
@@ -170,8 +167,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Return whether the decode node costs no more than the hand-off. `before`: the prefill node's work. `beside`: the
-    decode node's work."""
+    """Return whether the prompt costs no more on the decode node than with a hand-off. `before`, `beside`: the work of
+    the prefill and of the decode node."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

@@ -1,4 +1,4 @@
-"""Measure, from heartbeats, what a prefill node's pulls cost. Sans-IO.
+"""Measure from heartbeats how long a prefill node's pulls of cached pages take. Sans-IO.
 
 Time lost in failed pulls counts too, so a node whose pulls often fail is told to compute.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
-KEPT = 0.75  # factor on earlier sums when more pulls are reported
+KEPT = 0.75  # factor for the earlier sums when a heartbeat reports more pulls
 FRESH_S = 60.0  # older figures are ignored
 MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 
 
 class PullFigures:
-    """One node incarnation's figures. `now` is a monotonic clock in seconds."""
+    """The figures of one incarnation of a node. `now` is a monotonic clock in seconds."""
 
     __slots__ = ("_measured_at", "_seconds", "_tokens", "_totals")
 

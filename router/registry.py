@@ -31,7 +31,7 @@ def age(hello: Hello) -> tuple[int, int]:
 @dataclass(slots=True, eq=False)
 class RegisteredNode:
     """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
-    other router is assumed to have sent as many."""
+    other router is assumed to have sent as many requests."""
 
     peer: str
     hello: Hello
@@ -54,8 +54,8 @@ class RegisteredNode:
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list of routers lacks this one; the node stays until its Release
-    lacks: tuple[str, ...] = ()  # listed routers that do not serve the node
+    is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
+    lacks: tuple[str, ...] = ()  # routers in the node's list that do not serve the node
     drain: Drain | None = None  # sent again until the node's heartbeats report draining
     move_at: float = float("inf")  # when a draining node's requests move
     is_silent: bool = False
@@ -96,7 +96,7 @@ class RegisteredNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimate the waiting uncached prompt tokens, like `sequences`. Reports include cached tokens."""
+        """Estimate the uncached prompt tokens that wait, like `sequences`. Reports include cached tokens."""
         others = self.others.waiting_tokens
         cached = self.open_prompt_tokens - self.open_prompt_work
         own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
@@ -104,9 +104,9 @@ class RegisteredNode:
 
     @property
     def weight(self) -> float:
-        """The factor by which policies multiply the node's work, more than 1 for a slow node.
+        """The factor by which policies multiply the node's work. For a slow node it is more than 1.
 
-        After QUIET_S of idleness it is 1: the next request shows whether the node has recovered."""
+        After QUIET_S of idleness the factor is 1: the next request shows whether the node has recovered."""
         weight = self.slowness.weight
         return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
 
@@ -152,7 +152,7 @@ def turn_of(router_id: str, node_id: str) -> bytes:
 
 
 class Registry:
-    """Holds the newest epoch of each node. `follows_caches`: track nodes' caches."""
+    """Holds the newest epoch of each node. `follows_caches`: whether to track nodes' caches."""
 
     def __init__(self, silence_s: float, *, follows_caches: bool = False, router_id: str = "") -> None:
         self.silence_s = silence_s
@@ -181,9 +181,9 @@ class Registry:
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
         """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
-        A silent node is always replaced: its clock may have gone back. An epoch that connects anew has dropped our
-        requests: the node replaces itself, and keeps its counts. A Hello on the same connection only asks for another
-        Welcome.
+        A silent node is always replaced: its clock may have gone back. If the same epoch connects anew, it has dropped
+        our requests: the node replaces itself, and keeps its counts. A Hello on the same connection only asks for
+        another Welcome.
         """
         known = self._nodes.get(hello.node_id)
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
@@ -274,20 +274,20 @@ class Registry:
         return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
-        """Return the largest limit of all nodes, if any, so that one node can't make the router refuse long
+        """Return the largest context limit, if any. With the smallest, one node could make the router refuse long
         requests."""
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
-        """Return the limit that every node meets, the default for requests without a length."""
+        """Return the context limit that every node meets. It is the default for requests without a length."""
         return min(self._contexts(), default=None)
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. The majority of nodes decides, then the oldest node. So one node
-        can't redefine a name."""
+        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides; on a tie, the oldest node.
+        So one node can't redefine a name."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:

@@ -1,12 +1,12 @@
 """Compute a node's room for tokens and requests from its last report.
 
-A node serves in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the router,
-where priority, deadlines and tenants count.
+A node serves requests in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the
+router, where priority, deadlines and tenants count.
 
     rows    [running running free free]                room: 2 free rows plus `ahead`
     rows    [running running running running] 3 wait   room: `ahead` minus 3 requests
 
-`ahead` requests may wait at a node. Cached pages count as free, because they can be evicted.
+Up to `ahead` requests may wait at a node. Cached pages count as free, because they can be evicted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
 
 
 def sequences_in(load: NodeLoad, num_open: int) -> int:
-    """Return how many of our sequences the node may hold. `num_open`: ours at the time of the report.
+    """Return how many of our sequences the node may hold. `num_open`: our sequences at the time of the report.
 
     Free rows don't count while requests wait for memory. At least `ahead` sequences are allowed, whatever other routers
     send."""

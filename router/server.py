@@ -23,7 +23,7 @@ from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that no client sends into a closed one
 BACKLOG = 1024
 POLL_S = 0.05
 

@@ -6,11 +6,11 @@
 Policies multiply an eased node's work by its slowness. In a trickle, a node gets one request at a time, to show that it
 has recovered.
 
-A node is compared with its peers, the nodes of its kind. More work than a peer's allows proportionally more time. Less
-work still allows the peer's whole time, because most of it may be fixed. So an eased node looks faster than it is: if
-all time grows with the work, only the square root of its slowness shows. BACK is below the square root of FACTOR, so
-that less work alone makes no node whole. In a trickle even a very slow node may look fast. Then the node becomes eased,
-with slowness FAR, and gets enough work to be judged.
+A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node may take proportionally
+more time. For less work, it may take the peer's whole time, because most of that time may be fixed. So an eased node
+looks faster than it is: if all time grows with the work, only the square root of its slowness shows. BACK is below the
+square root of FACTOR, so that less work alone makes no node whole. In a trickle even a very slow node may look fast.
+Then the node becomes eased, with slowness FAR, and gets enough work to be judged.
 
 With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority.
 """
@@ -28,8 +28,8 @@ from router.prompt_cost import COUNTERS, FRESH_S, MOST_STEP_S, is_plausible
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
-STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: from a step's launch to its result
-FEWEST_STEPS = 4  # a report of a decode node is ignored if it has fewer prompt-free steps
+STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: the time from a step's launch to its result
+FEWEST_STEPS = 4  # a decode node's report is ignored if it has fewer steps without prompts
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # peers with which one report is compared; comparisons take time
 FACTOR, SURE_S = 1.5, 3.0
@@ -52,7 +52,7 @@ class Share(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The typical step of a report: a prefill node's mean step with prompts, or a decode node's median step without
-    them. `pages`: in use, because attention reads them."""
+    them. `pages`: the pages in use, because attention reads them."""
 
     seconds: float
     tokens: float
@@ -65,8 +65,8 @@ class Steps:
 
 
 class Slowness:
-    """One node incarnation's slowness. `now` is a monotonic clock in seconds. `times`: smoothed; 1 for a node as fast
-    as its peers."""
+    """The slowness of one incarnation of a node. `now` is a monotonic clock in seconds. `times`: the smoothed slowness,
+    1 for a node as fast as its peers."""
 
     __slots__ = ("_is_news", "_judged_at", "_measured_at", "_since", "_steps", "_totals", "is_quiet", "share", "times")
 
@@ -78,14 +78,14 @@ class Slowness:
         self._totals: tuple[float, ...] | None = None
         self._steps: Steps | None = None
         self._measured_at = self._judged_at = -float("inf")
-        self._since: float | None = None  # since when the slowness exceeds the next share's factor
+        self._since: float | None = None  # time since which the slowness exceeds the next share's factor
 
     @property
     def weight(self) -> float:
         return 1.0 if self.share is Share.WHOLE else self.times
 
     def learn(self, role: str, load: NodeLoad, now: float) -> None:
-        """Take a report. Ignore implausible values and reports with few steps."""
+        """Ignore implausible values and reports with few steps."""
         before = self._totals
         self._totals = totals = tuple(load.counters.get(name, 0.0) for name in COUNTERS)
         if before is None:
@@ -151,9 +151,7 @@ def prompt_steps(load: NodeLoad, steps: float, tokens: float, seconds: float) ->
 
 
 def decode_steps(load: NodeLoad, num_prompt_steps: float) -> Steps | None:
-    """Return the median of a decode node's steps without prompts.
-
-    Steps with prompts, and the steps right after them, are assumed to be the longest."""
+    """Assume that steps with prompts, and the steps right after them, are the longest."""
     samples = sorted(load.observations.get(STEP_SECONDS, ()))
     samples = samples[: max(0, len(samples) - round(2 * min(max(0.0, num_prompt_steps), len(samples))))]
     running = load.rows.get(RowState.RUNNING, 0)

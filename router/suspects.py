@@ -6,11 +6,12 @@
          '-- its node dies too, and no other suspect ran there: the suspect fails, no other request is charged
 
 Limits:
-- A power cut kills nodes, too. So the first death ends no request, but two accidents in a row end an innocent request.
+- A node may die by accident, as in a power cut. So the first death ends no request. But two accidents in a row end an
+  innocent request.
 - If a node dies right after it began a request, Begun and the first token may be lost. The request then counts as
   waiting, and max_attempts bounds the harm.
 - A connection that closes after a silence is not a death: the link or the machine has failed. So only max_attempts
-  bounds requests that kill whole machines. If the same incarnation returns, its suspects are cleared.
+  bounds requests that kill whole machines. If the same incarnation of the node returns, its suspects are cleared.
 - Requests of other routers on a node are unknown.
 """
 
@@ -22,13 +23,13 @@ from dataclasses import dataclass
 from router.journal import Death, OpenRequest
 from router.registry import RegisteredNode, Registry
 
-# A suspect is cleared after this number of tokens. No node computes 32 tokens before it sends any.
+# A suspect is cleared after this number of tokens since the death. No node computes 32 tokens before it sends any.
 CLEARED_AFTER = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of one death. `spares_others`: suspects ran there, so other requests are not charged."""
+    """The judgement of one death. `spares_others`: suspects ran on the node, so other requests are not charged."""
 
     culprit: OpenRequest | None
     suspects: Sequence[OpenRequest]
@@ -36,7 +37,7 @@ class Verdict:
 
 
 class Suspects:
-    """Holds suspects, which the limit on open requests bounds."""
+    """Holds open suspects. The limit on open requests bounds their number."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -60,6 +61,7 @@ class Suspects:
         return has_died and request.num_emitted <= death.num_emitted + CLEARED_AFTER
 
     def nodes(self) -> frozenset[str]:
+        """Return the peers where a suspect runs alone."""
         if not self._open:
             return frozenset()
         alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]

@@ -13,14 +13,14 @@ from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
-    """The first pages of a prompt. `last`: the last one's identity."""
+    """The first pages of a prompt. `last`: the last page's identity."""
 
     num_tokens: int
     last: bytes
 
 
 class Tickets:
-    """One per router process. The secret stays in the process; nodes get keys derived from it."""
+    """Each router process has one. The secret stays there. Nodes get keys that are derived from the secret."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -31,7 +31,6 @@ class Tickets:
     def issue_pull(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
     ) -> Ticket:
-        """Return a ticket to copy these pages of the prompt from the source to the prefill node."""
         return make_ticket(
             self.key_of(source.peer),
             key,

@@ -34,7 +34,7 @@ class Wanted:
     num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
     pages: PromptPages | None = None
-    affinity: str = ""
+    affinity: str = ""  # the client's name for itself or its session
 
     def beginning(self, node: RegisteredNode) -> bytes:
         return b"" if self.pages is None else self.pages.beginning(node.hello)
@@ -43,7 +43,7 @@ class Wanted:
         return self.num_tokens - self.cached(node)
 
     def cached(self, node: RegisteredNode) -> int:
-        """Return the prompt's cached tokens on the node, as far as known."""
+        """Return how many of the prompt's tokens the node has cached, as far as known."""
         return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
 
 

@@ -1,7 +1,8 @@
 """Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
-Decode nodes are compared by sequences. Of nearly equal nodes, the node with the most cached tokens of the prompt is
-picked. Fewer than half of the prompt's tokens do not count: a common preamble would keep all prompts on one node.
+Decode nodes are compared by their number of sequences. Of nearly equal nodes, the node with the most cached tokens of
+the prompt is picked. Cached tokens count only if they are at least half of the prompt. Otherwise a common preamble
+would keep all prompts on one node.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from router.policy.interface import Picked, Reason, Wanted
 from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
 from router.registry import RegisteredNode
 
-CLOSE = 1.25  # costs within this ratio are equal: measurements are not more exact
+CLOSE = 1.25  # costs within this ratio count as equal: measurements are not more exact
 MORE_PICKED = 1.25  # a node with more than this * (equal nodes' mean picks) + 1 picks is not picked
-MORE_SEQUENCES = 1.25  # a decode node may have this * (the least busy node's) + 1 sequences
+MORE_SEQUENCES = 1.25  # a decode node may have up to this * (the least busy node's sequences) + 1 sequences
 
 
 class PrefixAware:
@@ -43,7 +44,8 @@ def counted(cached: int, num_tokens: int) -> int:
 
 
 def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wanted) -> list[RegisteredNode]:
-    """Return the nodes that finish the prompt soonest, by seconds if all are measured, else by tokens and slowness."""
+    """Return the nodes that finish the prompt soonest, compared by seconds if all are measured, else by tokens and
+    slowness."""
     tokens = [prompt_tokens(node) + wanted.num_tokens - saved[node.peer] for node in nodes]
     speeds = [speed for node in nodes if (speed := node.prompts.speed(wanted.now)) is not None]
     costs = [node.weight * count for node, count in zip(nodes, tokens, strict=True)]
@@ -61,7 +63,7 @@ def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: W
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Choose between equal nodes: one for each client or session, else one for prompts that begin alike.
+    """Choose between equal nodes. Requests of one client or session share a node, else prompts that begin alike do.
 
     Highest-random-weight hashing makes routers agree without messages, and moves few requests when nodes change."""
     if len(nodes) == 1:

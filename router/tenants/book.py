@@ -1,4 +1,4 @@
-"""Find tenants by their keys, and read their file again when it changes.
+"""Find tenants by their keys, and read the keys file again when it changes.
 
 file --changed?--> read on a thread --> `now` is replaced; an invalid file changes nothing
 """
@@ -49,7 +49,7 @@ class Tenants:
 
 
 class KeysFollower:
-    """Reads the keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
+    """Reads the whole keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
 
     `look` may block; `follow` calls it on a thread."""
 

@@ -20,7 +20,7 @@ LATER = (429, 503)  # after these statuses, a client may retry
 @dataclass(slots=True)
 class Bill:
     was_admitted: bool = False
-    num_used: int = 0
+    num_used: int = 0  # tokens
 
 
 class Desk:
@@ -40,8 +40,8 @@ class Desk:
 
     @contextmanager
     def charged(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Iterator[Bill]:
-        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` gets the answer's headers
-        in any case."""
+        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` gets the answer's headers,
+        even if the request is refused."""
         allowance, now = self.limits.of(tenant), self._clock()
         try:
             charge = allowance.charge(num_tokens, now)

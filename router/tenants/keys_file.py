@@ -53,7 +53,7 @@ class KeysTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @dataclass(frozen=True, slots=True)
 class KeysFile:
     """`by_digest`: tenants by their keys' SHA-256; if empty, no request needs a key. `stream_secret` signs the ids of
-    resumable streams; if "", each router draws its own."""
+    resumable streams; if "", each router draws its own secret."""
 
     by_digest: Mapping[bytes, Tenant]
     stream_secret: str = ""

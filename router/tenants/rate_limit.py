@@ -3,8 +3,8 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before its request runs, a tenant is charged for the prompt and the longest answer. Routers exchange their charges
-(spending.py), so each router's meters include all charges.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens return afterwards.
+Routers exchange their charges (spending.py), so each router's meters include all charges.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Meter:
             self.earned_at = max(self.earned_at, now) + self._seconds(cost)
 
     def take_for_others(self, cost: int, now: float) -> int:
-        """Take units that another router has charged, up to a debt of MOST_DEBT_S. Return the number taken."""
+        """Take units that another router has charged, up to a debt of MOST_DEBT_S. Return how many units were taken."""
         if self.per_minute == NO_LIMIT:
             return 0
         room_s = MOST_DEBT_S - self.reset_s(now)
@@ -85,7 +85,7 @@ class Allowance:
         self.meters = {REQUESTS: Meter(NO_LIMIT), TOKENS: Meter(NO_LIMIT)}
 
     def follow(self, tenant: Tenant) -> None:
-        """Adopt the current limits; used units stay used."""
+        """Adopt the tenant's current limits; used units stay used."""
         self.meters[REQUESTS].per_minute = tenant.requests_per_minute
         self.meters[TOKENS].per_minute = tenant.tokens_per_minute
 
@@ -172,7 +172,7 @@ class RateLimits:
 
 
 def shown_s(seconds: float) -> str:
-    """Return a time as in OpenAI's headers: 120ms, 1.5s, 2m3s. Rounded up."""
+    """Return a time, rounded up, as in OpenAI's headers: 120ms, 1.5s, 2m3s."""
     milliseconds = max(0, math.ceil((seconds - SLACK_S) * 1000))
     if milliseconds < 1000:
         return f"{milliseconds}ms"

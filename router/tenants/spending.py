@@ -3,8 +3,8 @@
     our counters --write, every PERIOD_S--> Spending --nodes--> other routers --read--> their meters and their queue
 
 Counts are cumulative, so a lost, late or repeated body does no lasting harm. The receiver charges the increase since
-the last body, and gives a decrease back. Counts from before the receiver began are a baseline. Routers with the same
-keys file share the secret that signs bodies. Nodes don't have it.
+the last body, and gives a decrease back. Counts from before the receiver began are only a baseline. Routers with the
+same keys file share the secret that signs bodies. Nodes don't have it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shared.wire.messages import Spending
 from shared.wire.ranges import MAX_NAME, Count
 
 PERIOD_S = 0.5
-REPEAT_S = 5.0  # then an unchanged body is repeated, because the last one may be lost
+REPEAT_S = 5.0  # after this time an unchanged body is repeated, because the last one may be lost
 MAX_ROWS = 512  # rows in one body; with the longest names they take 52 KiB
 MAX_ROUTERS = 64
 NUM_CARRIERS = 3
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    age_ms: Count
+    age_ms: Count  # the sending router's age
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
 
@@ -59,7 +59,7 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """One tenant's account at another router: the last counts, and the units that our meters took for them."""
+    """One tenant's account at another router: the last counts, and the units that our meters took for these counts."""
 
     counts: Counts
     taken: dict[str, int] = field(default_factory=lambda: {REQUESTS: 0, TOKENS: 0})
@@ -76,8 +76,6 @@ class Life:
 
 
 class Seal:
-    """Signs bodies with the routers' common secret."""
-
     def __init__(self, secret: str) -> None:
         self._key = hmac.digest(secret.encode(), PURPOSE, "sha256")
 
@@ -110,7 +108,7 @@ class Ledger:
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
         self._lives: dict[str, Life] = {}  # by the other router's id
-        self._oldest_epoch = 0  # from unknown routers, only newer epochs are read: never a forgotten one again
+        self._oldest_epoch = 0  # only newer epochs of unknown routers are read: never a forgotten one again
 
     # ---- our counts
 
@@ -223,6 +221,6 @@ class Ledger:
 
 
 def carriers(nodes: Iterable[RegisteredNode]) -> list[RegisteredNode]:
-    """Return the nodes that carry our counts, the same for routers with the same nodes."""
+    """Return the nodes that carry our counts. Routers with the same nodes choose the same carriers."""
     live = (node for node in nodes if not node.is_silent and not node.is_left)
     return sorted(live, key=lambda node: node.node_id)[:NUM_CARRIERS]

@@ -12,7 +12,7 @@ from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, Templa
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
-TOOL_USE = "tool_use"  # template for chats with tools
+TOOL_USE = "tool_use"  # name of the template for chats with tools
 CPU_LIMIT_S = 2.0  # CPU seconds of one rendering
 MAX_REASON_CHARS = 300
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

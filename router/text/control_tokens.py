@@ -21,7 +21,7 @@ from router.text.conversation import Conversation
 from shared.config.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 
-# Printable in Python and JSON, without case, and unchanged by Unicode normalization.
+# These are printable in Python and JSON, have no case, and don't change under Unicode normalization.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
 _ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
@@ -80,6 +80,7 @@ class ControlTokens:
         return self._pattern.search(joined) is not None or any(map(self._ends_within, texts))
 
     def hide(self, conversation: Conversation, placeholders: Placeholders) -> Conversation:
+        """Replace control tokens in the conversation's strings with placeholders."""
 
         def shown(match: re.Match[str]) -> str:
             return match[0] if match[0] in THINK_TAGS else placeholders.stand_for(match[0])

@@ -11,7 +11,7 @@ JsonObject = Mapping[str, object]
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is used
 
-# `normalized` only drops null values of these fields.
+# `normalized` drops these fields if they are null, and else keeps them.
 PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})
 
 

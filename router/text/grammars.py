@@ -20,9 +20,9 @@ ANY_OBJECT = {"type": "object"}
 # White space between parts of JSON. The bound keeps models from writing white space for ever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
-MAX_REFS = 500  # references of a schema, which llguidance follows by recursion
+MAX_REFS = 500  # references in a schema; llguidance follows references by recursion
 MAX_DEPTH = 64  # levels of objects and lists in a schema
-MAX_LINES = 500  # lines of a grammar, for the same reason
+MAX_LINES = 500  # lines of a grammar; llguidance follows rules by recursion
 MAX_GRAMMAR_TEXT = 16 << 10  # characters of a grammar; llguidance translates 16 Ki of GBNF in a second
 
 

@@ -12,7 +12,7 @@ NONCE_BYTES = 16
 
 
 class GuardedEncoder:
-    """Encodes with a twin of the tokenizer, which has secret names for control tokens.
+    """Encodes with a twin of the tokenizer. The twin has secret names for control tokens.
 
     The template's control tokens are renamed, then one call encodes all text. To the twin, a client's control token is
     plain text. If the twin finds control tokens in other places than the tokenizer, each piece is encoded alone.
@@ -49,8 +49,8 @@ class GuardedEncoder:
         return self._without_found(text, found)
 
     def _without_found(self, text: str, found: tokenizers.Encoding) -> list[int]:
-        """Return the ids of plain text. Where a Unigram model found a control token, encode its characters one by one,
-        and keep the token for unknown characters."""
+        """Return the ids of plain text. Where a Unigram model found a control token, encode the token's characters one
+        by one. Keep the unknown token where it stands for unknown characters."""
         ids: list[int] = []
         for i, (start, end) in zip(found.ids, found.offsets, strict=True):
             if i in self._found_in_text and self._spellings[i] in text[start:end]:

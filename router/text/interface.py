@@ -19,7 +19,7 @@ class VocabFacts:
 
     vocab_size: int
     eos_ids: tuple[int, ...]
-    special_ids: frozenset[int]  # never shown as text
+    special_ids: frozenset[int]  # by default not shown as text
     context_length: int
     start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins with them
     drops_first_space: bool = False  # whether to drop the first token's leading space
@@ -29,7 +29,8 @@ class Tokenizer(Protocol):
     facts: VocabFacts
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the text's ids. `add_special`: prepend the begin token, if any. Chat templates write it themselves."""
+        """Return the text's ids. `add_special`: whether to prepend the begin token. Chat templates write it
+        themselves."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopMatcher:
     """Holds back only text that may become a stop string.
 
-    The text ends at the stop string that is complete first. If several end there, the longest is used. So the result
-    does not depend on how the text is cut.
+    The text ends at the stop string that is complete first. If several stop strings end there, the longest is used. So
+    the result does not depend on how the text is cut into pieces.
 
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """

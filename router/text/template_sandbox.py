@@ -46,7 +46,7 @@ class TemplateTooLong(Exception):
 class Budget:
     """The time limit of one rendering: `limit_s` of wall-clock time, then `limit_s` of its thread's CPU time.
 
-    A busy machine refuses no rendering, and short renderings avoid the system call for CPU time.
+    A busy machine alone causes no refusal, and short renderings avoid the system call for CPU time.
     """
 
     __slots__ = ("_deadline", "_late_at", "_limit_s", "_steps")
@@ -54,7 +54,7 @@ class Budget:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._late_at = time.monotonic() + limit_s
-        self._deadline: float | None = None  # in CPU time, set after the wall-clock limit
+        self._deadline: float | None = None  # in CPU time, set when the wall-clock limit has passed
         self._steps = 0
 
     def step(self) -> None:
@@ -77,7 +77,7 @@ class GenerationBlocks(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # Called like a macro, so that variables set inside are not visible outside.
+        # The block is called like a macro, so that variables set inside are not visible outside.
         return nodes.CallBlock(self.call_method("rendered"), [], [], body).set_lineno(line)
 
     def rendered(self, caller: Callable[[], str]) -> str:
@@ -122,7 +122,7 @@ def _filtered(node: nodes.Node | None, name: str, line: int = 0) -> nodes.Filter
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Threads may share a sandbox: each rendering's budget is in its context."""
+    """Threads may share a sandbox, because each rendering's context has its own budget."""
 
     intercepted_binops = frozenset({"*", "**"})
 
