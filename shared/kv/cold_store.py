@@ -70,7 +70,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Mark the page as used. The caller must at once launch the job that needs `place`."""
+        """Find a page, and mark it as used. The caller must at once launch the job that needs the page's `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -87,7 +87,7 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """Return the least recently used page's old and new place, or None without a file."""
+        """Move the least recently used page out of memory. Return its old and new place, or None without a file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)
@@ -122,7 +122,7 @@ class ColdStore:
         filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
 
     def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
-        """Raise IntegrityError if the page's digest differs."""
+        """Copy the page at `place` into `page`. Raise IntegrityError if the digest differs."""
         if place < self.num_host:
             np.copyto(page, self._memory[place])
         else:
@@ -142,7 +142,7 @@ class ColdStore:
         return (place - self.num_host) * self.page_bytes
 
     def close(self) -> None:
-        """Call after the cold stream has stopped."""
+        """Call this after the cold stream has stopped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -45,13 +45,13 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class CoreSizes:
-    num_pages: int  # see MemoryPlan, also for cold_pages and cold_file_pages
+    num_pages: int  # MemoryPlan explains this field, cold_pages and cold_file_pages
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
     cold_pages: int = 0
     cold_file_pages: int = 0
-    cold_dir: str = ""  # empty: the temporary folder
+    cold_dir: str = ""  # folder of the cold tier's file; empty: the system's temporary folder
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -72,7 +72,7 @@ def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | Wind
 def prompts_of(
     spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
 ) -> PromptRules:
-    """Raise ConfigError for flags that an encoder model can't have."""
+    """Return the rules for the model's prompts. Raise ConfigError for flags that an encoder model can't have."""
     if not spec.has_encoder:
         return InChunks()
     asked = {
@@ -85,7 +85,7 @@ def prompts_of(
 
 
 def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
-    """`gpu`: torch.cuda by default."""
+    """Return the boundary between the host and `device`. `gpu`: torch.cuda by default."""
     if device == "cpu":
         return SameMemory()
     gpu = gpu or TorchCuda()
@@ -139,10 +139,11 @@ def assemble_core(
 ) -> NodeCore:
     """Build a core.
 
-    - widths, mixed_chunk: the default is the largest number that the settings allow.
-    - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals it.
-    - grammars: None refuses requests with a grammar.
-    - boundary: between host and device; the default is the boundary of `settings.device`.
+    - widths, mixed_chunk: choose a decode row's number of tokens, and the number of prompt tokens beside decode rows.
+      By default, each chooses the largest number that the settings allow.
+    - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals the pool.
+    - grammars: with None, requests with a grammar are refused.
+    - boundary: by default, the boundary between the host and `settings.device`.
     """
     ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers
     depth = loop_depth(overlap, 1 + len(streams.stages))

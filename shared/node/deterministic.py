@@ -1,4 +1,4 @@
-"""Refuse flags that --deterministic excludes. `fixed_kernels` refuses models, when they are loaded."""
+"""Refuse flags that --deterministic excludes. `fixed_kernels` refuses unsuitable models when they are loaded."""
 
 from __future__ import annotations
 

@@ -12,15 +12,15 @@ from shared.device.gpu import gib
 from shared.kv.manager import page_count
 from shared.node.gpu_memory import GpuUse
 
-MIN_CONTEXT = 64  # tokens; a smaller pool is useless
+MIN_CONTEXT = 64  # tokens; a pool for fewer tokens is useless
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    num_pages: int  # with page 0, the sink
-    max_context: int  # tokens of one sequence
+    num_pages: int  # including page 0, the sink
+    max_context: int  # limit on the tokens of one sequence
     cold_pages: int  # in host memory; 0: no cold tier
-    cold_file_pages: int
+    cold_file_pages: int  # in the cold tier's file
 
 
 def least_plan(max_context: int) -> MemoryPlan:
@@ -67,7 +67,7 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Raise ConfigError if fewer bytes are free."""
+    """Return the KV pool's bytes. Raise ConfigError if fewer than --kv-bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)

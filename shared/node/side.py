@@ -20,7 +20,7 @@ class Side(Protocol):
         ...
 
     def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
-        """Take a Generate whose prompt another node may have cached. `req`: its first request, just submitted."""
+        """Take a Generate whose prompt another node may have cached. `req`: the first request of this Generate."""
         ...
 
     def receive(self, received: Received, now: float) -> None: ...
@@ -51,7 +51,7 @@ class Side(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the pages that other nodes read."""
+        """Release the pages that other nodes read from this node, because it ends."""
         ...
 
     def hands_over(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Side(Protocol):
 
     @property
     def wakes_at(self) -> float:
-        """Return when `poll` has work even if no event comes; infinity if never."""
+        """Return the time when `poll` has work even if no event comes; infinity if there is none."""
         ...
 
     def close(self) -> None: ...

@@ -3,7 +3,7 @@
     router A --Spending 7--> latest of A: 7 --next heartbeat--> routers B and C
     A's epoch ends: the message is forgotten
 
-Memory is bounded.
+Memory is bounded: the node keeps the latest message of at most MOST_ROUTERS routers.
 """
 
 from __future__ import annotations

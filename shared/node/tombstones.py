@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from shared.core.keys import RequestKey
 
-ALL = -1  # the seq_index of every sequence of an attempt
+ALL = -1  # a seq_index that stands for every sequence of an attempt
 
 
 class Tombstones:
@@ -31,7 +31,6 @@ class Tombstones:
         return key in self._deadlines or key.sibling(ALL) in self._deadlines
 
     def expire(self, now: float) -> None:
-        """All keys are kept equally long, so the oldest come first."""
-
+        """Drop expired keys. All keys are kept equally long, so the oldest come first."""
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

@@ -92,7 +92,7 @@ def shown(value: object) -> str:
     if isinstance(value, str) or value is None or isinstance(value, int):
         return quoted(str(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return quoted(str(value))  # a request's key
+        return quoted(str(value))  # a request's key is a named tuple
     length = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return quoted(f"<{type(value).__name__}{length}>")
 

@@ -20,7 +20,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# The device is probed after this many consecutive failed steps. One faulty request makes two steps fail.
+# The device is probed after this many consecutive failed steps. One faulty request can fail two steps.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)

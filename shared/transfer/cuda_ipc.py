@@ -91,7 +91,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Return clock ticks since boot; None if the process doesn't exist."""
+    """Return when the process started, in clock ticks since boot; None if the process doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])

@@ -53,7 +53,7 @@ class RemoteMemory(Protocol):
     name: str
 
     def export(self) -> bytes:
-        """The handle is valid while our own pool exists."""
+        """Return the handle, which is valid while our own pool exists."""
         ...
 
     def open(self, handle: bytes) -> OpenMemory:

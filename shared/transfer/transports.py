@@ -26,7 +26,7 @@ from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.transfer.staged import STAGED, StagedReceiver, StagedSender
 from shared.transfer.torch_groups import make_torch_group
 
-# best first, until speeds are measured
+# order of preference until speeds are measured, best first
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
 UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware, so they must be chosen by name
 SAME_HOST = ("cuda_ipc", "shm")
@@ -131,5 +131,5 @@ def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nix
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
-    """`host`: the address from which gloo listens and dials."""
+    """Start to connect, on the group's thread. `host`: the address from which gloo listens and dials."""
     return GroupThread(make_torch_group(name, host, device), rank, wake)
