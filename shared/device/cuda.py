@@ -3,9 +3,9 @@
 This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in any order
 that they allow.
 
-An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device. At
-the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify` never report work that
-is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
+An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device.
+Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`
+never report work that is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
 """
 
 from __future__ import annotations

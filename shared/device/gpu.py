@@ -30,7 +30,10 @@ class GpuEvent(Protocol):
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: GpuEvent) -> float:
-        """Return the milliseconds to `end_event`. Raise RuntimeError unless both marks have `timing` and are reached."""
+        """Return the milliseconds to `end_event`.
+
+        Raise RuntimeError unless both marks have `timing` and were reached.
+        """
         ...
 
 
@@ -157,7 +160,7 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work enqueued before."""
+        """When the tensor is freed, keep its memory until `stream` has done all work enqueued by then."""
         ...
 
     def new_graph_memory(self) -> object:
@@ -184,5 +187,5 @@ class Gpu(Protocol):
     def describe(self, device: torch.device) -> DeviceInfo: ...
 
     def built_for(self) -> str:
-        """Return torch's CUDA version; "" if torch was built without CUDA."""
+        """Return torch's CUDA version, or "" without CUDA."""
         ...

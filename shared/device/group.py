@@ -59,7 +59,6 @@ class RankGroup:
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
-        """Set the group's timeout."""
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:

@@ -43,10 +43,7 @@ class Filing:
 
 
 class ColdStore:
-    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the temporary folder).
-
-    The least recently used pages are demoted, then dropped.
-    """
+    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the temporary folder)."""
 
     def __init__(self, page_bytes: int, num_host: int, num_disk: int = 0, directory: str = "") -> None:
         if num_host < 1:
@@ -87,7 +84,7 @@ class ColdStore:
         return Filing(cold, place, demoted)
 
     def _demote(self) -> tuple[int, int] | None:
-        """Move the least recently used page out of memory. Return its old and new place, or None without a file."""
+        """Return the least recently used page's old and new place, or None without a file."""
         identity, oldest = self._host.popitem(last=False)
         source = oldest.place
         self._free_host.append(source)
@@ -122,7 +119,7 @@ class ColdStore:
         filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
 
     def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
-        """Copy the page at `place` into `page`. Raise IntegrityError if the digest differs."""
+        """Raise IntegrityError if the page's digest differs."""
         if place < self.num_host:
             np.copyto(page, self._memory[place])
         else:

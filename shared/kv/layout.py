@@ -45,7 +45,7 @@ def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the number of layers. A layer is contiguous in a page."""
+    """A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 

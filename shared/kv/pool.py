@@ -206,7 +206,7 @@ class ReadOnlyPool:
         return cls(memory, num_pages, page_bytes)
 
     def page(self, page: int) -> ByteArray:
-        """Return a read-only view (page_bytes,). Check the page number, because a peer sent it."""
+        """Return a read-only view (page_bytes,). The page number is checked, because a peer sent it."""
         if not 0 < page < self.num_pages:
             raise HandoffFailed(f"page {page} is out of range 1..{self.num_pages - 1}")
         view: ByteArray = self._pages[page]

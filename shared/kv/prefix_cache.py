@@ -93,7 +93,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Return the number of pages on no locked path. All of them can be evicted."""
+        """Return the number of pages on no locked path."""
         return self._num_evictable
 
     def cached_pages(self) -> PageIds:

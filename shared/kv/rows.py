@@ -92,7 +92,7 @@ class ReqToTokenPool:
         return dropped
 
     def snapshot(self, rows: Rows) -> PageIds:
-        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: the pages of the longest row, at least 1."""
+        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: pages of the longest row, at least 1."""
         idx = np.asarray(rows, dtype=np.int64)
         width = max(1, int(self.num_pages[idx].max(initial=0)))
         copy: PageIds = self.table[idx, :width]

@@ -72,7 +72,7 @@ def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | Wind
 def prompts_of(
     spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
 ) -> PromptRules:
-    """Return the rules for the model's prompts. Raise ConfigError for flags that an encoder model can't have."""
+    """Raise ConfigError for flags that an encoder model can't have."""
     if not spec.has_encoder:
         return InChunks()
     asked = {
@@ -85,7 +85,7 @@ def prompts_of(
 
 
 def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
-    """Return the boundary between the host and `device`. `gpu`: torch.cuda by default."""
+    """`gpu`: torch.cuda by default."""
     if device == "cpu":
         return SameMemory()
     gpu = gpu or TorchCuda()
@@ -139,11 +139,10 @@ def assemble_core(
 ) -> NodeCore:
     """Build a core.
 
-    - widths, mixed_chunk: choose a decode row's number of tokens, and the number of prompt tokens beside decode rows.
-      By default, each chooses the largest number that the settings allow.
+    - widths, mixed_chunk: by default, each chooses the largest number of tokens that the settings allow.
     - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals the pool.
     - grammars: with None, requests with a grammar are refused.
-    - boundary: by default, the boundary between the host and `settings.device`.
+    - boundary: by default, the boundary of `settings.device`.
     """
     ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers
     depth = loop_depth(overlap, 1 + len(streams.stages))

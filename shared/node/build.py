@@ -214,7 +214,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """`make_least` makes a core with two pages, on which the GPU's largest steps are measured."""
+    """`make_least` makes a core with two pages, to measure steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -231,7 +231,6 @@ def gpu_of(streams: str) -> Gpu | None:
 
 
 def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    """Return None for an encoder model, a pipeline, or a vocabulary that can't be used."""
     if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
@@ -268,7 +267,7 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Load the model, and make its drafter. Only rank 0 drafts, and only on the first stage's stream."""
+    """Only rank 0 drafts, and only on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model

@@ -1,4 +1,4 @@
-"""Log the compilation of kernels: first its progress, later each kernel for which a request waited."""
+"""Log the compilation of kernels."""
 
 from __future__ import annotations
 

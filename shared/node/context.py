@@ -29,7 +29,7 @@ class NodeFacts:
     role: str
     node_id: str
     epoch: int
-    endpoint: str  # the address at which peers dial this node
+    endpoint: str  # where peers dial this node
     host_id: str
     transports: tuple[str, ...]
     fingerprint: Fingerprint
@@ -58,7 +58,7 @@ class NodeContext:
     log: LogOnce
     clock: Callable[[], float]
     wake: Callable[[], None] = do_nothing  # tells the loop that there is work; any thread may call `wake`
-    make_group: Callable[[str, int], Group] = no_group  # makes a process group; the arguments are transport and rank
+    make_group: Callable[[str, int], Group] = no_group  # makes a group for a transport and a rank
     wire_counts: Counter[str] = field(default_factory=Counter)  # the links' counts of dropped messages
     cores: Callable[[], str] = str  # describes the CPU cores in use
     outbox: Outbox = field(default_factory=Outbox)

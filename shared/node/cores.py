@@ -86,7 +86,6 @@ class NodeCores:
             self._table.clear_up()
 
     def told(self) -> str:
-        """Describe the node's own, lent and borrowed cores, or why the node shares none."""
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
             return ""

@@ -16,7 +16,6 @@ NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may now
 
 
 def build_name() -> str:
-    """Return the version of the installed distribution; "source" in a checkout."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

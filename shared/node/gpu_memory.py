@@ -50,7 +50,7 @@ class GpuUse:
         return min(int(fraction * self.total) - self.weights, self.free) - self.largest_step - self.reserve
 
     def parts(self, pool: int) -> dict[str, str]:
-        """Return the log's parts of the memory. `pool`: the KV pool's bytes."""
+        """`pool`: the KV pool's bytes."""
         named = {"weights": self.weights, "largest_step": self.largest_step, "reserve": self.reserve, "kv": pool}
         return {name: gib(num_bytes) for name, num_bytes in {**named, "total": self.total}.items()}
 
@@ -64,7 +64,7 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with two pages. Raise ConfigError if memory runs out."""
+    """Raise ConfigError if memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)

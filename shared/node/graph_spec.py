@@ -28,7 +28,6 @@ class GraphSpec:
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
-    """Return None without a GPU, with --cuda-graphs off, and for prefill nodes."""
     if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
         return None
     reads_lengths = isinstance(model, LlamaModel) and not model.gathers

@@ -75,7 +75,7 @@ class GroupTable:
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
     def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
-        """Return the groups that ended by themselves, each with its error. Inform their peers."""
+        """Return the groups that ended by themselves. Inform their peers."""
         broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
         for entry, error in broken:
             self.end(entry, error, tell=True)

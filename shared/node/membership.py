@@ -35,7 +35,7 @@ class Membership:
     # ---- the list
 
     def listed(self, endpoints: Sequence[str], now: float) -> None:
-        """Dial added routers, and leave removed ones. Ignore an empty list, because a node needs routers."""
+        """Ignore an empty list, because a node needs routers."""
         if not endpoints:
             return
         routers = self._ctx.routers
@@ -100,7 +100,7 @@ class Membership:
             self._ctx.outbox.dial(peer, peer)
 
     def go_on(self, now: float) -> None:
-        """Send due Hellos, and hang up after Goodbyes. Every heartbeat calls this."""
+        """Call this with every heartbeat."""
         for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
             self._say_hello(peer, now)
         for peer in [peer for peer, at in self._hang_up_at.items() if at <= now]:

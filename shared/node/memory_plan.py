@@ -37,7 +37,7 @@ def plan_memory(
     available: int,
     gpu: GpuUse | None = None,
 ) -> MemoryPlan:
-    """Plan the node's memory. Raise ConfigError if something doesn't fit.
+    """Raise ConfigError if something doesn't fit.
 
     The pool gets at most the pages that all rows use at full length. max_context: the model's limit. depth: the loop's
     depth. available: free bytes of the host. gpu: None for a pool in host memory.
@@ -67,7 +67,7 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Return the KV pool's bytes. Raise ConfigError if fewer than --kv-bytes are free."""
+    """Raise ConfigError if fewer than --kv-bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
@@ -86,7 +86,6 @@ def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
-    """Raise ConfigError for a cold tier that this device or machine can't have."""
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} can't be offloaded yet; leave it out")
     if 0 < memory.offload_bytes < page_bytes:

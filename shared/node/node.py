@@ -62,7 +62,7 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """Run both halves of a round. A daemon carries out the first half's actions before the second half."""
+        """A daemon carries out the first half's actions before it calls the second half."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:

@@ -37,7 +37,6 @@ def node_load(
 
 
 def _row_states(core: NodeCore) -> dict[RowState, int]:
-    """Count the rows by state. An active row that decodes is running; any other active row is prefilling."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags[PageState.ACTIVE])

@@ -51,7 +51,7 @@ class Side(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the pages that other nodes read from this node, because it ends."""
+        """Release the pages that other nodes read."""
         ...
 
     def hands_over(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Side(Protocol):
 
     @property
     def wakes_at(self) -> float:
-        """Return the time when `poll` has work even if no event comes; infinity if there is none."""
+        """Return the time at which `poll` has work without an event, or infinity."""
         ...
 
     def close(self) -> None: ...

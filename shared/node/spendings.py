@@ -21,7 +21,7 @@ class Spendings:
 
     def __init__(self) -> None:
         self._latest: dict[RouterLife, Spending] = {}
-        self._told: dict[str, dict[RouterLife, int]] = {}  # by peer: the newest number sent to it
+        self._told: dict[str, dict[RouterLife, int]] = {}  # peer -> router's epoch -> newest number sent to the peer
 
     def take(self, message: Spending) -> None:
         life = RouterLife(message.router_id, message.router_epoch)

@@ -59,7 +59,7 @@ class Logger:
         return LEVELS[level] >= self._threshold
 
     def write(self, level: str, message: str, fields: dict[str, object]) -> None:
-        """Write a line if the level is enabled. Ignore a closed stream, because daemons outlive terminals."""
+        """Ignore a closed stream, because daemons outlive terminals."""
         if not self.enabled(level):
             return
         try:
@@ -92,7 +92,7 @@ def shown(value: object) -> str:
     if isinstance(value, str) or value is None or isinstance(value, int):
         return quoted(str(value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return quoted(str(value))  # a request's key is a named tuple
+        return quoted(str(value))  # a request's key
     length = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return quoted(f"<{type(value).__name__}{length}>")
 

@@ -132,7 +132,7 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
 
 @dataclass(slots=True)
 class Series:
-    """One node's counters. `shown`: their values on the page."""
+    """`shown`: the counters' values on the page."""
 
     epoch: int
     # time of the last sweep that found the node or followed a report; None: no sweep since the report

@@ -12,7 +12,7 @@ from shared.sched.lengths import Lengths
 
 
 class ScheduleBatch:
-    """The decoding rows. All arrays have the order of `reqs`.
+    """All arrays have the order of `reqs`.
 
     - seq_lens: committed length before the next step
     - expect_step: the step that wrote the row's relay
@@ -57,7 +57,8 @@ class ScheduleBatch:
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
         """Record that each of these rows advances by at most `width` tokens in `step`.
 
-        With speculation the upper bounds of the lengths advance now. Plain lengths advance at `prepare_for_decode`.
+        With speculation the upper bounds of the lengths advance now. Plain lengths advance at the next
+        `prepare_for_decode`.
         """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step

@@ -2,8 +2,8 @@
 
         width = argmax  expected tokens(width) / time(rows, width)            width 1 is plain decoding
 
-Serving measures acceptance at each depth, and device time by rows and tokens. Probes try the other mode, plain or
-drafting. The choice never changes the tokens of a stream. Equal results lead to equal widths.
+Acceptance at each depth, and device time by rows and tokens, are measured while serving. Probes try the other mode,
+plain or drafting. The choice never changes the tokens of a stream. Equal results lead to equal widths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # number of verifies, of all rows together, in the average
+MEMORY = 32  # the average covers about this many verifies, of all rows together
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
 GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
 GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step's time

@@ -18,7 +18,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """New output tokens. `first_pos` counts from the request's first output token."""
+    """`first_pos` counts from the request's first output token."""
 
     key: RequestKey
     first_pos: int
@@ -41,7 +41,7 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error: BatonError | None = None  # set if and only if the reason is ERROR
+    error: BatonError | None = None  # set only with reason ERROR
 
 
 @dataclass(frozen=True, slots=True)

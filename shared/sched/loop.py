@@ -68,7 +68,7 @@ class EngineLoop:
         return True
 
     def _process_results(self) -> bool:
-        """Process ended steps, oldest first. Return whether a step had ended."""
+        """Return whether a step had ended."""
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]

@@ -19,7 +19,7 @@ LEAST = 16  # tokens of the smallest chunk
 AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
 GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
 SHRINK = 0.5  # a step leaves at least this share of the chunk, because the system may have delayed the step
-FORGET = 1.1  # a step within the budget also grows the size that was too large
+FORGET = 1.1  # a step within the budget also grows the size that was too large, by this factor
 
 
 class MixedChunk(Protocol):

@@ -199,7 +199,7 @@ class Offload:
         full last page is restored too, except with relayed drafts.
         """
         if req.first_unscored is not None:
-            return False  # scores need the logits of the prompt, which must be computed
+            return False  # scores need the prompt's logits
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
@@ -257,7 +257,7 @@ class Offload:
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise if the store's pages don't add up; with `idle`, also if a copy or restore is open."""
+        """With `idle`, also raise if a copy or restore is open."""
         found = self._tier.store.problems()
         if idle and (self.num_jobs or self.restoring):
             found.append(f"{self.num_jobs} copies are open, {len(self.restoring)} requests wait for a restore")

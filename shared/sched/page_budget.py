@@ -122,7 +122,7 @@ class PageBudget:
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
-        """Return the cache keys of the tokens `ids`; see `shared.core.page_identity`."""
+        """Return cache keys; see `shared.core.page_identity`."""
         settings = self._settings
         keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)

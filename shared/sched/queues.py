@@ -152,7 +152,7 @@ class Queues:
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
-        """Leave every queue. Computed pages stay cached; the request's other pages are freed."""
+        """Computed pages stay cached; the request's other pages are freed."""
         self.suspects.clear(req)
         if req.constraint is not None:
             req.constraint.cancel()

@@ -116,7 +116,6 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """A hand-off keeps its pages, because a peer may read them."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

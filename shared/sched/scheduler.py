@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return the version of the grammars' rules, or "none" if this node has no grammars."""
+        """Return the version of the grammars' rules, or "none" without grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:

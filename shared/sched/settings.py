@@ -26,7 +26,7 @@ class SchedSettings:
     # layer counts at which the parts of a hand-off's KV end; the last part has the remaining layers
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
-    depth: int = 1  # number of steps that may be open when another step is launched
+    depth: int = 1  # steps that may be open when another step is launched
     device: str = "cpu"
     adapters: tuple[str, ...] = ()  # digests, in the model's order
 

@@ -79,7 +79,6 @@ class CudaIpc:
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
-    """Raise HandoffFailed if the handle is invalid or inconsistent."""
     try:
         found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:

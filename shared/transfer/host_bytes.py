@@ -64,7 +64,7 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 
 
 class HostReader:
-    """Returns views of the pool, which show later changes of their pages."""
+    """Returns views, which show later changes of their pages."""
 
     num_blocks = 0
 
@@ -151,7 +151,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`memory`: (page_bytes,) uint8, pinned. `host`: the same memory in numpy. `copied`: the event after the last copy."""
+    """`memory`: (page_bytes,) uint8, pinned. `host`: the same memory. `copied`: the event after the last copy."""
 
     memory: torch.Tensor
     host: ByteArray

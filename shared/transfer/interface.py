@@ -121,7 +121,7 @@ class PageSender(Protocol):
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
         """Read all bytes of a part of the pages, and return the part's description.
 
-        Call it on the transfer stream, after the layers that write the part. The pages stay pinned until the receiver
+        Call this on the transfer stream, after the layers that write the part. The pages stay pinned until the receiver
         answers.
         """
         ...

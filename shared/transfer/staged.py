@@ -93,7 +93,7 @@ class StagedSender:
         staging_bytes(len(take.pages), where.stop - where.start)
 
     def views(self, take: Take) -> list[torch.Tensor]:
-        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep the order of transfers."""
+        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep transfers in order."""
         where = part_of(take, self._pool).bytes_in(self._pool.planes)
         return [self._pool.pages_bytes[page, where] for page in take.pages]
 

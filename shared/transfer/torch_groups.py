@@ -22,9 +22,9 @@ from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
-RECEIVER, SENDER = 0, 1  # ranks; in nccl, rank 0 begins, so it is the receiver's
+RECEIVER, SENDER = 0, 1  # ranks; in nccl, rank 0 begins, so the receiver has rank 0
 CONNECT_S = 15.0  # time limit for connecting, because gloo can't be aborted while it dials
-NEVER_S = 7 * 86400.0  # a limit that is never reached: a transfer completes earlier, or the peer's death ends it
+NEVER_S = 7 * 86400.0  # never reached: a transfer completes earlier, or the peer's death ends it
 Transfer = torch.Tensor | list[torch.Tensor]  # contiguous (n,) uint8 rows on the backend's device, sent in turn
 
 
@@ -32,7 +32,7 @@ class TorchGroup(Protocol):
     """One thread calls all methods except `abort`."""
 
     def connect(self, store: LinkStore, rank: int) -> None:
-        """Block until connected. Raise if the peer can't be reached."""
+        """Raise if the peer can't be reached."""
         ...
 
     def start(self, transfer: Transfer) -> list[Any]:
@@ -43,7 +43,7 @@ class TorchGroup(Protocol):
         ...
 
     def finish(self, works: list[Any]) -> None:
-        """Block until the transfer is over. Raise if the group ends."""
+        """Raise if the group ends."""
         ...
 
     def abort(self) -> None:

@@ -26,7 +26,7 @@ from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.transfer.staged import STAGED, StagedReceiver, StagedSender
 from shared.transfer.torch_groups import make_torch_group
 
-# order of preference until speeds are measured, best first
+# best first, until speeds are measured
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
 UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware, so they must be chosen by name
 SAME_HOST = ("cuda_ipc", "shm")
@@ -90,7 +90,7 @@ def choose_transport(
 
 
 def host_id() -> str:
-    """Return an id of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
+    """Return an id made of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
@@ -131,5 +131,5 @@ def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nix
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
-    """Start to connect, on the group's thread. `host`: the address from which gloo listens and dials."""
+    """`host`: the address from which gloo listens and dials."""
     return GroupThread(make_torch_group(name, host, device), rank, wake)
