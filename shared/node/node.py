@@ -1,9 +1,10 @@
-"""Define a node without sockets and clocks: tick(inbox, now) -> actions. Nodes of both roles differ only in the side.
+"""Define a node without sockets and clocks: tick(inbox, now) -> actions.
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
 A step's completion comes before the messages, so network work never delays the next launch. Messages and transfers are
-answered before the step that they make possible, because a prefill node waits for Installed.
+answered before the step that they make possible, because a prefill node waits for Installed. Prefill and decode nodes
+differ only in the side.
 """
 
 from __future__ import annotations
