@@ -150,7 +150,7 @@ class KVManager:
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
         """Offer the row's full pages below num_tokens to the cache. Return how many of these the cache owns now.
 
-        keys: int64, one per token from the request's start. The step that computes the pages' KV must already be launched.
+        keys: int64, one per token from the request's start. The step that computes the pages' KV must be launched.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
