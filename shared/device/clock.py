@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For inline and cpu streams, whose work is finished when the closure ends."""
+    """Times inline and cpu streams, whose work is finished when the closure ends."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
@@ -30,7 +30,7 @@ class HostClock:
 
 
 class CudaClock:
-    """For closures that only enqueue work. A mark is an event on the device's current stream."""
+    """Times closures that only enqueue work. A mark is an event on the device's current stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -47,7 +47,7 @@ class CudaClock:
 
 
 class StillClock:
-    """For simulated streams, whose runs must be repeatable."""
+    """Stands still for simulated streams, whose runs must be repeatable."""
 
     def mark(self) -> Mark:
         return 0.0

@@ -31,7 +31,7 @@ def do_nothing() -> None:
 class CpuStream:
     """Owns the worker thread from __init__ to stop().
 
-    The worker first calls `on_thread_start`. torch thread counts, affinity and inference_mode are thread-local.
+    The worker first calls `on_thread_start`: torch's thread counts, affinity and inference_mode are thread-local.
     """
 
     def __init__(

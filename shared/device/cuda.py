@@ -1,11 +1,11 @@
 """CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in
-any order.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in any order
+that they allow.
 
-An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device. At
-the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify` never report work that
-is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
+An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device.
+Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`
+never report work that is only enqueued. The watcher sleeps in `mark.synchronize`, without the GIL.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-POOL_SIZE = 32  # torch's streams per priority, which it hands out round robin
+POOL_SIZE = 32  # number of torch's streams per priority, handed out round robin
 
 
 def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
-    """Return a stream whose handle is not in `taken`. The work of equal handles never overlaps (H7)."""
+    """Return a stream whose handle is not in `taken`. Work under equal handles never overlaps (H7)."""
     for _ in range(POOL_SIZE):
         stream = gpu.new_stream(device, priority)
         if stream.cuda_stream not in taken:
@@ -49,7 +49,7 @@ class CudaMarks:
         self._stream = stream
         self._notify = notify
         self._marks: dict[Event, GpuEvent] = {}  # recorded marks of incomplete events
-        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # to call once an event has fired
+        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # functions to call once an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
@@ -105,7 +105,7 @@ class CudaMarks:
 
 
 def mark_of(event: Event) -> GpuEvent | None:
-    """Return None if the event is unfired, complete, or not of a CudaStream."""
+    """Return the event's mark; None if the event is unfired, complete, or not of a CudaStream."""
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
@@ -116,7 +116,7 @@ class CudaStream:
 
     A device can't wait for work that is not enqueued yet: for a host event, or an event of a stream that holds
     launches. A stream that waits for such an event holds its later launches. The thread that fires the event launches
-    them, so one thread must do all launches and fire these events.
+    the held work, so one thread must do all launches and fire these events.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class CudaStream:
             self._hold(event)
 
     def _is_behind(self, event: Event) -> bool:
-        """Order later launches after the event. Return False if it has not fired."""
+        """Order later launches after the event. Return False if the event has not fired."""
         if event.peek():
             return True
         mark = mark_of(event)

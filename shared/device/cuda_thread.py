@@ -1,6 +1,6 @@
 """CUDA stream with a worker thread, where closures run in order and may block.
 
-Transfers and cold-tier copies use it, because they wait for peers, disks and digests.
+Transfers and cold-tier copies use this stream, because they wait for peers, disks and digests.
 
     loop    launch(pull) . . . . . . . . . . . done.query()
     thread        wait(newest step)  pull, digests  synchronize  done
@@ -63,9 +63,9 @@ class ThreadedCudaStream(CpuStream):
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """On the worker, wait for the enqueued work, so that the event completes after it.
+        """On the worker, wait for the enqueued work, so that the event completes after this work.
 
-        On another thread, the closure was skipped: nothing is enqueued.
+        A call on another thread means a skipped closure, which has enqueued nothing.
         """
         if threading.current_thread() is self._thread:
             try:

@@ -48,7 +48,8 @@ class EventDriver(Protocol):
 class Event:
     """An event, armed from the start. `Stream.launch(fires=...)` names the work that will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete; a device completes it later.
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete. A device completes this work
+    later.
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")

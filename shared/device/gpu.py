@@ -30,7 +30,10 @@ class GpuEvent(Protocol):
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: GpuEvent) -> float:
-        """Return the milliseconds to `end_event`. Raise RuntimeError if `timing` or a reached mark is missing."""
+        """Return the milliseconds to `end_event`.
+
+        Raise RuntimeError unless both marks have `timing` and were reached.
+        """
         ...
 
 
@@ -47,7 +50,7 @@ class GpuStream(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Raise the device's fault, if any."""
+        """Block until all enqueued work has run. Raise the device's fault."""
         ...
 
 
@@ -157,7 +160,7 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done its enqueued work."""
+        """When the tensor is freed, keep its memory until `stream` has done all work enqueued by then."""
         ...
 
     def new_graph_memory(self) -> object:
@@ -178,11 +181,11 @@ class Gpu(Protocol):
         ...
 
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
-        """Return another process's memory as (storage_bytes,) uint8. Freeing the last tensor unmaps it."""
+        """Return another process's memory as (storage_bytes,) uint8. Freeing the last tensor unmaps this memory."""
         ...
 
     def describe(self, device: torch.device) -> DeviceInfo: ...
 
     def built_for(self) -> str:
-        """Return torch's CUDA version, or ""."""
+        """Return torch's CUDA version, or "" without CUDA."""
         ...

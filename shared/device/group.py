@@ -41,7 +41,7 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the ranks' meeting place. Its file may exist. The node owns the folder."""
+    """Return the store with which the ranks find each other. Its file may exist. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
@@ -79,7 +79,7 @@ class RankGroup:
             self._gloo.send([as_bytes(x.contiguous())], to, 0).wait()
 
     def receive(self, x: torch.Tensor, source: int) -> None:
-        """Fill the contiguous x with a tensor of the same shape and dtype."""
+        """Fill the contiguous x with the other rank's tensor of the same shape and dtype."""
         with self._together("receiving"):
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 
@@ -97,5 +97,5 @@ class RankGroup:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """View a contiguous x as flat uint8, because gloo lacks some dtypes. One element may have any strides."""
+    """View a contiguous x as flat uint8, because gloo lacks some dtypes. x with one element may have any strides."""
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)

@@ -26,7 +26,7 @@ def share_one_heap() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Share one heap, as above, and keep large freed blocks in it. Call it once, before other threads start."""
+    """Share one heap, and keep large freed blocks in it. Call and result are as for `share_one_heap`."""
     return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
 
 

@@ -24,7 +24,7 @@ R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
 LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
 RUN_LENGTHS = (1, 2, 5, 20, 1000)
-FRUITLESS_POLLS = 8  # a host may do nothing but poll
+FRUITLESS_POLLS = 8  # polls after which the world runs, because a host may only poll
 
 
 class DeadlockError(RuntimeError):
@@ -67,7 +67,7 @@ class SimulatedStream:
         self.world.note(self.name, "reset", f"epoch {self.epoch}")
 
     def stop(self) -> None:
-        """Close a closure that is between two steps."""
+        """Skip all items, and close a closure that is between two steps."""
         while self.items:
             item = self.items.popleft()
             if isinstance(item, Work):
@@ -215,7 +215,6 @@ class World:
         return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
 
     def _run_one(self) -> bool:
-        """Advance the runnable stream of highest priority. Sometimes lower its priority."""
         runnable = [stream for stream in self._streams.values() if stream.head() is not None]
         if not runnable:
             return False

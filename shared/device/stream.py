@@ -30,7 +30,7 @@ class Stream(Protocol):
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
         """Run fn after all earlier work of this stream.
 
-        fn must fire every event in `fires`. The stream fires a missed event with an error, before `ticket.done`.
+        fn must fire every event in `fires`. The stream fires an unfired event with an error, before `ticket.done`.
 
         fn captures only values that are frozen at launch, and runs in torch.inference_mode. A generator function's
         yields are preemption points on the simulated backend. After an exception, later closures of the epoch are

@@ -47,12 +47,12 @@ class StreamSet:
         return self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
-        """Call after the engine has drained its leases."""
+        """Reset every stream, after the engine has drained its leases."""
         for stream in self.all():
             stream.reset()
 
     def reset_steps(self) -> None:
-        """Transfers and the cold tier go on."""
+        """Reset the streams of steps. Transfers and the cold tier go on."""
         for stream in (self.forward, self.copy, *self.stages):
             stream.reset()
 
@@ -71,14 +71,14 @@ def make_streams(
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """Return the streams for `kind`. Raise ConfigError for an unknown kind.
+    """Raise ConfigError for an unknown `kind`.
 
     - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
-      The host waits only for these. More calls would slow steps down.
+      The host waits only for these streams. More calls would slow steps down.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
     - `world`: the simulated kind needs it.
-    - `num_stages`: stages of the model's pipeline. Each later stage has its own stream, even inline.
+    - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even inline.
     """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}
@@ -104,7 +104,6 @@ def cuda_streams(
     gpu: Gpu, device: torch.device, on_thread_start: Callable[[], None], notify: Callable[[], None]
 ) -> StreamSet:
     """Make four streams with distinct handles. Steps are enqueued on the loop's thread."""
-
     taken: list[int] = []
 
     def enqueueing(name: str, notify: Callable[[], None] = do_nothing) -> CudaStream:

@@ -43,10 +43,7 @@ class Filing:
 
 
 class ColdStore:
-    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the temporary folder).
-
-    The least recently used pages are demoted, then dropped.
-    """
+    """Holds `num_host` pages in memory, and `num_disk` pages in a file in `directory` (empty: the temporary folder)."""
 
     def __init__(self, page_bytes: int, num_host: int, num_disk: int = 0, directory: str = "") -> None:
         if num_host < 1:
@@ -70,7 +67,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Mark the page as used. The caller must at once launch the job that needs `place`."""
+        """Find a page, and mark it as used. The caller must at once launch the job that needs the page's `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -142,7 +139,7 @@ class ColdStore:
         return (place - self.num_host) * self.page_bytes
 
     def close(self) -> None:
-        """Call after the cold stream has stopped."""
+        """Call this after the cold stream has stopped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

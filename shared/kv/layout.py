@@ -45,12 +45,12 @@ def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the number of layers. A layer is contiguous in a page."""
+    """A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Return where each of a page's `num_parts` parts ends, in layers, except the last part.
+    """Return the end layer of each of a page's `num_parts` parts, except the last part.
 
     The last part is a single layer, because no computation hides its transfer.
     """

@@ -51,7 +51,7 @@ class KVManager:
         return self.allocator.num_free + self.cache.num_evictable
 
     def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
-        """Allocate n pages, evicting if needed. Pass them to `append` or `free_pages`."""
+        """Allocate n pages, evicting if needed, or return None. Pass the pages to `append` or `free_pages`."""
         missing = n - self.allocator.num_free
         if missing > self.cache.num_evictable:
             return None
@@ -79,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """The row must come from `rows.alloc_row`."""
+        """Start the record of a row from `rows.alloc_row`."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -96,7 +96,7 @@ class KVManager:
         self._record(row).tag = tag
 
     def take_cached(self, row: int, match: Match) -> None:
-        """Start an empty row, which then owns the match's lock."""
+        """Start an empty row with the match's pages. The row then owns the match's lock."""
         record = self._record(row)
         if record.lock is not None or self.rows.num_pages[row]:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
@@ -108,7 +108,7 @@ class KVManager:
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
-        """The pages must come from `alloc_pages`. They become private."""
+        """Append pages from `alloc_pages`, which become private."""
         owner = self._record(row).owner
         start = int(self.rows.num_pages[row])
         self.rows.append(row, pages)
@@ -148,9 +148,9 @@ class KVManager:
         return int(self._private[row].sum())
 
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
-        """Offer the row's full pages below num_tokens to the cache. Return how many of them it owns now.
+        """Offer the row's full pages below num_tokens to the cache. Return how many of these the cache owns now.
 
-        keys: int64, one per token from the request's start. A launched step must compute the pages' KV.
+        keys: int64, one per token from the request's start. The step that computes the pages' KV must be launched.
         """
         record = self._record(row)
         n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
@@ -173,7 +173,7 @@ class KVManager:
         self.rows.free_row(row)
 
     def gauges(self) -> dict[PageState, int]:
-        """Return pages by state. Tagged pages are private, or pinned in the cache."""
+        """Return the number of pages by state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
         for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
             for row in self._rows_tagged(tag):

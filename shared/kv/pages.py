@@ -50,7 +50,7 @@ class PageAllocator:
         return self._num_free
 
     def is_free(self) -> npt.NDArray[np.bool_]:
-        """Return a copy, (num_pages,). It is False for the sink."""
+        """Return a copy of the mask of free pages, (num_pages,). The sink's entry is False."""
         return self._is_free.copy()
 
     def alloc(self, n: int) -> PageIds | None:

@@ -128,7 +128,7 @@ class KVPool:
             slots[pages[1], places[1]] = slots[pages[0], places[0]]
 
     def page_view(self, page: int) -> ByteArray:
-        """Return a page's writable view (page_bytes,). Only host memory has one."""
+        """Return a page's writable view (page_bytes,). Only host memory has such a view."""
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
@@ -206,7 +206,7 @@ class ReadOnlyPool:
         return cls(memory, num_pages, page_bytes)
 
     def page(self, page: int) -> ByteArray:
-        """Return a read-only view (page_bytes,). Check the page number, because a peer sent it."""
+        """Return a read-only view (page_bytes,). The page number is checked, because a peer sent it."""
         if not 0 < page < self.num_pages:
             raise HandoffFailed(f"page {page} is out of range 1..{self.num_pages - 1}")
         view: ByteArray = self._pages[page]
@@ -218,7 +218,7 @@ class ReadOnlyPool:
 
 
 def _map_readonly(path: str, num_bytes: int) -> mmap.mmap:
-    _require_pool_file(os.stat(path), num_bytes)  # first, because opening a device or a pipe has effects
+    _require_pool_file(os.stat(path), num_bytes)  # checked first, because opening a device or a pipe has effects
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _require_pool_file(os.fstat(fd), num_bytes)

@@ -47,8 +47,8 @@ class CachedPage:
 class Lock:
     """A lock pins the first num_pages pages of a path from the root.
 
-    Without a match, `node` is None: the lock pins nothing, but must be unlocked once. A lock of
-    a WindowCache has no node and pins `pages`: index in the request -> page.
+    Without a match, `node` is None: the lock pins nothing, but must be unlocked once. A lock of a WindowCache has no
+    node and pins `pages`: index in the request -> page.
     """
 
     node: CachedPage | None
@@ -56,12 +56,12 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether the lock is for a copy, which is not a use
+    is_copy: bool = False  # whether the lock is for a copy, which does not count as a use
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix. Page number 0: no window reaches the page. Unlock `lock` or pass it to `insert`."""
+    """The longest cached prefix. Page number 0: a page that no window reaches. Unlock `lock` or pass it to `insert`."""
 
     pages: PageIds
     num_tokens: int
@@ -93,7 +93,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Return the number of pages on no locked path. All of them can be evicted."""
+        """Return the number of pages on no locked path."""
         return self._num_evictable
 
     def cached_pages(self) -> PageIds:
@@ -104,7 +104,7 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes, each once per unlocking: the longest unlocked node, and nodes above it."""
+        """Return up to `most` nodes: the longest unlocked node, and nodes above it. Each node comes once per unlock."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:

@@ -59,7 +59,7 @@ class ReqToTokenPool:
         return [row for row, used in enumerate(self._in_use) if used]
 
     def pages_of(self, row: int) -> PageIds:
-        """Return a view of the row's pages. Copy it before the pages change."""
+        """Return a view of the row's pages. Copy this view before the pages change."""
         pages: PageIds = self.table[row, : self.num_pages[row]]
         return pages
 
@@ -92,8 +92,7 @@ class ReqToTokenPool:
         return dropped
 
     def snapshot(self, rows: Rows) -> PageIds:
-        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: the most pages of a row, at least 1."""
-
+        """Return a (len(rows), P) int32 copy, C-contiguous, padded with 0. P: pages of the longest row, at least 1."""
         idx = np.asarray(rows, dtype=np.int64)
         width = max(1, int(self.num_pages[idx].max(initial=0)))
         copy: PageIds = self.table[idx, :width]

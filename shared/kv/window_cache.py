@@ -29,11 +29,11 @@ class WindowCache:
         self.page_size = page_size
         self.window = window
         self.enabled = enabled
-        # earlier pages that a token at a page's first slot reads
+        # number of earlier pages that a token at a page's first slot reads
         self._num_needed = -(-(window - 1) // page_size)
         self._page_of: dict[bytes, int] = {}
         self._identity_of: dict[int, bytes] = {}
-        self._refs: dict[int, int] = {}  # locks of each pinned page
+        self._refs: dict[int, int] = {}  # number of locks of each pinned page
         self._idle: OrderedDict[int, None] = OrderedDict()  # unpinned pages, least recently unpinned first
         self._locks: set[Lock] = set()
         self.listener: Listener | None = None

@@ -45,13 +45,13 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class CoreSizes:
-    num_pages: int  # see MemoryPlan, also for cold_pages and cold_file_pages
+    num_pages: int  # MemoryPlan explains this field, cold_pages and cold_file_pages
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
     cold_pages: int = 0
     cold_file_pages: int = 0
-    cold_dir: str = ""  # empty: the temporary folder
+    cold_dir: str = ""  # folder of the cold tier's file; empty: the system's temporary folder
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -139,10 +139,10 @@ def assemble_core(
 ) -> NodeCore:
     """Build a core.
 
-    - widths, mixed_chunk: the default is the largest number that the settings allow.
-    - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals it.
-    - grammars: None refuses requests with a grammar.
-    - boundary: between host and device; the default is the boundary of `settings.device`.
+    - widths, mixed_chunk: by default, each chooses the largest number of tokens that the settings allow.
+    - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals the pool.
+    - grammars: with None, requests with a grammar are refused.
+    - boundary: by default, the boundary of `settings.device`.
     """
     ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers
     depth = loop_depth(overlap, 1 + len(streams.stages))

@@ -1,6 +1,6 @@
 """Build and run a node from its configuration.
 
-The apps set the core plan and the environment, and then call `run_node`.
+prefill_node/app.py and decode_node/app.py set the core plan and the environment, and then call `run_node`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# limit on a message part from a prefill node's caller, which only asks for pages (Pull)
+# limit on a message part that a prefill node takes: its callers only ask for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
@@ -92,7 +92,7 @@ class Loaded:
 
     @property
     def mapped_bytes(self) -> int:
-        """The system counts mapped weights as free memory."""
+        """Return the bytes of mapped weights, which the system counts as free memory."""
         return 0 if self.packed is None else self.packed.mapped_bytes
 
 
@@ -132,7 +132,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        with ExitStack() as ends:  # in reverse order, each even if others raise
+        with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
             ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)
@@ -214,7 +214,7 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """`make_least` makes a core with two pages, to measure steps."""
+    """`make_least` makes a core with two pages, to measure steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
@@ -231,7 +231,6 @@ def gpu_of(streams: str) -> Gpu | None:
 
 
 def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    """Return None for an encoder model, a pipeline, or a vocabulary that can't be used."""
     if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
@@ -249,7 +248,7 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
     """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
 
-    `auto` takes a GPU if the model can use it. Several ranks or stages run on the CPU, where they share pages.
+    `auto` takes a GPU if the model can use it. Several ranks or stages run on the CPU, because they share host memory.
     """
     device = parts.sched.device
     if device == "inline":
@@ -274,7 +273,7 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        from shared.model.shard import load_shard  # late, because it imports the CPU's kernels
+        from shared.model.shard import load_shard  # a late import, because the module imports the CPU's kernels
 
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
@@ -381,7 +380,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
         core.step(block=True)
     core.take_events()
     core.kv.flush_cache()
-    gc.freeze()  # later collections skip the objects made so far
+    gc.freeze()  # later garbage collections skip the objects made so far
     give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 

@@ -1,9 +1,9 @@
 """Tell routers which pages are cached here, in numbered CacheEvents. Sans-IO.
 
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
-    it asks again after a gap     -> the same messages again; if they have left the ring, `cleared` and all pages
+    it asks again after a gap     -> the missed messages; if these have left the ring, `cleared` and all pages
 
-Memory is bounded.
+Memory is bounded: unsent changes are kept by page, and sent messages in a ring buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RING_BATCHES = 32
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """`changes`: unsent changes, page -> whether it is cached."""
+    """The CacheEvents to one router. `changes`: page with an unsent change -> whether this page is cached."""
 
     changes: dict[bytes, bool]
     begins: bool = True  # whether the next message has `cleared`
@@ -43,7 +43,7 @@ class Stream:
 
 
 class CacheTeller:
-    """Owned by the loop. Follows the cache after the first CacheReplay of any router."""
+    """Owned by the node's loop. It follows the cache's changes once any router has sent a CacheReplay."""
 
     def __init__(self, kv: KVManager, node_id: str, epoch: int) -> None:
         self._cache = kv.cache
@@ -52,7 +52,7 @@ class CacheTeller:
         self._streams: dict[str, Stream] = {}
 
     def asked(self, peer: str, after: int) -> None:
-        """Let the next `tell` yield the messages after number `after`."""
+        """Let the next `tell` yield this router's messages after number `after`."""
         stream = self._streams.get(peer)
         if stream is None:
             self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True))
@@ -74,7 +74,7 @@ class CacheTeller:
             stream.changes[identity] = is_cached
 
     def tell(self, peers: Collection[str]) -> Iterator[tuple[str, CacheEvents]]:
-        """Yield each served router's repeated messages, and then its next message."""
+        """Yield, for each served router, the messages to repeat and then the next message."""
         for peer in [peer for peer in self._streams if peer not in peers]:
             del self._streams[peer]
         if not self._streams:

@@ -14,7 +14,7 @@ WORTH_SAYING_S = 1.0  # time until the first line; reading compiled code from di
 
 
 class KernelLog:
-    """Any thread may call it."""
+    """Any thread may call its methods."""
 
     def __init__(self, log: Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -26,7 +26,7 @@ class KernelLog:
         self._lock = threading.Lock()
 
     def serving(self) -> None:
-        """From now on requests may wait for a kernel."""
+        """Record that from now on requests may wait for a kernel."""
         self._is_serving = True
         if self.num_ready:
             self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))

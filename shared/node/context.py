@@ -24,7 +24,7 @@ from shared.wire.messages import Fingerprint
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Constant after the start."""
+    """The node's identity and limits, constant after the start."""
 
     role: str
     node_id: str
@@ -39,7 +39,7 @@ class NodeFacts:
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
     silence_s: float = 5.0  # after this time an unreachable peer counts as gone
-    about_transports: str = ""
+    about_transports: str = ""  # why these transports were chosen
 
 
 def no_group(transport: str, rank: int) -> Group:
@@ -57,10 +57,10 @@ class NodeContext:
     metrics: NodeMetrics
     log: LogOnce
     clock: Callable[[], float]
-    wake: Callable[[], None] = do_nothing  # tells the loop that it has work; any thread may call it
-    make_group: Callable[[str, int], Group] = no_group  # gets a transport and a rank
-    wire_counts: Counter[str] = field(default_factory=Counter)  # counts of dropped messages
-    cores: Callable[[], str] = str
+    wake: Callable[[], None] = do_nothing  # tells the loop that there is work; any thread may call `wake`
+    make_group: Callable[[str, int], Group] = no_group  # makes a group for a transport and a rank
+    wire_counts: Counter[str] = field(default_factory=Counter)  # the links' counts of dropped messages
+    cores: Callable[[], str] = str  # describes the CPU cores in use
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
@@ -78,7 +78,7 @@ class NodeContext:
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
-        """Drop a message, unless it crossed with its request's end."""
+        """Call `drop`, unless the message crossed with its request's end."""
         if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 

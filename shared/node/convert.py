@@ -18,7 +18,7 @@ from shared.wire.codec import key_of, sampling_of, to_wire
 from shared.wire.messages import Generate, Key, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.ranges import MAX_TEXT
 
-# so that a message delays others only a little
+# limit on a message with tokens or scores, so that it delays other messages only a little
 MESSAGE_BYTES = 128 * 1024
 
 
@@ -78,7 +78,7 @@ def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
 
 
 def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
-    """Return messages of limited size: first all runs of tokens, then all ends."""
+    """Return messages of limited size: first all runs of tokens, then all ends of sequences."""
     items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
     items += [(end, end_bytes(end)) for end in ends]
     messages, size = [Tokens(node_id, epoch, [], [])], 0
@@ -138,7 +138,7 @@ def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
 
 
 def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
-    """Join the bytes of host tensors of any dtype, in the order of their names; b"" without a drafter."""
+    """Join the bytes of host tensors of any dtype, in the order of the names. Return b"" without a drafter."""
     return b"".join(state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in sorted(state))
 
 

@@ -23,7 +23,7 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(slots=True)
 class NodeCore:
-    """Owns all its parts. `close` ends the streams and frees the memory."""
+    """A core owns all its parts. `close` ends the streams and frees the memory."""
 
     model: Model
     pool: KVPool
@@ -57,7 +57,7 @@ class NodeCore:
         self.scheduler.submit(req)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request. The key may be unknown."""
+        """End a request without an error. The key may be unknown."""
         self.scheduler.abort(key)
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
@@ -67,11 +67,11 @@ class NodeCore:
         return self.scheduler.take_events()
 
     def pages_of(self, row: int) -> Int32s:
-        """Return a view. Copy it before the row changes."""
+        """Return a view of the row's pages. Copy this view before the row changes."""
         return self.kv.rows.pages_of(row)
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: none may be in use."""
+        """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: none of these may be in use."""
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
         self.scheduler.queues.offload.check_integrity(idle)

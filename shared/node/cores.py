@@ -38,7 +38,7 @@ class NodeCores:
         self.team, self.why_fixed = Team(self.threads), ""
 
     def take(self, device: str, log: Logger) -> None:
-        """Call before the model is loaded. torch keeps its own threads."""
+        """Join the table of cores. Call this before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:
             return
@@ -66,7 +66,7 @@ class NodeCores:
         return next((why for is_so, why in reasons if is_so), "")
 
     def settle(self, model: Model, log: Logger) -> None:
-        """Stop sharing unless the model is one compiled program. Call it after the first step.
+        """Stop sharing cores unless the model is one compiled program. Call this after the first step.
 
         Only a compiled program announces its work in pieces so short that a borrower can return a core in time.
         """

@@ -23,7 +23,7 @@ from shared.wire.codec import Buffer
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed
 
-LAST_WORDS_S = 0.1  # for sending the last messages: sockets don't linger
+LAST_WORDS_S = 0.1  # time to send the last messages, because sockets don't linger
 SHORTEST_WAIT_S = 0.001
 
 
@@ -32,7 +32,7 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """`shared.wire.link.NodeLinks`, or a simulated network."""
+    """A node's connections: `shared.wire.link.NodeLinks`, or a simulated network."""
 
     @property
     def wakeup(self) -> Alarm: ...
@@ -66,8 +66,8 @@ class Daemon:
         watch: RouterWatch | None = None,
     ) -> None:
         """- check: called every round; raises if the node can't continue.
-        - cores: offered to other nodes while there is nothing to compute.
-        - watch: the list of routers; its owner starts and closes it.
+        - cores: offered to other nodes while this node has nothing to compute.
+        - watch: follows the list of routers. The caller starts and closes `watch`.
         """
         self._node = node
         self._links = links
@@ -139,7 +139,7 @@ class Daemon:
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:
-        """Treat a stuck connection as closed, from the next tick on."""
+        """Treat an unusable connection as closed, from the next tick on."""
         if closed not in self._unreachable:
             self._unreachable.append(closed)
             self._log.warning("peer given up", peer=closed.peer, why=why)
@@ -150,7 +150,7 @@ class Daemon:
         self.stop()
 
     def stop(self) -> None:
-        """Make the node drain, and at the second call end at once."""
+        """Make the node drain. The second call makes the node end at once."""
         self._signals += 1
         self._links.wakeup.set()
 

@@ -1,4 +1,7 @@
-"""Refuse flags that --deterministic excludes. `fixed_kernels` refuses models, when they are loaded."""
+"""Refuse flags that --deterministic excludes, because results would depend on the batch or on measured times.
+
+`fixed_kernels` refuses unsuitable models when they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from shared.core.errors import ConfigError
 
 
 def check_deterministic(parts: NodeParts, *, on_gpu: bool) -> None:
-    """Raise ConfigError for a flag that makes results depend on the batch or on measured times."""
     if not parts.sched.deterministic:
         return
     refused = {

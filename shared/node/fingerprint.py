@@ -12,11 +12,10 @@ from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may yield new tokens
+NUMERICS_VERSION = 2  # increase it if the same weights, seed and prompt may now yield different tokens
 
 
 def build_name() -> str:
-    """Return the version of the installed distribution; "source" in a checkout."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -31,7 +30,7 @@ def make_fingerprint(
     build: str,
     grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """`grammar`: the version of the Grammars. Paired nodes may have different draft widths."""
+    """`grammar`: the version of the Grammars. The draft width is left out, because paired nodes may differ in it."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -57,6 +56,6 @@ def _plane_name(plane: PlaneSpec) -> str:
 
 
 def difference(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return why the pages (`theirs`) don't fit ours; empty if they do."""
+    """Return why a peer's pages (`theirs`) don't fit ours; empty if they fit."""
     name = misfit(theirs, ours)
     return f"{name} differs: {getattr(ours, name)} here, {getattr(theirs, name)} there" if name is not None else ""

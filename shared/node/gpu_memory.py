@@ -1,11 +1,11 @@
-"""Measure the GPU memory that a node needs beside its KV pool, with loaded weights and its largest steps.
+"""Measure the GPU memory that a node needs beside its KV pool: run the largest steps with loaded weights.
 
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
-Graphs are captured later, into the rest. If memory runs out, steps without a graph run eagerly.
+Graphs are captured later, into the free rest. If this rest runs out, steps without a graph run eagerly.
 
-This code never ran on a GPU.
+This code never ran on a GPU: the tests use a virtual GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shared.sched.largest import LargestSteps
 TOO_LARGE = "the weights: use a smaller model, --dtype bfloat16, or --weight-dtype int8 or fp8"
 LARGEST_STEP = "the largest step: lower --chunk-size, --max-running or --max-context"
 KV_POOL = "the KV pool: end other processes on the GPU, or lower --gpu-mem-fraction or --kv-bytes"
-# for the driver's context, libraries' workspaces and gaps between blocks
+# share of the GPU's memory for the driver's context, libraries' workspaces and gaps between blocks
 RESERVED_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Bytes of one GPU, before there is a KV pool."""
+    """The use of one GPU's memory before there is a KV pool, in bytes."""
 
     total: int
     free: int  # used by no process
@@ -46,7 +46,7 @@ class GpuUse:
         return int(RESERVED_SHARE * self.total)
 
     def left_for_kv(self, fraction: float) -> int:
-        """Return the bytes left for KV; negative if the rest doesn't fit. `fraction`: this node's share of the GPU."""
+        """Return the bytes left for KV; negative if other parts don't fit. `fraction`: this node's share of the GPU."""
         return min(int(fraction * self.total) - self.weights, self.free) - self.largest_step - self.reserve
 
     def parts(self, pool: int) -> dict[str, str]:
@@ -64,7 +64,7 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with two pages. Raise ConfigError if memory runs out."""
+    """Raise ConfigError if memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)
@@ -93,7 +93,7 @@ def _run_largest(core: NodeCore, num_tokens: int) -> None:
 
 @contextmanager
 def explained(gpu: Gpu | None, device: str, what: str) -> Iterator[None]:
-    """Turn running out of GPU memory into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
+    """Turn the GPU's out-of-memory error into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -15,7 +15,7 @@ from shared.model.llama import LlamaModel
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
-GRAPH_TOKENS = 1024  # limit on a row's tokens, if attention gathers a fixed number
+GRAPH_TOKENS = 1024  # limit on a row's tokens, if attention gathers a fixed number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class GraphSpec:
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
-    """Return None without a GPU, with --cuda-graphs off, and for prefill nodes."""
     if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
         return None
     reads_lengths = isinstance(model, LlamaModel) and not model.gathers

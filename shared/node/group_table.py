@@ -1,4 +1,4 @@
-"""Keep this node's process groups, one per peer. Tell each peer the store entries and the end of its group."""
+"""Keep a node's process groups, one per peer. Send each peer its group's store entries, and report the group's end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
-WINDOW = 6  # agreed transfers that have not ended: one runs, the others keep the group busy
-MOST_POSTED = 2 * WINDOW  # transfers that a sender has posted, and whose end it has not heard of
+WINDOW = 6  # limit on agreed transfers that have not ended: one runs, and the others keep the group busy
+MOST_POSTED = 2 * WINDOW  # limit on transfers that a sender has posted, and whose end it has not heard of
 MAX_GROUPS = 64
-END_S = 2.0  # time for a thread when the node ends
+END_S = 2.0  # time that each thread gets to stop when the node ends
 
 
 @dataclass(slots=True, eq=False)
 class GroupEntry:
-    """`number`: chosen by the receiver. `num_agreed`: transfers agreed upon. `num_over` of these have ended."""
+    """The receiver chooses `number`. The peers agreed upon `num_agreed` transfers; `num_over` of these have ended."""
 
     peer: str
     number: int
@@ -29,11 +29,11 @@ class GroupEntry:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
-    unposted: deque[Transfer] = field(default_factory=deque)  # agreed but not posted, on a sender
+    unposted: deque[Transfer] = field(default_factory=deque)  # a sender's transfers that are agreed but not posted
 
     @property
     def has_room(self) -> bool:
-        """Return False to limit the receiver's staging memory."""
+        """Return whether one more transfer may be agreed upon. This limits the receiver's staging memory."""
         return self.num_agreed - self.num_over < WINDOW
 
     def post(self) -> None:
@@ -75,7 +75,7 @@ class GroupTable:
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
     def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
-        """Return groups that ended by themselves. Inform their peers."""
+        """Return the groups that ended by themselves. Inform their peers."""
         broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
         for entry, error in broken:
             self.end(entry, error, tell=True)
@@ -93,7 +93,7 @@ class GroupTable:
             self._ctx.outbox.send(entry.peer, Broken(entry.number, error.message[:MAX_TEXT]))
 
     def close(self) -> None:
-        """Give each thread END_S to leave a transfer."""
+        """End all groups. Each thread gets END_S to leave a transfer."""
         for entry in self:
             self.end(entry, HandoffFailed("the node ends"), tell=False)
         for group in self._ended:

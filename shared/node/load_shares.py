@@ -36,6 +36,7 @@ class LoadShares:
             self._shares.setdefault(life, LoadShare()).add(share)
 
     def beside(self, life: RouterLife | None) -> OthersLoad:
+        """Return the load of all routers except this one."""
         total = LoadShare()
         others = [share for other, share in self._shares.items() if other != life]
         for share in others:

@@ -1,4 +1,4 @@
-"""Define a node's actions in one tick. The daemon or a test carries them out."""
+"""Define a node's actions in one tick: calls of NodeLinks, which the daemon or a test makes."""
 
 from __future__ import annotations
 

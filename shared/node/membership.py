@@ -17,8 +17,8 @@ from shared.node.routers import RouterLife, RoutersWord
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
-HELLO_AGAIN_S = 2.0  # without a Welcome, Hello is sent again
-LAST_WORD_S = 0.5  # from Goodbye to hanging up, which drops queued messages
+HELLO_AGAIN_S = 2.0  # after this time without a Welcome, Hello is sent again
+LAST_WORD_S = 0.5  # time from Goodbye to hanging up, which drops queued messages
 
 
 class Membership:
@@ -27,9 +27,9 @@ class Membership:
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx
         self._over = over
-        self._hello_due: dict[str, float] = {}  # router without a Welcome -> next Hello
-        self._hello_said: dict[str, float] = {}  # connected router -> last Hello
-        self._hang_up_at: dict[str, float] = {}  # router with a Goodbye -> time to hang up
+        self._hello_due: dict[str, float] = {}  # connected router without a Welcome -> time of the next Hello
+        self._hello_said: dict[str, float] = {}  # connected router -> time of the last Hello
+        self._hang_up_at: dict[str, float] = {}  # router that the node has left -> time to hang up
         self.connections: Counter[str] = Counter()  # connections so far, by router
 
     # ---- the list
@@ -76,6 +76,7 @@ class Membership:
         self._hang_up_at[peer] = now + after_s
 
     def lacking(self) -> list[str]:
+        """Return the listed routers that don't serve this node."""
         missing = [peer[:MAX_NAME] for peer in self._ctx.routers.listed if self._ctx.routers.life(peer) is None]
         return sorted(missing)[:MAX_NAMES]
 
@@ -99,7 +100,7 @@ class Membership:
             self._ctx.outbox.dial(peer, peer)
 
     def go_on(self, now: float) -> None:
-        """Every heartbeat calls this."""
+        """Call this with every heartbeat."""
         for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
             self._say_hello(peer, now)
         for peer in [peer for peer, at in self._hang_up_at.items() if at <= now]:
@@ -134,7 +135,7 @@ class Membership:
     # ---- epochs of routers
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
-        """Return whether the router now serves this node, and so needs its load."""
+        """Return whether the router now serves this node, and so needs the node's load."""
         if peer in self._hang_up_at:
             return False
         if message.connection != self.connections[peer]:  # the router hasn't heard our Hello on this connection
@@ -159,7 +160,7 @@ class Membership:
         self._ctx.outbox.send(peer, Unwelcome(facts.node_id, facts.epoch, rival[:MAX_TEXT]))
 
     def _life_over(self, life: RouterLife | None, now: float) -> None:
-        """End a router's requests. Say Hello to routers that it kept out."""
+        """End a router's requests. Say Hello to the routers that this router kept out."""
         if life is None or self._ctx.routers.serves(life):
             return
         self._over(life)

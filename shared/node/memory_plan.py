@@ -12,15 +12,15 @@ from shared.device.gpu import gib
 from shared.kv.manager import page_count
 from shared.node.gpu_memory import GpuUse
 
-MIN_CONTEXT = 64  # tokens; a smaller pool is useless
+MIN_CONTEXT = 64  # tokens; a pool for fewer tokens is useless
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    num_pages: int  # with page 0, the sink
-    max_context: int  # tokens of one sequence
+    num_pages: int  # including page 0, the sink
+    max_context: int  # limit on the tokens of one sequence
     cold_pages: int  # in host memory; 0: no cold tier
-    cold_file_pages: int
+    cold_file_pages: int  # in the cold tier's file
 
 
 def least_plan(max_context: int) -> MemoryPlan:
@@ -37,7 +37,7 @@ def plan_memory(
     available: int,
     gpu: GpuUse | None = None,
 ) -> MemoryPlan:
-    """Plan the node's memory. Raise ConfigError if something doesn't fit.
+    """Raise ConfigError if something doesn't fit.
 
     The pool gets at most the pages that all rows use at full length. max_context: the model's limit. depth: the loop's
     depth. available: free bytes of the host. gpu: None for a pool in host memory.
@@ -67,7 +67,7 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
-    """Raise ConfigError if fewer bytes are free."""
+    """Raise ConfigError if fewer than --kv-bytes are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
@@ -86,7 +86,6 @@ def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
-    """Raise ConfigError for a cold tier that this device or machine can't have."""
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} can't be offloaded yet; leave it out")
     if 0 < memory.offload_bytes < page_bytes:

@@ -1,9 +1,10 @@
-"""Define a node without sockets and clocks: tick(inbox, now) -> actions. Prefill and decode differ only in the side.
+"""Define a node without sockets and clocks: tick(inbox, now) -> actions.
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
 A step's completion comes before the messages, so network work never delays the next launch. Messages and transfers are
-answered before the step that they make possible, because a prefill node waits for Installed.
+answered before the step that they make possible, because a prefill node waits for Installed. Prefill and decode nodes
+differ only in the side.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """A daemon carries out the actions of each half separately."""
+        """A daemon carries out the first half's actions before it calls the second half."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -120,7 +121,7 @@ class Node:
         self._take_events(now)
 
     def _take_events(self, now: float) -> None:
-        """Handle events, and events that they cause: a failed hand-off ends its request."""
+        """Handle all events, and the events that these cause: for example, a failed hand-off ends its request."""
         while events := self.ctx.core.take_events():
             self.busy = True  # freed memory may let a request run
             for event in events:
@@ -144,14 +145,14 @@ class Node:
         self.side.event(event, now)
 
     def _send_scores(self, event: Scored) -> None:
-        """Send scores at once, because tokens follow at the round's end."""
+        """Send the prompt's log-probabilities at once, because tokens follow at the round's end."""
         peer, facts = self.ctx.routers.peer_of(event.key), self.ctx.facts
         if peer is not None:
             for message in scores_of(event, facts.node_id, facts.epoch):
                 self.ctx.outbox.send(peer, message)
 
     def _report_end(self, event: Ended) -> None:
-        """Report an end, except an abort, about which the router knows."""
+        """Report an end, except an abort: the router knows about aborts."""
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
             self._report(peer, event)
@@ -175,7 +176,7 @@ class Node:
     # ---- messages
 
     def _receive_safely(self, inbound: Inbound, now: float) -> None:
-        """Drop a message that fails. Only an IntegrityError, our own fault, ends the process."""
+        """Drop a message whose handling fails. Only an IntegrityError, our own fault, ends the process."""
         try:
             self._receive(inbound, now)
         except IntegrityError:
@@ -242,7 +243,7 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
-        if rival is not None:  # the router doesn't know this yet, and will begin the request again
+        if rival is not None:  # the router doesn't know of the refusal yet, and will begin the request again
             self.membership.say_unwelcome(peer, rival)
             return
         if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait
@@ -312,9 +313,9 @@ class Node:
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
-        """Measure how long started requests were WAITING, and report them to their routers.
+        """Measure how long started requests were WAITING, and report these requests to their routers.
 
-        Begun leaves with the round's outbox, so it is not sent if the step ends this node at once.
+        Begun leaves with the round's outbox, so Begun is not sent if the step ends this node at once.
         """
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):

@@ -18,7 +18,7 @@ from shared.wire.ranges import MAX_NAMES
 def node_load(
     core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
 ) -> NodeLoad:
-    """Take the samples since the last call. `offers`: see LoadShares."""
+    """Return the load, with the samples since the last call. `offers`: see LoadShares."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
     return NodeLoad(
@@ -37,7 +37,6 @@ def node_load(
 
 
 def _row_states(core: NodeCore) -> dict[RowState, int]:
-    """Active rows are running if they decode, otherwise prefilling."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags[PageState.ACTIVE])
@@ -52,7 +51,7 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
 
 @dataclass(slots=True, eq=False)
 class WatchedStep:
-    """The thread that completes the step sets `ended_at`. `before`: the previous step, until the result is taken."""
+    """The thread that completes the step sets `ended_at`. `before`: the previous step; None after `_closed`."""
 
     launched_at: float
     prompt_tokens: int
@@ -73,7 +72,8 @@ class WatchedStep:
 class StepWatch:
     """Times steps from outside: the node calls `look` after each call of `core.step`.
 
-    The time between steps is idle if requests were running. The worker's thread calls `clock` too.
+    The time from a step's end to the next launch is idle if requests were running. The worker's thread also calls
+    `clock`.
     """
 
     def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:

@@ -20,7 +20,7 @@ Lookup = Callable[[str, int], Sequence[Any]]
 
 
 class RouterSource(Protocol):
-    """`every_s`: how often to read the source."""
+    """`every_s`: time between two reads of the source."""
 
     @property
     def name(self) -> str: ...
@@ -87,7 +87,7 @@ def checked(endpoints: Sequence[str], source: str, has_keys: bool) -> tuple[str,
 def sources_of(routers: Sequence[str], file: str, *, has_keys: bool) -> tuple[tuple[str, ...], list[RouterSource]]:
     """Return the flags' endpoints, and the sources to read.
 
-    An unreadable file raises ConfigError at the start. Later it leaves the list as it is.
+    An unreadable file raises ConfigError at the start. Later, an unreadable file leaves the list as it is.
     """
     fixed = tuple(entry for entry in routers if not entry.startswith(DNS_MARK))
     sources: list[RouterSource] = [DnsSource(entry, has_keys) for entry in routers if entry.startswith(DNS_MARK)]

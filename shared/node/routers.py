@@ -12,7 +12,7 @@ DRIFT = 0.001  # relative drift between two clocks that NTP slews by 500 ppm eac
 
 @dataclass(frozen=True, slots=True)
 class RouterLife:
-    """A restart changes only the epoch."""
+    """A router in one epoch. A restart changes only the epoch."""
 
     router_id: str
     epoch: int
@@ -28,7 +28,7 @@ class RoutersWord:
 
 
 def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
-    """Convert a deadline to our clock: perhaps a little late, but never early."""
+    """Convert a router's deadline to our clock. The result may be a little late, but never early."""
     return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)
 
 
@@ -44,7 +44,7 @@ class Routers:
     answers at its former endpoint, or after its former connection has closed.
 
         dialled --Welcome--> served --closed--> dialled         (leaving the list: membership.py)
-           '-----Welcome under a name that is served elsewhere--> refused --the served one closed--> dialled
+           '-----Welcome under a name that is served elsewhere--> refused --served router closed--> dialled
     """
 
     def __init__(self, peers: tuple[str, ...]) -> None:
@@ -60,14 +60,14 @@ class Routers:
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Return the endpoint's epoch that this ends, if any."""
+        """Serve a router. Return the endpoint's former epoch if this ends it."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Return the router's epoch that this ends, if any."""
+        """Refuse a router. Return the served epoch that this ends, if any."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
@@ -94,7 +94,7 @@ class Routers:
         return self._lives.get(peer)
 
     def serves(self, life: RouterLife) -> bool:
-        """Return whether the router is served at any endpoint. It may be listed by name and by address."""
+        """Return whether this epoch is served at any endpoint. A router may be listed twice, by name and by address."""
         return life in self._lives.values()
 
     def lives(self) -> dict[str, RouterLife]:

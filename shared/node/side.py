@@ -20,7 +20,7 @@ class Side(Protocol):
         ...
 
     def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
-        """Take a Generate whose prompt another node may have cached. `req`: its first request, just submitted."""
+        """Take a Generate whose prompt another node may have cached. `req`: the first request of this Generate."""
         ...
 
     def receive(self, received: Received, now: float) -> None: ...
@@ -60,7 +60,7 @@ class Side(Protocol):
 
     @property
     def wakes_at(self) -> float:
-        """Return when `poll` has work even if no event comes; infinity if never."""
+        """Return the time at which `poll` has work without an event, or infinity."""
         ...
 
     def close(self) -> None: ...

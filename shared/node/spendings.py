@@ -3,7 +3,7 @@
     router A --Spending 7--> latest of A: 7 --next heartbeat--> routers B and C
     A's epoch ends: the message is forgotten
 
-Memory is bounded.
+Memory is bounded: the node keeps the latest message of at most MOST_ROUTERS routers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Spendings:
 
     def __init__(self) -> None:
         self._latest: dict[RouterLife, Spending] = {}
-        self._told: dict[str, dict[RouterLife, int]] = {}  # by peer: the newest number sent to it
+        self._told: dict[str, dict[RouterLife, int]] = {}  # peer -> router's epoch -> newest number sent to the peer
 
     def take(self, message: Spending) -> None:
         life = RouterLife(message.router_id, message.router_epoch)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from shared.core.keys import RequestKey
 
-ALL = -1  # the seq_index of every sequence of an attempt
+ALL = -1  # a seq_index that stands for every sequence of an attempt
 
 
 class Tombstones:
@@ -32,6 +32,5 @@ class Tombstones:
 
     def expire(self, now: float) -> None:
         """All keys are kept equally long, so the oldest come first."""
-
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

@@ -59,7 +59,7 @@ class Logger:
         return LEVELS[level] >= self._threshold
 
     def write(self, level: str, message: str, fields: dict[str, object]) -> None:
-        """Write a line if the level is enabled. Ignore a closed stream, because daemons outlive terminals."""
+        """Ignore a closed stream, because daemons outlive terminals."""
         if not self.enabled(level):
             return
         try:

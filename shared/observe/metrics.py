@@ -137,7 +137,7 @@ class Series:
     epoch: int
     # time of the last sweep that found the node or followed a report; None: no sweep since the report
     seen_at: float | None = None
-    totals: dict[str, float] = field(default_factory=dict)  # in the node's last report
+    totals: dict[str, float] = field(default_factory=dict)  # the counters in the node's last report
     shown: dict[str, float] = field(default_factory=dict)
 
 
@@ -202,7 +202,7 @@ class ClusterMetrics:
         )
         self._tenants: set[str] = set()  # tenants whose gauges are shown
         self._series: dict[str, Series] = {}  # counters of shown nodes
-        # nodes that are no longer shown, oldest first
+        # counters of nodes that are no longer shown, oldest first
         self._swept: OrderedDict[str, Series] = OrderedDict()
         self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels
 
@@ -245,8 +245,7 @@ class ClusterMetrics:
             self._observe(report.node, name, samples)
 
     def forget(self, node: str) -> None:
-        """Drop a lost node's gauges. Its counters stay, for rates and in case the node returns."""
-
+        """Drop a lost node's gauges. The counters stay, for rates and in case the node returns."""
         role = self._shown.pop(node, None)
         if role is None:
             return

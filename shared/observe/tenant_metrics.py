@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class TenantMetrics:
-    """The keys file limits the number of tenants, and so of labels."""
+    """The keys file limits the number of tenants, and so the number of labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tokens = Counter(

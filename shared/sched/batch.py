@@ -12,7 +12,7 @@ from shared.sched.lengths import Lengths
 
 
 class ScheduleBatch:
-    """The decoding rows. All arrays have the order of `reqs`.
+    """All arrays have the order of `reqs`.
 
     - seq_lens: committed length before the next step
     - expect_step: the step that wrote the row's relay
@@ -35,7 +35,7 @@ class ScheduleBatch:
 
     @classmethod
     def of(cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int) -> ScheduleBatch:
-        """Make a batch. `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
+        """Make a batch. Step `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
         batch = cls()
         lengths = Lengths(np.asarray(committed, dtype=np.int64))
         batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
@@ -57,7 +57,8 @@ class ScheduleBatch:
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
         """Record that each of these rows advances by at most `width` tokens in `step`.
 
-        With speculation the upper bound advances now, otherwise at the next `prepare_for_decode`.
+        With speculation the upper bounds of the lengths advance now. Plain lengths advance at the next
+        `prepare_for_decode`.
         """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step
@@ -69,7 +70,7 @@ class ScheduleBatch:
             self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
-        """`width` is 0 for a prompt's last chunk."""
+        """Record a result. `width` is 0 for a prompt's last chunk."""
         index = self.index_of(req)
         if index is None:
             return

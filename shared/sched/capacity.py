@@ -22,7 +22,7 @@ class Capacity:
         self._budget = queues.budget
 
     def reserve_running(self, width: int) -> set[Request]:
-        """Return the rows of the next step. They have pages for all tokens that the step may commit (rule a)."""
+        """Return the rows of the next step, with pages for all tokens that the step may commit (rule a)."""
         stepping: set[Request] = set()
         batch = self._queues.running
         order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
@@ -65,7 +65,7 @@ class Capacity:
     def admit_waiting(self, oldest_offer: int | None) -> None:
         """Admit requests in order of arrival. A request that finds no room holds back younger ones of its kind.
 
-        Ungranted hand-offs are one kind. All other requests take memory from them.
+        Ungranted hand-offs are one kind. All other requests are the second kind, and take memory from ungranted ones.
         """
         queues = self._queues
         pins = UngrantedPins(self._kv, self.settings, queues.ungranted.values())

@@ -2,8 +2,8 @@
 
         width = argmax  expected tokens(width) / time(rows, width)            width 1 is plain decoding
 
-Serving measures acceptance at each depth, and device time by rows and tokens. Probes try the other mode, plain or
-drafting. The choice never changes the tokens of a stream. Equal results lead to equal widths.
+Acceptance at each depth, and device time by rows and tokens, are measured while serving. Probes try the other mode,
+plain or drafting. The choice never changes the tokens of a stream. Equal results lead to equal widths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # number of verifies, of all rows together, in the average
+MEMORY = 32  # the average covers about this many verifies, of all rows together
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
 GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
 GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step's time
@@ -28,7 +28,7 @@ MARGIN = 1.05  # the width changes only for a gain above this factor, because of
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps until the first probe; doubled after each probe that changes nothing
 LONGEST_PROBE = 128
-STALE_PLAIN = 2 * LONGEST_PROBE  # the same for a plain step's time, which only probes measure
+STALE_PLAIN = 2 * LONGEST_PROBE  # steps after which a plain step's time expires, because only probes measure it
 FADE = 0.25  # weight of the earlier acceptance when a probe tries drafting again
 
 
@@ -59,7 +59,7 @@ def make_width_choice(spec: SpecConfig) -> WidthChoice:
 
 
 def step_widths(spec: SpecConfig) -> list[int]:
-    """Return the widths, ascending. A tree is verified whole or not at all: its parts' acceptance is not measured."""
+    """Return the widths, ascending. A tree is verified whole or not at all: acceptance in its parts is not measured."""
     if spec.width == 1 or not spec.spec_adaptive:
         return [spec.width]
     smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]
@@ -67,7 +67,7 @@ def step_widths(spec: SpecConfig) -> list[int]:
 
 
 class Acceptance:
-    """Rates by depth, where all earlier drafts were accepted. Newer verifies count more."""
+    """Acceptance rates by depth, measured where all earlier drafts were accepted. Newer verifies weigh more."""
 
     def __init__(self, depth: int) -> None:
         self._trials = [0.0] * depth
@@ -107,7 +107,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._measured: dict[tuple[int, int], int] = {}  # the step with the newest time
+        self._measured: dict[tuple[int, int], int] = {}  # number of the step with the newest time
         self._typical: dict[tuple[int, int], float] = {}  # the lower quartile, where enough times were measured
         self._slopes: dict[int, float] = {}  # by decode rows: a draft's time as a share of a plain step's time
         self._steps = 0
@@ -162,7 +162,7 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._width = self._widths[-1]  # for `_num_rows`
+        self._width = self._widths[-1]  # the width chosen for `_num_rows`
         self._num_rows = 0
         self._probe_width = 1
         self._probes_left = 0

@@ -18,7 +18,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """first_pos counts from the request's first output token."""
+    """`first_pos` counts from the request's first output token."""
 
     key: RequestKey
     first_pos: int
@@ -28,7 +28,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """first_pos counts from the prompt's first token."""
+    """Log-probabilities of prompt tokens. `first_pos` counts from the prompt's first token."""
 
     key: RequestKey
     first_pos: int
@@ -41,14 +41,15 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error: BatonError | None = None  # set with reason ERROR
+    error: BatonError | None = None  # set only with reason ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
     """A launched step will complete the KV of a hand-off's first num_tokens tokens.
 
-    `is_last`: the hand-off has no more tokens. The event comes in the launch's round. `layers` shows progress.
+    `is_last`: the hand-off has no more tokens. The event comes in the round of the launch. `layers` shows the step's
+    progress.
     """
 
     key: RequestKey
@@ -97,7 +98,7 @@ class HandoffUnpinned:
 
 @dataclass(frozen=True, slots=True)
 class PullGaveWay:
-    """A prefix pull gave its memory to other requests. The pull's row stays held."""
+    """A prefix pull gave its memory to other requests. This node will compute the prompt. The pull's row stays held."""
 
     row: int
 

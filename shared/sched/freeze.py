@@ -28,7 +28,7 @@ class ChunkShare:
 
 
 class PlanFreezer:
-    """Reuses the sampling arrays of equal rows: building them takes half of a plan's time."""
+    """Reuses the last plan's sampling arrays for equal rows: building these arrays takes half of a plan's time."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self._kv = kv
@@ -90,7 +90,7 @@ class PlanFreezer:
         return self._sampling
 
     def _history_seeds(self, shares: Sequence[ChunkShare]) -> list[HistorySeed]:
-        """Return the cached tokens of rows with a history. No forward writes these tokens to it."""
+        """Return the cached tokens of rows with a history. No forward writes these tokens to the history."""
         seeds = []
         for share in shares:
             chunk = share.chunk

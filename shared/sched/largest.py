@@ -1,9 +1,11 @@
-"""Make the largest steps that the settings allow. With them a node measures device memory before it makes the KV pool.
+"""Make the largest steps that the settings allow.
+
+A node runs these steps to measure device memory before it makes the KV pool.
 
     mixed  | a mixed chunk | all decode rows that may run, with all their drafts             |
     chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
 
-All pages are page 0, the sink. Memory for prompt log-probabilities is not counted: a step that lacks it fails.
+All pages are page 0, the sink. Memory for prompt log-probabilities is not counted: a step that lacks this memory fails.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ EVERY_FEATURE = SamplingParams(
 
 
 class LargestSteps:
-    """`num_rows`: the most running requests. `num_tokens`: the KV pool's largest size, in tokens."""
+    """`num_rows`: the largest number of running requests. `num_tokens`: the KV pool's largest size, in tokens."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-# The device is probed after this many consecutive failed steps. One faulty request makes two steps fail.
+# The device is probed after this many consecutive failed steps. One faulty request can fail two steps.
 MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EngineLoop:
         return True
 
     def _process_results(self) -> bool:
-        """Process ended steps, oldest first. Return whether a step had ended."""
+        """Return whether a step had ended."""
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]

@@ -17,7 +17,7 @@ EVERY_ID = 0xFFFFFFFF
 
 
 class MaskMaker:
-    """`num_words`: words of a mask, each for 32 ids. `fail` ends a request with an error."""
+    """`num_words`: the number of words in a mask, one per 32 ids. `fail` ends a request with an error."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class MaskMaker:
         self._fail = fail
 
     def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Return a mask for each output of rows with a grammar. Zombies get no masks."""
+        """Return a mask for each output of rows with a grammar. Zombies (results.py) get no masks."""
         num_outputs = [int(emits) for emits in plan.emits[: plan.num_prefill]]
         num_outputs += [plan.width] * (plan.batch_size - plan.num_prefill)
         rows = np.full(sum(num_outputs), -1, dtype=np.int64)

@@ -15,18 +15,18 @@ from typing import Protocol
 
 from shared.engine.plan import StepResult
 
-LEAST = 16  # tokens
+LEAST = 16  # tokens of the smallest chunk
 AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
 GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
 SHRINK = 0.5  # a step leaves at least this share of the chunk, because the system may have delayed the step
-FORGET = 1.1  # a step within the budget also grows the size that was too large
+FORGET = 1.1  # a step within the budget also grows the size that was too large, by this factor
 
 
 class MixedChunk(Protocol):
     """Chooses a chunk for each plan with running rows, as WidthChoice chooses a width."""
 
     def choose(self) -> int:
-        """Return how many prompt tokens may join, at least 1."""
+        """Return how many prompt tokens may join running rows, at least 1."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -55,7 +55,7 @@ class BudgetedChunk:
         self._budget_s = budget_s
         self._least, self._most = min(LEAST, most), most
         self._size = float(self._least)
-        self._too_large = math.inf  # in tokens
+        self._too_large = math.inf  # tokens of the chunk that was too large
 
     def choose(self) -> int:
         return int(self._size)

@@ -34,12 +34,12 @@ from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
-MOST_SAVED_AT_ONCE = 32  # so that the next copy does not wait long
+MOST_SAVED_AT_ONCE = 32  # pages in one copy, so that the next copy does not wait long
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A copy of cached pages to the cold tier. `lock` pins the pages; `num_pinned` of them were evictable before."""
+    """A copy of cached pages to the cold tier. `lock` pins the pages, of which `num_pinned` were evictable."""
 
     lock: Lock
     num_pinned: int
@@ -55,8 +55,8 @@ class Park:
 class Restore:
     """A copy of pages into a request's row, which then has the KV of `num_tokens` tokens.
 
-    Damaged pages leave `num_cached` tokens. `revoked`: the request has ended or was retracted. Its row is held
-    until the copy ends.
+    If pages are damaged, the row keeps only `num_cached` tokens. `revoked`: the request has ended or was retracted; its
+    row is held until the copy ends.
     """
 
     request: Request
@@ -83,7 +83,7 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. `loads`: a tier page, its place now, and the pool page to fill."""
+        """Begin a copy from the tier. Each load has a tier page, this page's place now, and the pool page to fill."""
 
         def run() -> None:
             for cold, place, page in loads:
@@ -122,7 +122,7 @@ class NoOffload:
 
 
 class Offload:
-    """Owns RESTORING requests, and rows and locks of copies. Scheduler thread only."""
+    """Owns RESTORING requests, and the rows and locks held for copies. Scheduler thread only."""
 
     def __init__(
         self, tier: ColdTier, kv: KVManager, settings: SchedSettings, budget: PageBudget, counters: SchedCounters
@@ -193,13 +193,13 @@ class Offload:
     # ---- back
 
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
-        """Copy the pages after the first `num_cached` tokens back from the tier. Return False if it has none.
+        """Copy the pages after the first `num_cached` tokens back from the tier. Return False if the tier has none.
 
         The request's row and pages must be reserved. A request with output resumes with its last token, so a partly
         full last page is restored too, except with relayed drafts.
         """
         if req.first_unscored is not None:
-            return False  # the prompt's scores need its logits
+            return False  # scores need the prompt's logits
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
@@ -220,7 +220,7 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """Cancel a restore. The row is freed after the copy."""
+        """Cancel a restore. The row is freed once the copy has ended."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 
@@ -257,12 +257,12 @@ class Offload:
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
-        """With `idle`, raise also if a copy or restore is open."""
+        """With `idle`, also raise if a copy or restore is open."""
         found = self._tier.store.problems()
         if idle and (self.num_jobs or self.restoring):
             found.append(f"{self.num_jobs} copies are open, {len(self.restoring)} requests wait for a restore")
         raise_problems("offload", found)
 
     def close(self) -> None:
-        """Call after the streams have stopped."""
+        """Call this after the streams have stopped."""
         self._tier.store.close()

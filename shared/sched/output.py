@@ -40,7 +40,7 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """The wire rejects infinity and NaN, but even broken weights' tokens must arrive."""
+    """Replace infinity and NaN, which the wire rejects. Even tokens of broken weights must arrive."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 

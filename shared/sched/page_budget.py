@@ -49,7 +49,7 @@ class PageBudget:
         return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
-        """Return the most pages that a step of `num_rows` decoding rows takes (rule a)."""
+        """Return the largest number of pages that a step of `num_rows` decoding rows can take (rule a)."""
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
     def reserve(
@@ -112,7 +112,7 @@ class PageBudget:
         return next(reversed(self._lent), None)
 
     def remember(self, req: Request, ids: TokenIds) -> None:
-        """Offer the full pages of `ids` to the prefix cache. Their KV must be computed.
+        """Offer the full pages of `ids` to the prefix cache. The KV of these pages must be computed.
 
         Pages without draft KV are not offered: the next request with these pages would draft badly.
         """
@@ -122,7 +122,7 @@ class PageBudget:
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
-        """See `shared.core.page_identity`."""
+        """Return cache keys; see `shared.core.page_identity`."""
         settings = self._settings
         keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)
@@ -141,7 +141,7 @@ class PageBudget:
         return row
 
     def hold_pulled(self, row: int) -> None:
-        """Hold an ended pull's row until its copies end. Idempotent."""
+        """Hold the row of an ended or given-up pull until the pull's copies end. Idempotent."""
         if row in self._pulled:
             self._held[row] = self._pulled.pop(row)
 
@@ -161,6 +161,6 @@ class PageBudget:
 
 
 def pick_victim(holders: Iterable[Request]) -> Request | None:
-    """Return the youngest holder of pages (rule c), or None if it is also the oldest."""
+    """Return the youngest holder of pages (rule c), or None if there is only one holder."""
     by_age = sorted(holders, key=lambda req: req.arrival)
     return by_age[-1] if len(by_age) > 1 else None

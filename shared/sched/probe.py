@@ -1,6 +1,6 @@
 """Make a step without requests, to distinguish a failing device from failing requests. It reserves nothing.
 
-It uses request-pool row 0, which is padding, and page 0, the sink. No request reads the values there.
+The step uses request-pool row 0, which is padding, and page 0, the sink. No request reads the values there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.sched.chunking import ChunkedPrompt
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.settings import SchedSettings
 
-PROBE_PROMPT = (1, 2, 3)  # ids of every vocabulary; the warm-up uses them too
+PROBE_PROMPT = (1, 2, 3)  # every vocabulary has these ids; the warm-up also uses them
 
 
 def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody: ScheduleBatch) -> StepPlan:

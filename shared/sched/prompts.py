@@ -23,11 +23,11 @@ class PromptRules(Protocol):
     def share_prefixes(self) -> bool: ...
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Return each prompt's tokens in this step. `remaining`: oldest prompt first."""
+        """Return each prompt's number of tokens in this step. `remaining`: tokens still to compute, oldest first."""
         ...
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
-        """Return None if the model has no encoder."""
+        """Return each request's number of encoder positions, or None if the model has no encoder."""
         ...
 
 

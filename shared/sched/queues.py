@@ -35,7 +35,7 @@ class Queues:
         self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: dict[RequestKey, Request] = {}  # the decode node has not answered
+        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
@@ -152,7 +152,7 @@ class Queues:
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
-        """Computed pages stay cached; the other pages are freed."""
+        """Computed pages stay cached; the request's other pages are freed."""
         self.suspects.clear(req)
         if req.constraint is not None:
             req.constraint.cancel()

@@ -91,14 +91,14 @@ class Results:
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
         """Return the requests that end with a failed step, because they ran alone or can't begin again.
 
-        `drained`: rows with a step in flight after the failed one.
+        `drained`: rows with a step in flight after the failed step.
         """
         queues = self._queues
         ending = [req for req in queues.living(failed) if req in queues.suspects or not self._can_begin_again(req)]
         return ending + [req for req in queues.living(drained) if not self._can_begin_again(req)]
 
     def _can_begin_again(self, req: Request) -> bool:
-        """Return False for a hand-off whose layers are sent early: a peer may have the failed step's KV."""
+        """Return False for a hand-off whose layers are sent early, because a peer may have the failed step's KV."""
         return req.handoff_to is None or not self._settings.layer_ends
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
@@ -116,7 +116,6 @@ class Results:
             self._begin_again(req)
 
     def _begin_again(self, req: Request) -> None:
-        """A hand-off keeps its pages, because a peer may read them."""
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
             self._queues.retract(req)
         elif req.state is S.PREFILLING:

@@ -47,7 +47,7 @@ NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an en
 
 
 class Scheduler:
-    """Some attributes are lists of `queues`."""
+    """Some attributes are collections of `queues`, under the same names."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return "none" if this node has no grammars."""
+        """Return the version of the grammars' rules, or "none" without grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Scheduler:
             self._grammars.close()
 
     def constrain(self, req: Request) -> None:
-        """Raise InvalidRequest if this node follows no grammars."""
+        """Start to compile the request's grammar, if any. Raise InvalidRequest if this node follows no grammars."""
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
                 raise InvalidRequest(NO_GRAMMARS)
@@ -123,7 +123,7 @@ class Scheduler:
         return self.budget.can_ever_hold(req)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request in any state; pages may stay held for a pull. Ignore an unknown key: aborts may come late."""
+        """End a request in any state. Ignore an unknown key, because an abort may come late or twice."""
         req = self.requests.get(key)
         if req is not None:
             self.queues.end(req, FinishReason.ABORT)
@@ -187,7 +187,7 @@ class Scheduler:
         return reason is None
 
     def release_held(self, row: int) -> None:
-        """Call after the pull of the row's revoked grant has ended."""
+        """Call this after the pull of the row's revoked grant has ended."""
         self.budget.release_held(row)
 
     # ---- hand-off, prefill side
@@ -204,7 +204,7 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Readmit restored requests, and begin the next copies. Return the rows with complete KV."""
+        """Readmit restored requests, and begin the next copies. Return an Admission of those with complete KV."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
@@ -299,7 +299,7 @@ class Scheduler:
                 self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Call after all earlier results are processed."""
+        """Call this after all earlier results are processed."""
         return self._masks.make(plan, drafts)
 
     def process(self, result: StepResult) -> None:
@@ -309,7 +309,6 @@ class Scheduler:
 
     def resolve(self, lengths: Int64s) -> None:
         """Set the running rows' exact lengths (S6)."""
-
         self.running.seq_lens.set_exact(lengths)
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:

@@ -23,10 +23,10 @@ class SchedSettings:
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
     max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
-    # layer counts at which parts of a hand-off's KV end; the last part has the rest
+    # layer counts at which the parts of a hand-off's KV end; the last part has the remaining layers
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
-    depth: int = 1  # steps that may be open when another is launched
+    depth: int = 1  # steps that may be open when another step is launched
     device: str = "cpu"
     adapters: tuple[str, ...] = ()  # digests, in the model's order
 

@@ -32,7 +32,7 @@ class Suspects:
         self._suspected.add(req)
 
     def clear(self, req: Request) -> None:
-        """Clear a request that has succeeded or left. It need not be a suspect."""
+        """Clear a request that has succeeded or left. The request need not be a suspect."""
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:

@@ -1,6 +1,6 @@
 """Decide which prompts wait: siblings for the first sequence's prompt, ungranted hand-offs for all other requests.
 
-    ungranted   are computed ahead, but pin only little memory; they hold it until a decode node answers
+    ungranted   are computed ahead, but pin only little memory; they hold this memory until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
 
 Without this rule, two nodes could wait forever for each other's memory.
@@ -25,7 +25,7 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
 
 
 class UngrantedPins:
-    """The ungranted hand-offs with memory in one admission round. `is_full`: one of them found no room."""
+    """The ungranted hand-offs with memory in one admission round. `is_full`: whether a hand-off found no room."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:
         self.is_full = False
@@ -38,8 +38,7 @@ class UngrantedPins:
         return int(self._kv.rows.num_pages[req.row])
 
     def have_room(self, req: Request) -> bool:
-        """The first request with memory always fits."""
-
+        """Return whether the request fits under the limit. The first hand-off with memory always fits."""
         pages = self._num_pages + page_count(req.num_tokens, self._settings.page_size)
         return not self._holders or pages <= self._settings.max_ungranted_pages
 

@@ -79,7 +79,6 @@ class CudaIpc:
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
-    """Raise HandoffFailed if the handle is invalid or inconsistent."""
     try:
         found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:
@@ -91,7 +90,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Return clock ticks since boot; None if the process doesn't exist."""
+    """Return when the process started, in clock ticks since boot; None if the process doesn't exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])

@@ -46,8 +46,8 @@ def copy_and_digest(
 ) -> list[int]:
     """Copy pages between pools, (num_pages, page_bytes) uint8, on the current stream; return the copies' digests.
 
-    The host waits. Within one device, a single kernel reads each byte once. torch must have opened a pool on another
-    device.
+    The host waits. Within one device, a single kernel reads each byte once. A pool on another device must have been
+    opened by torch.
     """
     if libraries.runs_triton(target.device) and source.device == target.device:
         from shared.gpu_kernel.copy_pages import copy_pages

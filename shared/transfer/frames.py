@@ -1,7 +1,7 @@
 """Transport `zmq`: pages follow their Ready as frames.
 
-A CPU pool's frames are views that libzmq reads while it sends. A GPU pool's frames are copies in pinned
-memory (host_bytes.py).
+A CPU pool's frames are views that libzmq reads while it sends. A GPU pool's frames are copies in pinned memory
+(host_bytes.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Group(Protocol):
         ...
 
     def take_finished(self) -> list[Transfer]:
-        """Return transfers in posted order."""
+        """Return the finished transfers in posted order."""
         ...
 
     def take_entries(self) -> list[tuple[str, bytes]]: ...
@@ -41,12 +41,12 @@ class Group(Protocol):
         ...
 
     def join(self, timeout_s: float) -> bool:
-        """Return whether the group has fully stopped after `abort`."""
+        """Wait after `abort`, and return whether the group has fully stopped."""
         ...
 
 
 class GroupThread:
-    """Its thread calls `wake` when transfers or store entries can be taken."""
+    """A Group whose thread calls `wake` when finished transfers or store entries can be taken."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake

@@ -27,7 +27,7 @@ from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
 MAX_BLOCK_BYTES = 256 << 20  # limit on all blocks of one sender together
-PATIENCE_S = 10.0  # twice the default silence_s, after which a peer is dropped with its frames
+PATIENCE_S = 10.0  # twice the default silence_s; a peer silent for silence_s is dropped with its frames
 NUM_SLOTS = 4
 
 
@@ -39,8 +39,8 @@ class PageReader(Protocol):
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
         """Return the byte range `where` of each page, (n,) uint8 each, and the block that holds these bytes.
 
-        Without a block, the pool holds them. A block is not reused while anything refers to one of the arrays. Raise
-        HandoffFailed if no block becomes free.
+        Without a block, the pool holds the bytes. A block is not reused while anything refers to one of the arrays.
+        Raise HandoffFailed if no block becomes free.
         """
         ...
 
@@ -64,7 +64,7 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 
 
 class HostReader:
-    """A view of the pool shows later changes of its page."""
+    """Returns views, which show later changes of their pages."""
 
     num_blocks = 0
 

@@ -32,7 +32,7 @@ from shared.wire.codec import Buffer
 from shared.wire.messages import Key, Ready, Take
 from shared.wire.pool_ref import PoolRef
 
-READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls it while the next is described
+READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls one Ready while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]
 Frames = Sequence[Buffer] | torch.Tensor
 
@@ -110,7 +110,7 @@ class PageSet:
 class PageSender(Protocol):
     """A node's sending side of a transport.
 
-    - num_blocks: page sets that may use the sender's frame memory at a time; 0 without such memory
+    - num_blocks: number of page sets that may use the sender's frame memory at a time; 0 without such memory
     - is_inline: whether the bytes follow their Ready as frames
     """
 
@@ -119,9 +119,9 @@ class PageSender(Protocol):
     is_inline: bool
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
-        """Read all bytes of a part of the pages, and return its description.
+        """Read all bytes of a part of the pages, and return the part's description.
 
-        Call it on the transfer stream, after the layers that write the part. The pages stay pinned until the receiver
+        Call this on the transfer stream, after the layers that write the part. The pages stay pinned until the receiver
         answers.
         """
         ...
@@ -142,14 +142,14 @@ class PageReceiver(Protocol):
         ...
 
     def forget_dead(self) -> None:
-        """Call after a peer's connection has closed."""
+        """Close the open pools of dead processes. Call this after a peer's connection has closed."""
         ...
 
     def close(self) -> None: ...
 
 
 def part_of(ready: Ready | Take, pool: KVPool) -> Part:
-    """Raise HandoffFailed if our pages don't have the announced part."""
+    """Return the announced part. Raise HandoffFailed if our pages don't have this part."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
         raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")

@@ -2,8 +2,8 @@
 
     set(name, value)  ->  own entries, and to the peer        get, wait: block until the peer's entry was delivered
 
-torch uses the store while it connects, on the group's thread. With `add` and `compare_set`, libraries watch processes.
-The store lacks both, because the nodes watch each other.
+torch uses the store while it connects, on the group's thread. The store lacks `add` and `compare_set`, with which
+libraries watch processes: here the nodes watch each other.
 """
 
 from __future__ import annotations

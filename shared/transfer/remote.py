@@ -34,7 +34,7 @@ class OpenMemory(Protocol):
 
     num_pages: int
     page_bytes: int
-    owner: str  # a new pool of the same owner replaces this one
+    owner: str  # a new pool of the same owner replaces this pool
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> list[int]:
         """Copy the range `part_bytes` of the peer's pages to the same place in dst_pages. Return the copies' digests.
@@ -53,7 +53,7 @@ class RemoteMemory(Protocol):
     name: str
 
     def export(self) -> bytes:
-        """The handle is valid while our own pool exists."""
+        """Return the handle, which is valid while our own pool exists."""
         ...
 
     def open(self, handle: bytes) -> OpenMemory:

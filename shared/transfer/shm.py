@@ -2,7 +2,7 @@
 
     sender's memory file  ---- /proc/<pid>/fd/<fd>, PROT_READ ---->  copy  ->  generation unchanged?  ->  digest right?
 
-Neither side can harm the other, even by freezing or dying.
+Neither side can harm the other, even by freezing or dying. A mapping outlives its sender until `forget_dead`.
 
 A receiver's pool may be on a GPU: its copies then go through pinned memory (host_bytes.py). A sender's pool must not be
 on a GPU: whole prompts would stay in host memory until all receivers have copied them.

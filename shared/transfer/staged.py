@@ -34,7 +34,7 @@ MAX_STAGING_BYTES = 64 << 20
 # size of a buffer, which holds a Ready's pages, and number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# gloo's pages are checked one at a time, while they are in the core's cache; nccl's are checked at once
+# gloo's pages are checked one at a time, while they are in the core's cache; nccl's are checked all at once
 PAGES_AT_ONCE = {"gloo": 1}
 
 
@@ -48,8 +48,8 @@ def staging_bytes(num_pages: int, part_bytes: int) -> int:
 class StagingBuffers:
     """Buffers of staging memory, used in turn. One thread takes buffers, another gives them back.
 
-    A lost buffer is freed with its last tensor. The first use of fresh memory costs more than a transfer: 9 ms for 3 MB
-    on a virtual machine.
+    A buffer that is not given back is freed with its last tensor. The first use of fresh memory costs more than a
+    transfer: 9 ms for 3 MB on a virtual machine.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -93,7 +93,7 @@ class StagedSender:
         staging_bytes(len(take.pages), where.stop - where.start)
 
     def views(self, take: Take) -> list[torch.Tensor]:
-        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep the order."""
+        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep transfers in order."""
         where = part_of(take, self._pool).bytes_in(self._pool.planes)
         return [self._pool.pages_bytes[page, where] for page in take.pages]
 

@@ -22,7 +22,7 @@ from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
-RECEIVER, SENDER = 0, 1  # ranks; in nccl, the receiver begins, with rank 0
+RECEIVER, SENDER = 0, 1  # ranks; in nccl, rank 0 begins, so the receiver has rank 0
 CONNECT_S = 15.0  # time limit for connecting, because gloo can't be aborted while it dials
 NEVER_S = 7 * 86400.0  # never reached: a transfer completes earlier, or the peer's death ends it
 Transfer = torch.Tensor | list[torch.Tensor]  # contiguous (n,) uint8 rows on the backend's device, sent in turn
@@ -53,7 +53,7 @@ class TorchGroup(Protocol):
     def close(self) -> None:
         """Release the library's threads and sockets, after `abort`.
 
-        Only this breaks the reference cycle of the library, the store, `tell` and this object.
+        Only `close` breaks the reference cycle of the library, the store, `tell` and this object.
         """
         ...
 
@@ -157,7 +157,7 @@ def make_torch_group(name: str, host: str, device: torch.device) -> TorchGroup:
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """Yield a second handle of each TCP socket of this process. The next iteration closes it."""
+    """Yield a second handle of each TCP socket of this process. The next iteration closes this handle."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

@@ -90,7 +90,7 @@ def choose_transport(
 
 
 def host_id() -> str:
-    """Return an id of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
+    """Return an id made of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
