@@ -1,13 +1,8 @@
 """Order the requests that wait in the router. Sans-IO.
 
-    priority 1     alice   [r r r]
-    priority 0     bob     [r r r r r r]     these two take turns, by tokens
-                   carol   [r]
-
 Requests of a higher priority start first. Tenants of equal priority share by deficit round robin: each round lets each
 tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, unless it has
-been empty since. Requests that other routers start (tenants/spending.py) lower the tenant's deficit, too, but to at
-most MOST_DEBT tokens below the highest deficit of the same priority.
+been empty since.
 """
 
 from __future__ import annotations
@@ -118,9 +113,7 @@ class FairQueue:
             other.deficit -= best
 
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
-        """Return the requests to drop for a newcomer; None to refuse the newcomer.
-
-        Victims have the lowest priority. Each is the youngest request of the tenant with the most waiting tokens."""
+        """Return the requests to drop for a newcomer; None to refuse the newcomer."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
         weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}

@@ -2,10 +2,6 @@
 
 The position rule: a token is taken only at position len(emitted). An earlier token must equal the emitted one, and a
 later token waits.
-
-    emitted   [t0 t1 t2]            next position: 3
-    run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
-    run at 5: [t5]           ->     waits for 3 and 4
 """
 
 from __future__ import annotations
@@ -120,7 +116,7 @@ class OpenRequest:
     started_at: float | None = None
     attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
-    num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
+    num_excused: int = 0
     # peers that failed the request; used only if there are no other peers
     avoid: set[str] = field(default_factory=set)
     parked_until: float | None = None  # end of the wait for a usable node

@@ -1,7 +1,5 @@
 """Track pairs of nodes that can't reach each other, though this router reaches both. Sans-IO.
 
-    closed --"can't reach" by one of the two--> open --open_s--> half open --one probe--> closed, or open twice as long
-
 A restarted node has a new peer name, so its pairs are new. Nodes' breakers ignore these faults.
 """
 
@@ -54,7 +52,6 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """Record a sent request. A request to a broken pair is the pair's probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()

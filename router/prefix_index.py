@@ -1,9 +1,6 @@
 """Track one node's cached pages by its CacheEvents, and compute how much of a prompt they cover. Sans-IO.
 
-    CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
-    heartbeat: 7 were sent                a CacheReplay asks for the lost messages
-
-A wrong index costs at most a cache hit, because nodes match prompts themselves.
+If a message is missing, a CacheReplay asks for it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """Name another prefill node from which a prefill node may copy a prompt's cached pages. Sans-IO.
 
-    pages cached at P  | 0 .. 3 |
-    at S               | 0 ................ 11 |        S has 8 more: they are copied if that is faster than computing
-    of the prompt      | 0 ............................ 17 |
-
-The prefill node asks only this source, and waits at most as long as computing the pages takes.
+docs/handoff.md says when the router names a source.
 """
 
 from __future__ import annotations

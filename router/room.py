@@ -3,10 +3,7 @@
 A node serves requests in order of arrival, so it gets just enough requests to stay busy. Other requests wait in the
 router, where priority, deadlines and tenants count.
 
-    rows    [running running free free]                room: 2 free rows plus `ahead`
-    rows    [running running running running] 3 wait   room: `ahead` minus 3 requests
-
-Up to `ahead` requests may wait at a node. Cached pages count as free, because they can be evicted.
+Up to `ahead` requests may wait at a node.
 """
 
 from __future__ import annotations
@@ -30,13 +27,11 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
 def sequences_in(load: NodeLoad, num_open: int) -> int:
     """Return how many of our sequences the node may hold. `num_open`: our sequences at the time of the report.
 
-    Free rows don't count while requests wait for memory. At least `ahead` sequences are allowed, whatever other routers
-    send."""
+    At least `ahead` sequences are allowed, whatever other routers send."""
     ahead = max(MIN_AHEAD, load.rows_total // AHEAD_SHARE)
     free = 0 if load.waiting else load.rows.get(RowState.FREE, 0)
     return max(ahead, num_open + free + ahead - load.waiting)
 
 
 def prompt_tokens_in(load: NodeLoad, num_open: int) -> int:
-    """Return the limit of our open prompt tokens on the node."""
     return max(1, num_open + PROMPT_TOKENS_AHEAD - load.waiting_tokens)

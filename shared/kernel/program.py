@@ -1,8 +1,6 @@
 """Runs compiled tasks one after another on a team, in a single call that releases the GIL.
 
-A step has about a hundred tasks. If Python called each one, each call would wait for the GIL.
-
-    task 0: shares 0, 1, ...   | all done |   task 1: shares 0, 1, ...   | all done |   ...
+docs/cpu-kernels.md explains why, and how a program runs.
 """
 
 from __future__ import annotations

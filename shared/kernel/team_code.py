@@ -1,11 +1,7 @@
 """A team's compiled threads: one leads a program's tasks, the others join, help and leave.
 
-    leader:    hold the own cores | open | wake helpers | tasks | close | wait until no helper is inside
-    helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
-
-Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
-leave after any share: this only slows the step. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function
-returns a C function, whose first argument is the address of the team's words.
+docs/cpu-kernels.md shows their steps. A helper may come late, and a guest may leave after any share: this only slows
+the step. Each make_* function returns a C function, whose first argument is the address of the team's words.
 """
 
 from __future__ import annotations

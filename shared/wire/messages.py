@@ -1,16 +1,7 @@
 """Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release
-    router -> node -> other routers          Spending
-    P -> D           Offer, Ready, Prebuilt, Abort
-    D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
-    P -> P           Pull, FramesTaken, Returned
-    P -> P, answers  Lent, Ready
-    D -> P           Join, Take                              only for transports with a process group per pair
-    P and D          StoreEntry, Broken                      only for these transports
-
-P is a prefill node, D is a decode node. Pages never travel inside a message.
+docs/messages.md says who sends each message. P is a prefill node, D is a decode node. Pages never travel inside a
+message.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """A ticket is a router's permission for a hand-off or a pull. Without a ticket a node reserves and lends nothing.
 
-    router: makes a secret at its start, and a key from it for each epoch of a node  --Welcome-->  node
-    router --Generate(ticket)--> prefill node --Offer(ticket)--> decode node: checks the code with its own key
-
-A prefill node knows only its own key, so it can't make tickets for other nodes. A ticket is bound to one attempt, to
-the node that shows it, to the node that checks it (by that node's key), to a number of tokens and to a deadline. A
-pull's ticket is also bound to the last page.
+docs/handoff.md shows how keys and tickets travel. A prefill node knows only its own key, so it can't make tickets for
+other nodes. SECURITY.md says to what a ticket is bound.
 """
 
 from __future__ import annotations
