@@ -171,8 +171,7 @@ class Attempts:
     ) -> None:
         """Begin the next attempt after the emitted tokens, or fail the request.
 
-        The attempt is not charged if one of its nodes drains, or was lost while this router was frozen. Without
-        `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
+        Without `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))

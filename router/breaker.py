@@ -32,7 +32,6 @@ class Breaker:
         return now >= self._open_until and not self._probing
 
     def sent(self) -> None:
-        """Record a sent request. A half-open breaker takes it as the probe."""
         self._probing = self._open_until is not None
 
     def succeeded(self) -> None:

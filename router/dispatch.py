@@ -38,8 +38,8 @@ class DispatchLimits:
     max_attempts: int  # failed attempts of a request, except on draining nodes
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
-    max_queued: int = 512  # requests that wait in the router
-    pulls_prefixes: bool = True  # whether prefill nodes copy cached pages from each other
+    max_queued: int = 512
+    pulls_prefixes: bool = True
     # seconds per prompt token until measured; None: no pulls until then
     assumed_token_s: float | None = None
 
@@ -90,7 +90,7 @@ class Dispatcher:
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
-        """Queue all these requests of one tenant, or none of them. The requests start when nodes have room.
+        """Queue all these requests of one tenant, or none of them.
 
         Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
         if not self._placer.is_possible(now):
@@ -169,8 +169,7 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. If the node was silent for longer
-        than links allow, the link or the machine has failed, and no request is suspected."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)

@@ -31,8 +31,6 @@ class Scored(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The last news of a failed request."""
-
     rid: str
     error: BatonError
 
@@ -52,9 +50,9 @@ class Effects:
     sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
     news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
-    num_resumed: int = 0  # requests that get another attempt
+    num_resumed: int = 0
     num_by_cost: int = 0  # requests that run on one node, because a hand-off costs more
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
     sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited
-    num_moved: int = 0  # requests moved to a decode node with free memory
+    num_moved: int = 0

@@ -48,7 +48,6 @@ def is_node_fault(error: BatonError) -> bool:
 
 
 def is_nobodys_fault(error: BatonError) -> bool:
-    """Return whether neither node nor request is to blame."""
     return isinstance(error, PartnerDraining | PeerUnreachable)
 
 

@@ -283,7 +283,6 @@ class Gateway:
             self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
-        """Remove a node that serves another router of this name."""
         self._log_once.error(
             ("unwelcome", message.endpoint),
             "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",

@@ -34,8 +34,7 @@ class Placement:
 
 
 class Placer:
-    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides. Until it
-    is measured, UNMEASURED_LOCAL_TOKENS is the limit."""
+    """`local_tokens`: prompts up to this length are not handed over. With BY_COST the measured cost decides."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
@@ -82,10 +81,8 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        Without a fitting prefill node, the decode node runs the request alone. A prompt is short if at most
-        `_local_tokens` of it are uncached there. The decode node runs a short prompt alone if no prefill node reaches
-        it, or if the measured cost does not decide. If the prompt is longer and no prefill node reaches the decode
-        node, the next one is tried. If all were tried, the first decode node runs the request alone."""
+        A prompt is short if at most `_local_tokens` of it are uncached on the decode node. The decode node runs a short
+        prompt alone if no prefill node reaches it, or if the measured cost does not decide."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -101,9 +98,7 @@ class Placer:
         return Placement(None, first.node, picks=(first,))
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
-        """Choose the node that computes the prompt.
-
-        The decode node is chosen by cost only if it has room for this prompt and all prompts that wait there."""
+        """Choose the node that computes the prompt."""
         prefill, decode, now = picked.node, picked_decode.node, wanted.now
         both = Placement(prefill, decode, picks=(picked, picked_decode))
         num_tokens = wanted.missing(decode)
@@ -137,7 +132,7 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Return usable nodes with the adapter. If some of them have enough context, return only these."""
+        """Return usable nodes with the adapter."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:

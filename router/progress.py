@@ -1,7 +1,4 @@
-"""Apply nodes' messages to open requests, for the dispatcher. Sans-IO.
-
-Tokens and ends become news for clients. An end with an error begins the next attempt.
-"""
+"""Apply nodes' messages to open requests, for the dispatcher. Sans-IO."""
 
 from __future__ import annotations
 

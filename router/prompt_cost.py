@@ -1,15 +1,6 @@
 """Measure what a prompt costs each node, and find the cheaper node of a pair. Sans-IO.
 
-A stream is a running sequence. The unit is the stream-second: one stream waits for one second. Two sums are compared:
-
-    on the decode node    the wait for the prompts there
-                          + the prompt's own time
-                          + the time of the prompt's tokens, once for each stream that waits meanwhile
-    handed over           the same on the prefill node
-                          + the time after the prompt until the KV is installed
-
-Only uncached tokens count. Chunked prefill bounds each pause of the streams. The fixed part of a step is added once per
-prompt.
+A stream is a running sequence. docs/placement.md defines the two sums that are compared.
 
     seconds of n prompt tokens = step_s + n * token_s     a line fitted to the steps in a node's heartbeats
 
@@ -59,7 +50,6 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age the sums by the new steps. Add these steps with a total weight of at most HALF_LIFE_STEPS."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -96,9 +86,7 @@ class PromptFigures:
         self._handoff_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
-        """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values.
-
-        The first totals are only a base for differences."""
+        """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:

@@ -104,7 +104,7 @@ class RegisteredNode:
 
     @property
     def weight(self) -> float:
-        """The factor by which policies multiply the node's work. For a slow node it is more than 1.
+        """The factor by which policies multiply the node's work.
 
         After QUIET_S of idleness the factor is 1: the next request shows whether the node has recovered."""
         weight = self.slowness.weight
@@ -125,7 +125,6 @@ class RegisteredNode:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the node is too slow for a second request."""
         return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
@@ -152,7 +151,7 @@ def turn_of(router_id: str, node_id: str) -> bytes:
 
 
 class Registry:
-    """Holds the newest epoch of each node. `follows_caches`: whether to track nodes' caches."""
+    """Holds the newest epoch of each node."""
 
     def __init__(self, silence_s: float, *, follows_caches: bool = False, router_id: str = "") -> None:
         self.silence_s = silence_s
@@ -230,7 +229,6 @@ class Registry:
         return (other.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
-        """Return the replay to ask for, if any."""
         node = self.find(message.node_id, message.epoch)
         if not self._follows_caches or node is None or node.peer != peer:
             return None

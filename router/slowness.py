@@ -3,16 +3,13 @@
     whole --FACTOR for SURE_S--> eased --FAR for FAR_S--> trickle
       ^------- below BACK --------'  ^--- below FACTOR ------'
 
-Policies multiply an eased node's work by its slowness. In a trickle, a node gets one request at a time, to show that it
-has recovered.
+In a trickle, a node gets one request at a time, to show that it has recovered.
 
 A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node may take proportionally
-more time. For less work, it may take the peer's whole time, because most of that time may be fixed. So an eased node
-looks faster than it is: if all time grows with the work, only the square root of its slowness shows. BACK is below the
-square root of FACTOR, so that less work alone makes no node whole. In a trickle even a very slow node may look fast.
-Then the node becomes eased, with slowness FAR, and gets enough work to be judged.
-
-With fewer than NUM_NODES measured nodes of a kind, no node counts as slow. Slow nodes are never the majority.
+more time. For less work, it may take the peer's whole time, because most of that time may be fixed. docs/placement.md
+explains why an eased node then looks faster. BACK is below the square root of FACTOR, so that less work alone makes no
+node whole. In a trickle even a very slow node may look fast. Then the node becomes eased, with slowness FAR, and gets
+enough work to be judged.
 """
 
 from __future__ import annotations
@@ -85,7 +82,6 @@ class Slowness:
         return 1.0 if self.share is Share.WHOLE else self.times
 
     def learn(self, role: str, load: NodeLoad, now: float) -> None:
-        """Ignore implausible values and reports with few steps."""
         before = self._totals
         self._totals = totals = tuple(load.counters.get(name, 0.0) for name in COUNTERS)
         if before is None:

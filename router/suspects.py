@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from router.journal import Death, OpenRequest
 from router.registry import RegisteredNode, Registry
 
-# A suspect is cleared after this number of tokens since the death. No node computes 32 tokens before it sends any.
+# No node computes 32 tokens before it sends any.
 CLEARED_AFTER = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of one death. `spares_others`: suspects ran on the node, so other requests are not charged."""
+    """`spares_others`: suspects ran on the node, so other requests are not charged."""
 
     culprit: OpenRequest | None
     suspects: Sequence[OpenRequest]

@@ -1,4 +1,4 @@
-"""The interface of a policy. A new policy needs a file beside this one and a line in `choose.py`."""
+"""The interface of a policy (docs/adding-a-policy.md)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request's needs."""
-
     num_tokens: int = 0  # tokens for which the request needs KV at once
     now: float = 0.0
     pages: PromptPages | None = None

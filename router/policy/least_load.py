@@ -11,7 +11,7 @@ from router.registry import RegisteredNode
 
 class LeastLoad:
     """Nodes with room for the request's KV come first. Then prefill nodes are compared by waiting prompt tokens, and
-    decode nodes by open sequences. Of equal nodes, the one picked least often is taken.
+    decode nodes by open sequences.
 
     Other routers' requests count too, and work on slow nodes counts more (see RegisteredNode).
     """

@@ -1,8 +1,6 @@
 """Pick the node with the least to compute: this prompt's uncached part, and the prompts waiting before it.
 
-Decode nodes are compared by their number of sequences. Of nearly equal nodes, the node with the most cached tokens of
-the prompt is picked. Cached tokens count only if they are at least half of the prompt. Otherwise a common preamble
-would keep all prompts on one node.
+docs/placement.md gives the other rules and their reasons.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: W
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
-    """Choose between equal nodes. Requests of one client or session share a node, else prompts that begin alike do.
+    """Choose between equal nodes.
 
     Highest-random-weight hashing makes routers agree without messages, and moves few requests when nodes change."""
     if len(nodes) == 1:

@@ -46,15 +46,13 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Overloaded(BatonError):
-    """Too many requests are open. The client may retry."""
+    """Too many requests are open."""
 
     code = "overloaded"
     status = 429
 
 
 class RateLimited(BatonError):
-    """A tenant has used up this minute's requests or tokens."""
-
     code = "rate_limit_exceeded"
     status = 429
 
@@ -70,13 +68,13 @@ class DeadlineUnreachable(BatonError):
 
 
 class PartnerOverloaded(Overloaded):
-    """A prefill node reports that its decode node is full. Clients get Overloaded."""
+    """A prefill node reports that its decode node is full."""
 
     code = "partner_overloaded"
 
 
 class NoNodes(BatonError):
-    """No pair of nodes can serve the request. The answer has Retry-After."""
+    """No pair of nodes can serve the request."""
 
     code = "no_nodes"
     status = 503
@@ -96,16 +94,13 @@ class NodeLost(BatonError):
 
 
 class PeerUnreachable(NodeLost):
-    """A node can't reach the other node of a hand-off. Clients get NodeLost.
-
-    Neither node counts as failed, because the link may be broken.
-    """
+    """A node can't reach the other node of a hand-off."""
 
     code = "peer_unreachable"
 
 
 class RequestKillsNodes(BatonError):
-    """Two nodes died while they ran this request. At the second death, no other request was a suspect.
+    """Two nodes died while they ran this request.
 
     A 5xx would make clients retry, and kill two more nodes.
     """
@@ -115,14 +110,12 @@ class RequestKillsNodes(BatonError):
 
 
 class NodeDraining(NodeLost):
-    """The node is draining, so it refuses new requests or ends unfinished ones."""
-
     code = "node_draining"
     status = 503
 
 
 class PartnerDraining(NodeDraining):
-    """A prefill node reports that its decode node is draining. Clients get NodeDraining."""
+    """A prefill node reports that its decode node is draining."""
 
     code = "partner_draining"
 
@@ -149,7 +142,7 @@ class StepFailed(BatonError):
 
 
 class RankLost(BatonError):
-    """A process of this node died, or is out of step with the others. The node ends; other nodes take its requests."""
+    """A process of this node died, or is out of step with the others."""
 
     code = "rank_lost"
 
@@ -161,7 +154,7 @@ class KernelRefused(BatonError):
 
 
 class DeviceLost(BatonError):
-    """The device can't run even an empty step. The node ends; other nodes take its requests."""
+    """The device can't run even an empty step."""
 
     code = "device_lost"
 

@@ -32,5 +32,4 @@ def mix64(value: int) -> int:
 
 
 def sequence_seed(seed: int, seq_index: int) -> int:
-    """Sequence 0 keeps the request's seed."""
     return seed & MASK64 if seq_index == 0 else mix64((seed & MASK64) ^ mix64(seq_index))

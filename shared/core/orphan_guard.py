@@ -14,9 +14,7 @@ POLL_S = 1.0
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Call this function before anything else in the process.
-
-    On Linux the kernel kills the process. On other systems a thread polls for the parent, and kills the process."""
+    """Call this function before anything else in the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:

@@ -50,8 +50,8 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
-    adapter: str = ""  # LoRA adapter's digest; "": no adapter. Only requests with the same adapter share KV.
-    cache_salt: int = 0  # 64 bits; 0 means no salt. Only requests with the same salt share KV.
+    adapter: str = ""  # LoRA adapter's digest; "": no adapter
+    cache_salt: int = 0  # 64 bits; 0 means no salt
     constraint: Constraint | None = None  # enforces sampling.grammar
     scored: int = 0  # prompt tokens whose log-probabilities were reported
 
@@ -86,7 +86,6 @@ class Request:
 
     @property
     def may_begin(self) -> bool:
-        """Return whether the grammar (if any) is compiled, and the prompt doesn't wait for pages."""
         return not self.awaits_prefix and (self.constraint is None or self.constraint.is_ready)
 
     @property

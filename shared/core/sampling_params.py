@@ -22,7 +22,7 @@ class SamplingParams:
     - bad_words: runs of token ids. A run's last id isn't drawn after the run's other ids, unless no other id is
       allowed.
     - num_logprobs: -1 returns no log-probabilities, 0 one for the sampled token, and k also one for each of the k
-      likeliest tokens. Log-probabilities are computed before penalties, bias, temperature and filters.
+      likeliest tokens.
     """
 
     max_tokens: int
@@ -44,6 +44,5 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Return whether sampling reads earlier tokens."""
         has_penalty = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return has_penalty or any(len(word) > 1 for word in self.bad_words)

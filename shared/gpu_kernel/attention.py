@@ -37,9 +37,7 @@ class TritonAttention:
         *,
         is_fixed: bool = False,
     ) -> None:
-        """`local_tables`: the tables of layers with a window, by default `tables`.
-
-        `is_fixed`: the choice of a row's kernel must not depend on the step's other rows."""
+        """`is_fixed`: the choice of a row's kernel must not depend on the step's other rows."""
         self._shape, self._is_fixed = shape, is_fixed
         self._tables, self._local_tables = tables, local_tables or tables
 
@@ -84,8 +82,7 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
 def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]:
     """Return the step's rows in two parts: first prompt chunks, then short windows.
 
-    All rows are windows if all are short, or if there are trees and the host does not say which rows decode. With
-    `is_fixed`, short chunks never count as windows, because the two kernels sum in different orders."""
+    With `is_fixed`, short chunks never count as windows, because the two kernels sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):

@@ -61,7 +61,6 @@ def _launch(
     source: torch.Tensor, pages: torch.Tensor, target: torch.Tensor | None, target_pages: torch.Tensor | None,
     part: slice,
 ) -> torch.Tensor:  # fmt: skip
-    """Copy words if all offsets and sizes are multiples of 8 bytes, else bytes."""
     size, pools = part.stop - part.start, [source] if target is None else [source, target]
     places = [part.start, size] + [number for pool in pools for number in (pool.shape[1], pool.data_ptr())]
     item = 1 if any(place % WORD for place in places) else WORD

@@ -1,7 +1,6 @@
 """shared/kernel/noise.py for Triton's kernels, bit for bit.
 
-Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum. A
-number's last bit can decide which id is drawn.
+Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Compute attention of short windows over long rows: decode, verify and trees.
 
-Several programs share a row's keys, one split each, and then the splits' results are merged. The splits depend on their
-row alone, so other rows change no bit of its result.
+Several programs share a row's keys, one split each, and then the splits' results are merged.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 So a row's result has the same bits in a batch of any size. The library chooses its tiles, and so its order of sums, by
 the number of rows. For weights in the model's dtype the library is faster, and these tiles serve only
-`--deterministic`. For weights in bytes and few rows these tiles are faster, because they don't convert the weight. The
-kernel can also gate the product of `gate` and `up`. Then it writes half as many numbers.
+`--deterministic`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@
     choose     the largest of all the splits                                        E
 
 Every launch covers every output, and values on the device decide each output's work. So a CUDA graph can hold all
-launches. A pass reads only results of earlier passes. Ranks have no ties and weights are integers, so any number of
-splits gives the same id.
+launches.
 
 A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the first
 few are kept.
@@ -222,9 +221,7 @@ def draw_kernel(
     logits, heads, drawn, positions, rows, way, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state, p_sums,
     stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s) writes the rank of split s's best score to drawn[e, s] int64.
-
-    Greedy rows, and rows whose largest logit is not finite, get the head of the ranking."""
+    """Program (e, s) writes the rank of split s's best score to drawn[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     head = _head(heads, output, SPLITS)

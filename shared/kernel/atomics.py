@@ -80,8 +80,6 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
-    """Call the compiled task at address `task`."""
-
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
         function = builder.inttoptr(args[0], kind.as_pointer())

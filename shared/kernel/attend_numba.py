@@ -6,8 +6,8 @@ Neighbouring tokens of a row form a run. If all tokens of a run read a block, th
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-Only a sliding window makes "early" keys. A shared block is widened to float32, and its keys are transposed (simd.py).
-In a draft tree or a decode row, each token is a run by itself, with only "its own" keys.
+Only a sliding window makes "early" keys. In a draft tree or a decode row, each token is a run by itself, with only "its
+own" keys.
 """
 
 from __future__ import annotations

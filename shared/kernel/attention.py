@@ -38,7 +38,6 @@ class AttentionShape:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """Return the layer's window, or 0 without a window."""
         return self.windows[layer] if self.windows else 0
 
 

@@ -1,8 +1,4 @@
-"""Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels.
-
-The first task rotates queries and keys, and writes keys and values to pages. The second task attends (attend_numba.py).
-A token's sums have a fixed order, so other rows, chunk borders, page size, threads and tree siblings change no result.
-"""
+"""Attention over paged KV on the CPU, without gathering: an AttentionBackend of numba kernels."""
 
 from __future__ import annotations
 
@@ -198,7 +194,7 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`local_tables`: the tables of layers with a window, by default `tables`. `page_dtype`: by default `dtype`."""
+        """`page_dtype`: by default `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)

@@ -119,7 +119,6 @@ class BlockTileLinear:
 
 
 def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """Pack a weight for x of `dtype`."""
     form = packable(weight.format)
     tiles = pack_tiles(weight, form)
     return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
@@ -178,7 +177,6 @@ class Kind(NamedTuple):
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
-    """Compile the task. A share is a run of tiles and a group of rows."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
@@ -314,7 +312,6 @@ class _Block:
         return total
 
     def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
-        """Yield a block's quads. Their order does not matter, because integer sums are exact."""
         per_block, build = self.kind.number_bytes // BLOCKS, self._builder
         nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
         count = per_block // 64
@@ -330,7 +327,6 @@ class _Block:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
-        """Return the lows of 16 columns, or None if the format has no lows."""
         if not self.kind.has_low:
             return None
         return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)

@@ -10,8 +10,7 @@ GGUF files store tensors this way. A product rounds each row of x to bytes, with
                  + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
                  + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
 
-Integer sums are exact, and float operations have a fixed order. So a row's bits depend on neither the processor nor
-other rows.
+Integer sums are exact, and float operations have a fixed order.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def _widened(part: BlockWeights, block: int) -> BlockWeights:
 
 
 def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round x (M, K) to bytes (M, K) int8, with units (M, K / block) float32. A block of zeros has unit 0."""
+    """Round x (M, K) to bytes (M, K) int8, with units (M, K / block) float32."""
     blocks = x.float().unflatten(1, (-1, block))
     largest = blocks.abs().amax(dim=2)
     largest = torch.where(largest <= SMALLEST, 0.0, largest)

@@ -79,7 +79,7 @@ class _Rounding:
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
         """Return the largest magnitude (float32), and 127 divided by it in all lanes.
 
-        Both results are 0 if no magnitude is above SMALLEST. Magnitudes sort like their bits."""
+        Magnitudes sort like their bits."""
         build = self._builder
         magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
         top = magnitudes[0]

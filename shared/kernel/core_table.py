@@ -5,7 +5,7 @@
     folder/gate       locked while a node enters, leaves, or removes dead nodes
 
 The system drops a dead process's locks, whichever container it ran in. So a slot file that can be locked belongs to a
-dead node. Each user has one folder, which the last node removes.
+dead node.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on the node's own cores and on cores that it may borrow. The leader gets the first own core.
+        """Return a team on the node's own cores and on cores that it may borrow.
 
         Close the team before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]

@@ -5,11 +5,9 @@
     word 8+:  a bell for each slot: a count that is increased before its waiters are woken
 
 A node holds its own cores while it has work. A core without a holder may have one guest: another node's thread inside a
-step. Once the core has a holder, the guest finishes its share and leaves, within milliseconds. A killed or stopped
-guest loses the core. If several nodes hold a core, the system schedules them.
+step. If several nodes hold a core, the system schedules them.
 
-Every change is one atomic operation, so a node that dies leaves no change half done. At worst a bell is not rung, and
-the waiting node asks for the core again with its next program.
+If a node dies, at worst a bell is not rung, and the waiting node asks for the core again with its next program.
 """
 
 from __future__ import annotations

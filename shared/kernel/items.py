@@ -40,7 +40,6 @@ class Items(IntEnum):
 
     @property
     def largest(self) -> float:
-        """The number to which a row's largest magnitude is scaled."""
         return LARGEST[torch.int8 if self == Items.INT8 else torch.float8_e4m3fn]
 
 

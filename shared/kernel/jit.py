@@ -1,8 +1,8 @@
 """Compiles our numba kernels, and adds the few scalar operations that numba lacks.
 
-Kernels take addresses instead of arrays: numba has no bfloat16, and checking arrays would take longer than a small
-step's work. Functions such as `floats_at` turn an int64 address into a typed pointer. The caller holds the tensors
-until the call returns, and nothing checks bounds. `is_half` means bfloat16 instead of float32.
+docs/cpu-kernels.md says why kernels take addresses. Functions such as `floats_at` turn an int64 address into a typed
+pointer. The caller holds the tensors until the call returns, and nothing checks bounds. `is_half` means bfloat16
+instead of float32.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def processor_features() -> dict[str, bool]:
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
-    The function gets the task's int64 words, the share's number, and the thread's number, which picks the scratch. The
-    words begin with NUM_ROWS and NUM_SHARES. Shares may run at the same time, in any order, on any thread."""
+    The function gets the task's int64 words, the share's number, and the thread's number, which picks the scratch.
+    Shares may run at the same time, in any order, on any thread."""
     return compile_c(function, TASK)
 
 
@@ -238,7 +238,7 @@ def exp32(value: np.float32) -> np.float32:
 
 @inlined
 def load(address: int, index: int, is_half: bool) -> np.float32:
-    """Read the index-th number. `is_half` must be a constant."""
+    """`is_half` must be a constant."""
     return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
 
 

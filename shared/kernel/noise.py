@@ -5,8 +5,6 @@ So Python, torch, numba, all devices and all vector widths agree bit for bit. Lo
 because libraries differ in the last bit, which decides ties.
 
     (seed low, seed high, position) --> two 32-bit row keys --(token id)--> 23 bits --> u in (0, 1) --> -log(-log(u))
-
-With 24 bits, (2^24 - 1 + .5) / 2^24 would round to 1.0 in float32, and give infinite noise.
 """
 
 from __future__ import annotations

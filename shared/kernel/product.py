@@ -1,7 +1,6 @@
 """Our matrix product on the CPU: weights are packed once, and each result is summed in the order of k.
 
-So a token's result never depends on the step's other rows, which no library promises. bfloat16 pair products are as
-fast as oneDNN at 512 rows, and twice as fast at one row.
+bfloat16 pair products are as fast as oneDNN at 512 rows, and twice as fast at one row.
 
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step form one 64-byte vector
     tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
@@ -125,7 +124,6 @@ def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_task(is_half: bool, out_half: bool) -> Any:
-    """Compile the task. A share is a run of tiles and a group of rows: it reads weights once, in order."""
     item = 2 if out_half else 4
 
     def product(words: Any, share: int, worker: int) -> None:

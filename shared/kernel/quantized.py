@@ -1,7 +1,6 @@
 """Quantized numbers: one byte each, int8 or fp8 (e4m3), and a float32 scale per row.
 
-KV is quantized when attention writes it, and weights when they are loaded. A scale maps the row's largest magnitude to
-the largest byte, so nothing is clipped.
+A scale maps the row's largest magnitude to the largest byte, so nothing is clipped.
 """
 
 from __future__ import annotations

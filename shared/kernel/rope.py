@@ -26,10 +26,7 @@ def inverse_frequencies(
 
 
 def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, context: int) -> torch.Tensor:
-    """Divide the frequencies of long waves (more than context / low) by `factor`, as Llama 3 does.
-
-    Waves shorter than context / high keep their frequency. Between these lengths, the change is linear in context /
-    wavelength."""
+    """Divide the frequencies of long waves (more than context / low) by `factor`, as Llama 3 does."""
     turns = context * inverse / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return inverse * (blend + (1.0 - blend) / factor)

@@ -1,9 +1,9 @@
 """Sampling on a CPU, one output at a time: a few vectorised passes over the logits, without a sort.
 
-Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. A draw takes the id with the
-largest score: the scaled logit plus noise. Without top-k, the code draws from the ids that min-p keeps. While top-p
-rejects the drawn id, the code draws again from the ids ranked before it. This is correct, because a set's best id is
-also the best id of each subset that contains it. On average, a draw at least halves the number of remaining ids.
+Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. Without top-k, the code
+draws from the ids that min-p keeps. While top-p rejects the drawn id, the code draws again from the ids ranked before
+it. This is correct, because a set's best id is also the best id of each subset that contains it. On average, a draw at
+least halves the number of remaining ids.
 """
 
 from __future__ import annotations
@@ -251,9 +251,7 @@ def logprobs(
     best_ids: npt.NDArray[np.int64],
     best: npt.NDArray[np.float32],
 ) -> None:
-    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids.
-
-    If num_best[e] < 0, skip output e."""
+    """Write the raw log-softmax of the drawn id and of the num_best[e] likeliest ids."""
     for e in range(logits.shape[0]):
         if num_best[e] < 0:
             continue

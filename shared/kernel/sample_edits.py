@@ -2,8 +2,7 @@
 
     repetition, presence, frequency -> bias -> no early stop ids -> allowed ids, grammar -> bad words
 
-Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left. Edits depend
-only on parameters and earlier tokens, so a hand-off or a retraction changes nothing.
+Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def _penalise(
     counts: npt.NDArray[np.int32],
     knobs: npt.NDArray[np.float32],
 ) -> None:
-    """Penalise each id of `tokens` once, and mark it in `counts` as done.
-
-    Presence and frequency apply only if the id's count is above 0."""
+    """Penalise each id of `tokens` once, and mark it in `counts` as done."""
     vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]

@@ -1,7 +1,4 @@
-"""Sums of float32 numbers with the same bits on every processor that fuses a product and a sum.
-
-A sum always has 16 lanes. The compiler alone would use as many as the processor's vectors have.
-"""
+"""Sums of float32 numbers with the same bits on every processor that fuses a product and a sum."""
 
 from __future__ import annotations
 

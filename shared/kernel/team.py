@@ -1,9 +1,4 @@
-"""Threads that run a compiled program together, each on its own core.
-
-The calling thread leads, and each other core has a helper thread. With a core table, a team also uses idle cores of
-other nodes. Helpers sleep in compiled code, outside the GIL. Threads of OpenMP or numba would spin instead, on a fixed
-number of cores.
-"""
+"""Threads that run a compiled program together, each on its own core (docs/cpu-kernels.md)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ a kept node's ancestors are kept, too.
     head reads   (bonus, f)        level 1              level 2
     head draws    level 1       k x k of level 2     k x k of level 3
 
-Nodes of level n are at position L + n - 1. If the head is right, the first draw after a node equals the target's draw.
+Nodes of level n are at position L + n - 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Make the configured drafter: n-gram copying, a head, or both.
-
-The head is HashDraft for HashLM, else an EAGLE-3 head from disk.
-"""
+"""Make the configured drafter: n-gram copying, a head, or both."""
 
 from __future__ import annotations
 

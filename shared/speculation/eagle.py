@@ -30,7 +30,7 @@ from shared.speculation.views import features_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
-    """A Drafter. With topk 1 it drafts a chain of width - 1 drafts, else a tree of at most `steps` levels.
+    """A Drafter.
 
     Relayed per row:
     - topk_index (topk,) int64: the first drafts, the drawn one first

@@ -90,8 +90,6 @@ class MultiLayerEagleWorkerV2:
 
 
 class KeptHidden:
-    """Stores each layer's hidden states; the next layer reads them one slot back."""
-
     def __init__(self, fb: ForwardBatch, kv: KVPool) -> None:
         self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
         self._inputs = fb.inputs

@@ -27,8 +27,6 @@ LONGEST_MATCH = 3
 
 
 class NgramWorkerV2:
-    """A Drafter that reads only the FutureMap's history."""
-
     state_name = NO_DRAFT_STATE
     relay_specs: Sequence[RelaySpec] = ()
     key_lookahead = 0
@@ -69,7 +67,7 @@ def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[t
 def _match_ends(tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the end and length of each row's longest match, (D,) each.
 
-    Of equally long matches, take the latest. Without a match, return last - 1 and 0.
+    Without a match, return last - 1 and 0.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     lengths = torch.zeros_like(tokens)

@@ -7,8 +7,7 @@ connections have higher routing ids. `receive` runs these steps:
     monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
 
 libzmq emits DISCONNECTED after it has queued the connection's last message, and before it closes the descriptor. So a
-peer's messages come before the report that it has gone. If a descriptor's DISCONNECTED comes before its
-ACCEPTED, an earlier connection has ended.
+peer's messages come before the report that it has gone.
 """
 
 from __future__ import annotations

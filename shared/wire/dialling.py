@@ -1,7 +1,7 @@
 """Decides which key a dialled peer must have, and when to dial a peer again.
 
-A node's Hello names its `endpoint#key`. A router's configured endpoint has no key, because any router may answer
-there. So the routers' keys are tried in turn, beginning with the key that last worked there.
+A router's configured endpoint has no key, because any router may answer there. So the routers' keys are tried in turn,
+beginning with the key that last worked there.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class Dialling:
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
     def next_key(self, dealer: DealerSocket) -> bytes | None:
-        """Return the server key with which to reopen a dealer; None if no key is allowed.
-
-        At a router's address, another router's key may be next."""
+        """Return the server key with which to reopen a dealer; None if no key is allowed."""
         self._due.pop(dealer.name, None)
         if self._ring is None:
             return dealer.server

@@ -57,7 +57,7 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
 
 
 # The error that P raises for each code from D. If D is full or draining, the router places the request elsewhere. A
-# passed deadline is final. Any other code means that the hand-off failed.
+# passed deadline is final.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,

@@ -111,7 +111,6 @@ class NodeLinks:
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
 
     def poll(self, timeout_s: float) -> list[Inbound]:
-        """Wait up to timeout_s for events or `wakeup`."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
         inbound = self._follow_keys()
         if self.wakeup.fd in ready:
@@ -141,9 +140,7 @@ class NodeLinks:
         return inbound
 
     def _dial_again(self, peers: Sequence[str]) -> list[Inbound]:
-        """Return PeerClosed for nodes that can't or must not be dialled.
-
-        A router without an allowed key is dialled when the keys change."""
+        """Return PeerClosed for nodes that can't or must not be dialled."""
         gone: list[Inbound] = []
         for peer in peers:
             if peer not in self._dealers:  # no descriptor was free for this router

@@ -19,13 +19,9 @@ class LinkOptions:
     caller is a peer that dialled in.
 
     - queue_messages: limit on the messages queued for a peer; further sends are refused.
-    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times. The dialling
-      end sends pings.
+    - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times.
     - connect_ms: an unanswered dial is tried again after this time.
-    - silent_s: a caller must send its first message within this time.
-    - unread_bytes: a connection with more unread bytes than this is shut down.
-    - caller_bytes: the largest part that a caller may send. Unread bytes may reach 4 times this size for each caller,
-      and 32 times for all callers together. With 0, the general limits hold.
+    - caller_bytes: the largest part that a caller may send. With 0, the general limits hold.
     - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
     """
 

@@ -1,7 +1,4 @@
-"""ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE.
-
-connections.py finds out which peers have left a ROUTER. peer_gate.py decides which peers may send to a ROUTER.
-"""
+"""ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE."""
 
 from __future__ import annotations
 

@@ -8,13 +8,8 @@ thread compares the bytes that TCP has received on each descriptor with the byte
 A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
 also adds up the growth of the process's memory while a connection brings bytes, but no message.
 
-The watch shuts down:
-
-- a connection with too many unread bytes; if all connections together have too many, the ones with the most
-- a connection that delivers nothing while memory grows by several times its bytes (`_bound_swelling`)
-- a connection silent for `silent_s`; if too many are silent, or one peer has too many connections, the oldest ones
-- a mute connection: TCP has received nothing for `mute_s`, although the dialling peer pings, and nothing waits to be
-  read
+SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
+for `mute_s`, although the dialling peer pings, and nothing waits to be read.
 """
 
 from __future__ import annotations
@@ -225,9 +220,7 @@ class Watch:
     # ---- looks
 
     def look(self) -> float:
-        """Shut down connections beyond their limits. Return the sum of unread bytes.
-
-        Runs on the watch's thread."""
+        """Shut down connections beyond their limits. Return the sum of unread bytes."""
         now, limits = self._clock(), self._limits
         connections = [one for one in list(self._connections.values()) if not one.is_shut]
         process_bytes = self._process_bytes()
