@@ -43,7 +43,7 @@ class CpuStream:
         self._epochs = StreamEpochs()
         self._items: queue.SimpleQueue[Work[Any] | Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # no work may be queued behind the end mark
+        self._lock = threading.Lock()  # so that no work follows the None that ends the worker
         self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
         self._thread.start()
 
@@ -99,7 +99,7 @@ class CpuStream:
         if self._stopping.is_set():
             work.skip("the stream was stopped")
         else:
-            # the ticket already has a KeyboardInterrupt or SystemExit, so the worker can go on
+            # the ticket already holds any KeyboardInterrupt or SystemExit, so the worker can go on
             with contextlib.suppress(BaseException):
                 run_work(work, self._epochs)
         self._notify()

@@ -1,4 +1,4 @@
-"""CUDA stream: a closure runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
+"""CUDA stream: `launch` runs a closure on the calling thread, and the closure enqueues kernels on a GPU stream.
 
 This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in any order
 that they allow.
@@ -61,7 +61,7 @@ class CudaMarks:
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """Record a mark. After a device fault, complete the event at once, with the error."""
+        """Record a mark. After a device fault, complete the event immediately, with the error."""
         mark = self._gpu.new_event(blocking=True)
         try:
             mark.record(self._stream)
@@ -70,7 +70,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # before the watcher thread may complete the event
+        self._go_on_behind(event)  # first: a pending event may be completed by the watcher thread
         self._pending.put((event, mark))
         return True
 
@@ -112,9 +112,9 @@ def mark_of(event: Event) -> GpuEvent | None:
 class CudaStream:
     """A stream of the GPU. `launch` returns when fn has enqueued its work.
 
-    `taken`: handles that this stream must not reuse. A lease keeps a tensor that crosses streams alive.
+    `taken`: handles that this stream must not reuse. Leases keep the tensors alive that cross streams.
 
-    A device can't wait for work that is not enqueued yet: for a host event, or an event of a stream that holds
+    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that holds
     launches. A stream that waits for such an event holds its later launches. The thread that fires the event launches
     the held work, so one thread must do all launches and fire these events.
     """
@@ -163,7 +163,10 @@ class CudaStream:
             work.settle(None, error)
 
     def wait(self, event: Event) -> None:
-        """Make the device wait, or hold later launches. For an event of a threaded stream, block the calling thread."""
+        """Let later launches run after the event: the device waits, or the stream holds these launches.
+
+        For an event of a threaded stream, block the calling thread.
+        """
         if self._held:
             self._held.append(event)
         elif not self._is_behind(event):

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadedCudaStream(CpuStream):
-    """Completes each ticket's `done` and the closures' events after all earlier device work (EventDriver)."""
+    """Completes tickets' `done` and closures' events once the device has done all earlier work (EventDriver)."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        # With this driver, a CudaStream blocks when it waits for `done`. Without a driver, it would hold its launches,
-        # and this worker would launch them.
+        # With this driver, a CudaStream that waits for `done` blocks. Without a driver, the CudaStream would hold its
+        # launches, and this worker would launch them.
         ticket.done.bind(self)
         return ticket
 
@@ -63,7 +63,7 @@ class ThreadedCudaStream(CpuStream):
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """On the worker, wait for the enqueued work, so that the event completes after this work.
+        """On the worker, wait until the device has done the enqueued work; `fire` then completes the event.
 
         A call on another thread means a skipped closure, which has enqueued nothing.
         """

@@ -41,15 +41,15 @@ class EventDriver(Protocol):
         ...
 
     def defer(self, event: Event) -> bool:
-        """Return whether the driver calls `event.complete()` later. `fire()` calls this."""
+        """Return True if the driver will call `event.complete()`."""
         ...
 
 
 class Event:
     """An event, armed from the start. `Stream.launch(fires=...)` names the work that will fire the event.
 
-    `fired`: fire() was called. `query()` says whether all work before fire() is complete. A device completes this work
-    later.
+    `fired`: fire() was called. `query()` says whether all work before fire() is complete. On a device,
+    this work may end after fire().
     """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
@@ -98,7 +98,7 @@ class Event:
         return self._complete
 
     def peek(self) -> bool:
-        """Query the event without running a simulated world."""
+        """Return whether the event is complete. Unlike `query`, run no step of a simulated world."""
         return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
@@ -120,7 +120,7 @@ class Event:
             raise TimeoutError(f"event {self.name} did not fire within {timeout_s} s")
 
     def add_callback(self, fn: Callable[[Event], None]) -> None:
-        """Run fn, which must be short, on the completing thread, or at once if the event is complete."""
+        """Run fn, which must be short, on the completing thread, or immediately if the event is complete."""
         with self._lock:
             if not self._complete:
                 self._callbacks.append(fn)

@@ -46,7 +46,7 @@ class GpuStream(Protocol):
         ...
 
     def wait_event(self, event: GpuEvent) -> None:
-        """Let later work wait for the event's newest mark. The host does not wait."""
+        """Make the queue's later work wait for the event's newest mark. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
@@ -106,7 +106,7 @@ class GpuGraph(Protocol):
         ...
 
     def reset(self) -> None:
-        """Free the graph and its share of the memory."""
+        """Free the graph, and its part of the memory pool."""
         ...
 
 
@@ -170,9 +170,9 @@ class Gpu(Protocol):
     def capture(self, memory: object) -> AbstractContextManager[GpuGraph]:
         """Capture all work that the calling thread enqueues within the context, instead of running it.
 
-        The graph has the work of the thread's current stream, and of streams forked from it and joined again. Raise, at
-        once or at the end, for host waits, memory outside `memory`, copies to or from pageable memory, event queries,
-        and streams not joined again. Other threads are not restricted.
+        The graph has the work of the thread's current stream, and of streams forked from it and joined again. Raise,
+        immediately or at the context's end, for these: host waits, allocations outside `memory`, copies to or from
+        pageable memory, event queries, and streams not joined again. Other threads are not restricted.
         """
         ...
 

@@ -41,7 +41,7 @@ class Gloo(Protocol):
 
 
 def file_store(path: str, size: int) -> dist.Store:
-    """Return the store with which the ranks find each other. Its file may exist. The node owns the folder."""
+    """Return the store with which the ranks find each other. Its file may exist already. The node owns the folder."""
     return dist.FileStore(path, size)
 
 
@@ -84,7 +84,7 @@ class RankGroup:
             self._gloo.recv([as_bytes(x)], source, 0).wait()
 
     def barrier(self) -> None:
-        """Wait for all ranks. Their earlier writes to shared memory are then visible."""
+        """Wait for all ranks. Then each rank sees the others' earlier writes to shared memory."""
         with self._together("waiting"):
             self._gloo.barrier().wait()
 

@@ -37,7 +37,7 @@ class InlineStream:
         return work.ticket
 
     def wait(self, event: Event) -> None:
-        # The next launch checks the waits: as on a device, a wait does not block the host.
+        # As on a device, a wait does not block the host. So the next launch checks that the event has fired.
         self._waits.append(event)
 
     def reset(self) -> None:

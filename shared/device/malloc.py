@@ -1,7 +1,7 @@
 """Set up glibc's allocator, and return freed memory to the system.
 
-By default glibc maps each block above 128 KiB anew, and the kernel zeroes it: for every KV page that arrives, and for
-every activation. Page transfers over ZMQ then ran at half the speed. So nodes keep large freed blocks.
+By default glibc maps new memory for each allocation above 128 KiB, and the kernel zeroes this memory. Every arriving KV
+page and every activation costs this. Page transfers over ZMQ ran at half the speed. So nodes keep large freed blocks.
 
 By default glibc also has several heaps, but `malloc_trim` returns the free end of the main heap only. Each thread could
 keep 64 MiB after a flood of requests. So all threads share the main heap.
@@ -26,7 +26,7 @@ def share_one_heap() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Share one heap, and keep large freed blocks in it. Call and result are as for `share_one_heap`."""
+    """Share one heap, and keep large freed blocks in it. For the call's time and result, see `share_one_heap`."""
     return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
 
 

@@ -1,8 +1,8 @@
 """Simulate streams on one thread, in an order that the events allow. A seed chooses the order.
 
 A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
-rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of
-host points (launch, wait, query) at which the world does not run.
+rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: of the host's
+calls (launch, wait, query), the share at which the world does not run.
 
     host   launch A   launch B   synchronize(B)
     world      . A1       .       B1  A2  B2            (scripted: world.run("a", 1), world.run("b", 2))
@@ -24,7 +24,7 @@ R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
 LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
 RUN_LENGTHS = (1, 2, 5, 20, 1000)
-FRUITLESS_POLLS = 8  # polls after which the world runs, because a host may only poll
+FRUITLESS_POLLS = 8  # the world runs after this many polls in vain, because some hosts only poll
 
 
 class DeadlockError(RuntimeError):
@@ -40,7 +40,7 @@ class SimulatedStream:
         self.priority = 0.0
         self.items: deque[Work[Any] | Event] = deque()
         self._epochs = StreamEpochs()
-        # the first item's closure, between two of its steps
+        # the generator of the first item's closure, once its first step has run
         self._running: Generator[None, None, Any] | None = None
 
     @property

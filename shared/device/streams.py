@@ -30,7 +30,7 @@ class StreamSet:
     - forward: the whole model and every relay write
     - copy: results to the host
     - transfer: pulls and descriptions of KV pages
-    - cold: copies to and from the cold tier, for which no hand-off should wait
+    - cold: copies to and from the cold tier, apart from `transfer` so that no hand-off waits for them
     """
 
     forward: Stream
@@ -40,7 +40,7 @@ class StreamSet:
     clock: Clock = field(default_factory=StillClock, kw_only=True)  # times the forward stream's work
     # a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
-    # waits for device work outside these streams, such as loading weights or zeroing the pool
+    # a call waits for device work outside these streams, such as loading weights or zeroing the pool
     settle: Callable[[], None] = field(default=do_nothing, kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:

@@ -76,7 +76,7 @@ class TorchCuda:
         try:
             yield graph
         except BaseException:
-            with contextlib.suppress(Exception):  # the capture is useless; the first error is being raised
+            with contextlib.suppress(Exception):  # ends the useless capture; only the first error counts
                 graph.capture_end()
             raise
         graph.capture_end()

@@ -1,9 +1,9 @@
-"""Keep KV pages outside the pool, by identity: in bounded memory, then in a bounded file.
+"""Keep KV pages outside the pool, under their identities: recently used pages in memory, others in a file.
 
     add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
 
-The scheduler's thread changes the index (add, find, drop) at once. The cold stream moves the bytes (store, load) later,
-in the same order. So a place is overwritten only after earlier reads of it.
+The scheduler's thread changes the index (add, find, drop) immediately. The cold stream moves the bytes (store, load)
+later, in the same order. So a place is overwritten only after earlier reads of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.kv.pool import ByteArray
 
 @dataclass(slots=True, eq=False)
 class ColdPage:
-    """A page in the tier. `place`: where its bytes lie after all jobs launched so far.
+    """A page in the tier. `place`: where its bytes are once all jobs launched so far have run.
 
     Places [0, num_host) are in memory, the others in the file. Only the cold stream uses `digest`.
     """
@@ -67,7 +67,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Find a page, and mark it as used. The caller must at once launch the job that needs the page's `place`."""
+        """Find a page, and mark it as used. The caller must immediately launch the job that uses its `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)
@@ -75,7 +75,7 @@ class ColdStore:
         return None
 
     def add(self, identity: bytes) -> Filing:
-        """Make room for a page. The caller must at once launch the job that calls `store`."""
+        """Make room for a page. The caller must immediately launch the job that calls `store`."""
         if identity in self:
             raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
         demoted = None if self._free_host else self._demote()

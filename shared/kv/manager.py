@@ -204,7 +204,10 @@ class KVManager:
         return record
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise unless free + cached + private == total, with one owner per page. `idle`: nothing may be held."""
+        """Raise unless free + cached + private == total, with one owner per page.
+
+        `idle`: also raise if a row or lock is held.
+        """
         raise_problems("KV manager", self.problems(idle))
 
     def problems(self, idle: bool) -> list[str]:

@@ -116,10 +116,10 @@ class KVPool:
         return flat.as_strided((self.num_pages, *plane.shape), (self.page_bytes // item, *inner), start)
 
     def move_slots(self, page_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy slots within each of D rows, in every plane. All slots are read before any is written.
+        """In each of D rows, copy the `source` slots of every plane to the `target` slots.
 
-        page_table (D, P) int32; source and target (D, n) int64: slots, looked up in page_table. Runs on the
-        caller's stream without a sync.
+        All slots are read before any is written. page_table (D, P) int32; source and target (D, n) int64: slots,
+        looked up in page_table. Runs on the caller's stream without a sync.
         """
         pages = [page_table.gather(1, slots // self.page_size).long() for slots in (source, target)]
         places = [slots % self.page_size for slots in (source, target)]

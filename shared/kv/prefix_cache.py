@@ -84,7 +84,7 @@ class PrefixCache:
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None
-        # nodes that `take_cold` has not returned since their unlock, coldest first
+        # unlocked nodes that `take_cold` has not returned yet, the node unlocked longest ago first
         self._cold: dict[CachedPage, None] = {}
 
     @property
@@ -104,7 +104,7 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes: the longest unlocked node, and nodes above it. Each node comes once per unlock."""
+        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each comes once per unlock."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:

@@ -23,7 +23,7 @@ class ReqToTokenPool:
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
         if num_rows < 2 or max_pages_per_row < 1:
-            raise ValueError(f"a table of {num_rows} rows x {max_pages_per_row} pages holds no request")
+            raise ValueError(f"a table of {num_rows} rows x {max_pages_per_row} pages has no room for a request")
         self.num_rows = num_rows
         self.max_pages_per_row = max_pages_per_row
         self.table: PageIds = np.zeros((num_rows, max_pages_per_row), np.int32)
@@ -67,7 +67,7 @@ class ReqToTokenPool:
         self._require_in_use(row)
         end = start + len(pages)
         if start < 0 or start > self.num_pages[row]:
-            raise IntegrityError(f"row {row}: pages from {start} on leave a hole after {self.num_pages[row]}")
+            raise IntegrityError(f"row {row}: new pages begin at {start}, past the row's end at {self.num_pages[row]}")
         if end > self.max_pages_per_row:
             raise IntegrityError(f"row {row}: {end} pages, but the table has room for {self.max_pages_per_row}")
         self.table[row, start:end] = pages

@@ -47,7 +47,7 @@ class WindowCache:
         return len(self._idle)
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first page that tokens at position num_tokens or later read."""
+        """Return the index of the first page that any token at a position >= num_tokens reads."""
         return max(0, num_tokens - self.window + 1) // self.page_size
 
     def cached_pages(self) -> PageIds:

@@ -78,7 +78,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# limit on a message part that a prefill node takes: its callers only ask for pages (Pull)
+# limit on each part of a caller's message to a prefill node: callers only ask for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 
@@ -267,7 +267,7 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Only rank 0 drafts, and only on the first stage's stream."""
+    """Only rank 0 drafts. In a pipeline, the drafts run on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model

@@ -43,7 +43,7 @@ class Stream:
 
 
 class CacheTeller:
-    """Owned by the node's loop. It follows the cache's changes once any router has sent a CacheReplay."""
+    """Owned by the node's loop. The teller follows the cache's changes once any router has sent a CacheReplay."""
 
     def __init__(self, kv: KVManager, node_id: str, epoch: int) -> None:
         self._cache = kv.cache

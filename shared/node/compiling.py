@@ -10,7 +10,7 @@ from shared.device.cpu import do_nothing
 from shared.observe.log import Logger
 
 SAID_EVERY_S = 3.0
-WORTH_SAYING_S = 1.0  # time until the first line; reading compiled code from disk takes less
+WORTH_SAYING_S = 1.0  # compile time before the first log line; reading compiled code from disk takes less
 
 
 class KernelLog:

@@ -64,8 +64,8 @@ class NodeContext:
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
-    then: str = ""  # what to do after draining
-    move_at: float | None = None  # when routers move unfinished requests; None: never
+    then: str = ""  # the node's next step after draining (see Drain); empty: wait
+    move_at: float | None = None  # time after which routers move their unfinished requests; None: never
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -49,8 +49,8 @@ class Links(Protocol):
 class Daemon:
     """Runs the node on the main thread until a signal, then drains it for at most drain_s.
 
-    A second signal ends the node at once. After a router's Drain with a nonempty `then`, the node ends once it is idle,
-    with an exit code for its parent process.
+    A second signal ends the node immediately. After a router's Drain with a nonempty `then`, the node ends once it is
+    idle, with an exit code for its parent process.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Daemon:
     def _dial(self, action: Dial) -> None:
         try:
             self._links.dial(action.peer, action.endpoint, brings_pages=action.brings_pages)
-        except (ConfigError, PeerUnreachable) as error:  # the address must not be dialled, or no descriptor is left
+        except (ConfigError, PeerUnreachable) as error:  # a forbidden address; no descriptor left
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:
-        """Treat an unusable connection as closed, from the next tick on."""
+        """Report an unusable connection to the next tick as closed."""
         if closed not in self._unreachable:
             self._unreachable.append(closed)
             self._log.warning("peer given up", peer=closed.peer, why=why)
@@ -150,7 +150,7 @@ class Daemon:
         self.stop()
 
     def stop(self) -> None:
-        """Make the node drain. The second call makes the node end at once."""
+        """Make the node drain. A second call ends the node immediately."""
         self._signals += 1
         self._links.wakeup.set()
 

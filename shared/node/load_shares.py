@@ -24,7 +24,7 @@ class LoadShare:
 
 
 class LoadShares:
-    """`offers`: requests that wait for memory outside the scheduler."""
+    """`offers`: requests that wait for memory and are not in the scheduler yet."""
 
     def __init__(self, core: NodeCore, offers: Iterable[Request]) -> None:
         self._shares: dict[RouterLife, LoadShare] = {}

@@ -1,4 +1,4 @@
-"""Define a node's actions in one tick: calls of NodeLinks, which the daemon or a test makes."""
+"""Define the actions that a node's tick returns. The daemon, or a test, carries them out."""
 
 from __future__ import annotations
 

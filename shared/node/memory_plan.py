@@ -24,7 +24,7 @@ class MemoryPlan:
 
 
 def least_plan(max_context: int) -> MemoryPlan:
-    """Return the plan of a core that only measures steps, on the sink page."""
+    """Return the plan of a core that only measures steps, which write to the sink page."""
     return MemoryPlan(num_pages=2, max_context=max_context, cold_pages=0, cold_file_pages=0)
 
 

@@ -46,7 +46,7 @@ from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 
 class Node:
-    """`busy`: the next tick is due at once."""
+    """`busy`: the next tick is due immediately."""
 
     def __init__(self, ctx: NodeContext, side: Side) -> None:
         self.ctx = ctx
@@ -63,7 +63,7 @@ class Node:
         self._spendings = Spendings()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
-        """A daemon carries out the first half's actions before it calls the second half."""
+        """Run both halves. A daemon carries out the actions of `take_in` before it calls `go_on`."""
         return [*self.take_in(inbox, now), *self.go_on(now)]
 
     def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -145,7 +145,7 @@ class Node:
         self.side.event(event, now)
 
     def _send_scores(self, event: Scored) -> None:
-        """Send the prompt's log-probabilities at once, because tokens follow at the round's end."""
+        """Send the prompt's log-probabilities before the tokens, which follow at the round's end."""
         peer, facts = self.ctx.routers.peer_of(event.key), self.ctx.facts
         if peer is not None:
             for message in scores_of(event, facts.node_id, facts.epoch):
@@ -243,7 +243,7 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
-        if rival is not None:  # the router doesn't know of the refusal yet, and will begin the request again
+        if rival is not None:  # once the router hears of its refusal, it begins the request again
             self.membership.say_unwelcome(peer, rival)
             return
         if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait
@@ -315,7 +315,7 @@ class Node:
     def _note_started(self, now: float) -> None:
         """Measure how long started requests were WAITING, and report these requests to their routers.
 
-        Begun leaves with the round's outbox, so Begun is not sent if the step ends this node at once.
+        A Begun leaves with the round's outbox. If the round's step ends this node, no Begun is sent.
         """
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):

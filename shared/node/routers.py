@@ -23,7 +23,7 @@ class RoutersWord:
     """A router's ticket key and clock, from the Welcome of one epoch."""
 
     key: bytes  # empty: the router sent no key, so no ticket is genuine
-    ahead_s: float  # upper bound of our clock's lead over the router's clock, with the Welcome's transit time
+    ahead_s: float  # our clock minus the router's clock, plus the Welcome's transit time: an upper bound
     since: float
 
 
@@ -60,14 +60,14 @@ class Routers:
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Serve a router. Return the endpoint's former epoch if this ends it."""
+        """Serve a router. Return the endpoint's former epoch if it differs from this one."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
-        """Refuse a router. Return the served epoch that this ends, if any."""
+        """Refuse a router. Return the epoch that was served at this endpoint until now, if any."""
         self._refused[peer] = Refusal(life, rival)
         return self._pop(peer)
 
@@ -84,7 +84,7 @@ class Routers:
         return self._lives.pop(peer, None)
 
     def take_heirs(self, life: RouterLife) -> list[str]:
-        """Return the routers that this ended epoch kept out. These may ask again."""
+        """Return the routers that were refused because this ended epoch had their name. They may ask again."""
         heirs = [peer for peer, refusal in self._refused.items() if refusal.life.router_id == life.router_id]
         for peer in heirs:
             del self._refused[peer]

@@ -74,7 +74,7 @@ def takes_largest(batch: SamplingBatch) -> bool:
 
 
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
-    """Return the log-probabilities of E given tokens, and the `num_top` likeliest tokens in each token's place.
+    """Return the log-probabilities of E given tokens, and the `num_top` likeliest tokens of each row of logits.
 
     logits (E, vocab) float32, ids (E,) int64 on the same device. As in `sample`, log-probabilities come from the raw
     logits."""

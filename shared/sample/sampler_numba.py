@@ -88,17 +88,17 @@ def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
     if len(rows) < num_rows or rows.min() < 0 or rows.max() >= num_history:
         raise IndexError(f"a batch row has no row among the {num_history} of the history")
     if outputs.common.min() < 0 or outputs.common.max() > max_context:
-        raise IndexError(f"an output counts {outputs.common.max()} tokens, past the history's {max_context}")
+        raise IndexError(f"an output reads {outputs.common.max()} tokens, past the history's width of {max_context}")
     if len(outputs.common) != len(outputs.rows) or len(outputs.drafted) != len(outputs.rows):
-        raise IndexError(f"{len(outputs.rows)} outputs, but drafts of {len(outputs.drafted)}")
+        raise IndexError(f"{len(outputs.rows)} outputs, but draft ancestors for {len(outputs.drafted)}")
 
 
 def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_outputs: int, vocab_size: int) -> None:
     """Raise IndexError unless each output's mask exists, with a bit for each id."""
     if len(rows) != num_outputs:
-        raise IndexError(f"{num_outputs} outputs, but masks of {len(rows)}")
+        raise IndexError(f"{num_outputs} outputs, but masks for {len(rows)}")
     if rows.max(initial=-1) >= len(bits) or (len(bits) and 32 * bits.shape[1] < vocab_size):
-        raise IndexError(f"{bits.shape} words of masks do not hold mask {rows.max(initial=-1)} of {vocab_size} ids")
+        raise IndexError(f"{bits.shape} words of masks are too few for mask {rows.max(initial=-1)} of {vocab_size} ids")
 
 
 def _row_params(batch: SamplingBatch) -> RowParams:

@@ -47,8 +47,8 @@ class OutputRows:
         return column[self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
-        """Return the wanted outputs' indices, on the device. On the host, `wanted` (E,) marks them by output. On the
-        device, `column` (B,) marks them by batch row."""
+        """Return the wanted outputs' indices, on the device. `wanted` (E,) on the host has a flag per output; `column`
+        (B,) on the device has a flag per batch row."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
 
     @property

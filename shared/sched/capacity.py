@@ -45,8 +45,8 @@ class Capacity:
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False
-            # The row runs alone and still lacks pages. Its lock also pins cached pages of an equal prompt, which ran
-            # beside it. When the row begins again, it uses these pages and fits.
+            # This row is the only holder of pages, and still lacks some. Its lock also pins the cached pages of an
+            # equal prompt that ran at the same time. When the row begins again, it uses these pages and fits.
             victim = victim or req
             self._queues.retract(victim)
             if victim is req:

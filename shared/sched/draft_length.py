@@ -107,7 +107,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._measured: dict[tuple[int, int], int] = {}  # number of the step with the newest time
+        self._measured: dict[tuple[int, int], int] = {}  # number of the step that gave the newest time
         self._typical: dict[tuple[int, int], float] = {}  # the lower quartile, where enough times were measured
         self._slopes: dict[int, float] = {}  # by decode rows: a draft's time as a share of a plain step's time
         self._steps = 0
@@ -200,7 +200,7 @@ class DraftLength:
         return min(width - 1, self._depth)
 
     def _rates(self, num_rows: int) -> dict[int, float]:
-        """Return each width's expected tokens per row in a plain step's time."""
+        """Return, by width, the expected tokens per row in the time of one plain step."""
         tokens = self._acceptance.expected_tokens()
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}

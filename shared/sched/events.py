@@ -140,9 +140,9 @@ class SchedCounters:
     offload_failures: int = 0
     spec_steps: int = 0
     spec_accepted_tokens: int = 0
-    spec_accepted_at: list[int] = field(default_factory=list)  # by depth, from 1
-    spec_draft_seconds: float = 0.0  # also in plain steps, which keep the drafter current
-    spec_verify_seconds: float = 0.0  # the remaining time of steps with drafts, prompt chunks included
+    spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth; entry 0 is depth 1
+    spec_draft_seconds: float = 0.0  # in all steps: plain steps also update the drafter's state
+    spec_verify_seconds: float = 0.0  # time of steps with drafts, less their drafting; their prompt chunks count
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
         """A stop may have cut the run to `num_kept` tokens."""

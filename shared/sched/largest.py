@@ -76,7 +76,7 @@ class LargestSteps:
         )
 
     def _shares(self, num_tokens: int, length: int, num_rows: int) -> list[ChunkShare]:
-        """Return the ends of prompts of `length` tokens, with at most `num_tokens` tokens together."""
+        """Return the last chunks of prompts of `length` tokens, with at most `num_tokens` tokens in all chunks."""
         shares: list[ChunkShare] = []
         while num_tokens and len(shares) < num_rows:
             q_len = min(num_tokens, length)

@@ -60,7 +60,7 @@ class EngineLoop:
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # late sampling must first draw tokens that the next rows need
+            return self.engine.stages.flush()  # the rows may need tokens whose sampling is late
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
@@ -135,7 +135,7 @@ class EngineLoop:
         return True
 
     def _drain(self) -> None:
-        """Close leases up to the failed step's lease, whose result starts the recovery."""
+        """Close leases up to the failed step's lease. This step's result starts the recovery."""
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()

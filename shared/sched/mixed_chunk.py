@@ -3,9 +3,9 @@
         measured      at most 0.9 of the budget            beyond the budget
         next chunk    more, in proportion, but no jump     less, in proportion, but at least half
 
-No cost formula fits, because tokens may cost nothing until the device is busy. After a chunk that was too large, each
-later chunk grows at most halfway to that size, which is slowly forgotten. So a delayed step causes only a few small
-chunks. Equal results lead to equal chunks.
+No cost formula fits, because tokens may cost nothing until the device is busy. The size of a chunk that was too large
+becomes a limit: each later chunk grows at most halfway to it. The limit slowly rises, so a delayed step causes only a
+few small chunks. Equal results lead to equal chunks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol
 from shared.engine.plan import StepResult
 
 LEAST = 16  # tokens of the smallest chunk
-AIM = 0.9  # a step that takes between this share and all of the budget keeps the chunk's size
+AIM = 0.9  # share of the budget that steps should take; from there to the full budget, the chunk keeps its size
 GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
-SHRINK = 0.5  # a step leaves at least this share of the chunk, because the system may have delayed the step
-FORGET = 1.1  # a step within the budget also grows the size that was too large, by this factor
+SHRINK = 0.5  # one slow step shrinks the chunk at most to this share, because the system may have delayed it
+FORGET = 1.1  # a step within the budget raises the limit by this factor
 
 
 class MixedChunk(Protocol):
@@ -55,7 +55,7 @@ class BudgetedChunk:
         self._budget_s = budget_s
         self._least, self._most = min(LEAST, most), most
         self._size = float(self._least)
-        self._too_large = math.inf  # tokens of the chunk that was too large
+        self._too_large = math.inf  # the limit, in tokens
 
     def choose(self) -> int:
         return int(self._size)

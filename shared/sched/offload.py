@@ -5,13 +5,14 @@
     restore   copies in the pages after the cached prefix, at admission
 
 Copies run on the cold stream, in launch order. A copy's row and lock are kept until a later round sees the copy's end.
-So no page is in a copy and in a hand-off at once.
+So no page is in a copy and in a hand-off at the same time.
 
     forward    | step | step |
     cold       | wait . . .  | park | restore |    waits for the newest step, which may still write the pages
     transfer   | pull | describe | pull |          waits only for steps
 
-A request with all its KV resumes by stash, like a PREBUILT record. Tokens of missing or damaged pages are computed.
+A request whose KV is complete goes on without a forward, like a PREBUILT record. Tokens of missing or damaged pages are
+computed.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. Each load has a tier page, this page's place now, and the pool page to fill."""
+        """Begin a copy from the tier. A load: a tier page, its place now, the pool page to fill."""
 
         def run() -> None:
             for cold, place, page in loads:
@@ -195,8 +196,8 @@ class Offload:
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
         """Copy the pages after the first `num_cached` tokens back from the tier. Return False if the tier has none.
 
-        The request's row and pages must be reserved. A request with output resumes with its last token, so a partly
-        full last page is restored too, except with relayed drafts.
+        The request's row and pages must be reserved. A request without output, or with relayed drafts, gets only
+        full pages. Other requests need KV for all tokens except the last, so a partly full last page is restored too.
         """
         if req.first_unscored is not None:
             return False  # scores need the prompt's logits

@@ -23,7 +23,7 @@ from shared.kv.manager import KVManager, page_count
 from shared.kv.prefix_cache import Lock
 from shared.sched.settings import SchedSettings
 
-LoanName = tuple[str, int]  # the peer that reads the pages, and the name of its lease
+LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
 
 
 class PageBudget:

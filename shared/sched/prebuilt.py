@@ -22,7 +22,7 @@ class Arrival:
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    draft_state: dict[str, torch.Tensor]  # by name: tensors that the drafter relays, on the host
+    draft_state: dict[str, torch.Tensor]  # tensors that the drafter relays, by name, in host memory
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:

@@ -136,7 +136,7 @@ class Queues:
         self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
     def living(self, row_ids: Sequence[RowId]) -> list[Request]:
-        """Return the requests that have not ended or begun again since the launch."""
+        """Return the requests that have neither ended nor begun again since the launch."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 

@@ -67,7 +67,7 @@ class Results:
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         queues = self._queues
         if index >= result.num_prefill or req.handoff_to is not None:
-            queues.suspects.clear(req)  # not after a local prompt's end, which says nothing about decode steps
+            queues.suspects.clear(req)  # a local prompt's end clears nothing: its decode steps may fail
         committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
         req.computed = committed

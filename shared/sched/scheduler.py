@@ -47,7 +47,7 @@ NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an en
 
 
 class Scheduler:
-    """Some attributes are collections of `queues`, under the same names."""
+    """The attributes from `requests` to `counters` are the same objects as in `queues`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Scheduler:
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """Queue a request. End it at once if it can never fit."""
+        """Queue a request, or end it immediately if it can never fit."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -204,7 +204,7 @@ class Scheduler:
     # ---- cold tier
 
     def take_restored(self) -> Admission | None:
-        """Readmit restored requests, and begin the next copies. Return an Admission of those with complete KV."""
+        """Readmit restored requests, and begin the next copies. Return an Admission of requests with complete KV."""
         offload = self.queues.offload
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()

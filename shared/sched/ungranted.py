@@ -1,4 +1,6 @@
-"""Decide which prompts wait: siblings for the first sequence's prompt, ungranted hand-offs for all other requests.
+"""Decide which prompts wait.
+
+A sibling waits for the first sequence's prompt. Ungranted hand-offs give way to all other requests:
 
     ungranted   are computed ahead, but pin only little memory; they hold this memory until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
@@ -47,7 +49,7 @@ class UngrantedPins:
         self._num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
-        """Return the youngest hand-off. The caller must free its memory at once."""
+        """Return the youngest hand-off. The caller must immediately free the hand-off's memory."""
         if not self._holders:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)

@@ -104,7 +104,7 @@ class GroupThread:
             self._wake()
 
     def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
-        """Start all posted transfers, or wait for the first. Return False after `abort`."""
+        """Start all posted transfers. If no transfer runs, first wait for one. Return False after `abort`."""
         while not begun or not self._posted.empty():
             transfer = self._posted.get()
             if transfer is None:

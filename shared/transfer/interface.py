@@ -54,7 +54,7 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """The same part of each of a sender's `pages`, and one way to get its bytes, which no longer change.
+    """The same part of each of a sender's `pages`, and one of four ways to get its final bytes.
 
     - pool: the receiver reads the pool.
     - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
@@ -152,7 +152,7 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
     """Return the announced part. Raise HandoffFailed if our pages don't have this part."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
-        raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")
+        raise HandoffFailed(f"part of layers {part.first} + {part.count}, our layers: {num_layers(pool.planes)}")
     return part
 
 

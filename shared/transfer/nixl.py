@@ -68,7 +68,7 @@ class Nixl:
         except msgspec.MsgspecError as error:
             raise HandoffFailed(f"nixl: an invalid handle: {error}") from None
         if found.num_pages < 2 or found.page_bytes < 1 or found.address < 1:
-            raise HandoffFailed(f"nixl: {found.num_pages} pages of {found.page_bytes} bytes at {found.address}")
+            raise HandoffFailed(f"nixl: {found.num_pages} pages of {found.page_bytes} bytes at address {found.address}")
         return OpenNixl(self._pool, self._agent, found)
 
 

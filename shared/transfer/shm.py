@@ -76,7 +76,7 @@ class ShmReceiver:
         part = part_of(ready, self._pool)
         where = part.bytes_in(self._pool.planes)
         if ready.pool is None or len(frames):
-            raise HandoffFailed("pages came as frames where a shared pool was granted")
+            raise HandoffFailed("pages came as frames, but a shared pool was granted")
         source = self._mapped(ready.pool)
         for src, generation, digest, dst in zip(ready.pages, ready.generations, ready.digests, dst_pages, strict=True):
             copied = self._writer.write(int(dst), part, source.page(src)[where])

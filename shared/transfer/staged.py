@@ -34,14 +34,14 @@ MAX_STAGING_BYTES = 64 << 20
 # size of a buffer, which holds a Ready's pages, and number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# gloo's pages are checked one at a time, while they are in the core's cache; nccl's are checked all at once
+# pages per check: gloo's are checked one at a time, while in the core's cache, and nccl's all together
 PAGES_AT_ONCE = {"gloo": 1}
 
 
 def staging_bytes(num_pages: int, part_bytes: int) -> int:
     total = num_pages * part_bytes
     if total > MAX_STAGING_BYTES:
-        raise HandoffFailed(f"{num_pages} pages of {part_bytes} bytes in one transfer")
+        raise HandoffFailed(f"{num_pages} pages of {part_bytes} bytes are too much for one transfer")
     return total
 
 
@@ -121,7 +121,7 @@ class StagedReceiver:
         part = part_of(ready, self._pool)
         count = len(ready.pages)
         if not isinstance(frames, torch.Tensor) or frames.shape != (count, ready.staged_bytes):
-            raise HandoffFailed("pages came as frames where a process group was granted")
+            raise HandoffFailed("pages came as frames, but a process group was granted")
         require_part_bytes(ready.staged_bytes, part, self._pool)
         where = part.bytes_in(self._pool.planes)
         own, at_once = [int(page) for page in dst_pages], PAGES_AT_ONCE.get(self.name, max(1, count))

@@ -36,7 +36,7 @@ NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces 
 def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
     """Return the transports that this system and torch support for the kind of device, best first.
 
-    `receives`: whether the node sends no pages.
+    `receives`: whether the node only receives pages.
     """
     can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     has = {

@@ -80,7 +80,7 @@ def test_a_row_that_is_not_in_use_is_refused(row: int, names: str) -> None:
 
 
 def test_a_table_that_holds_no_request_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds no request"):
+    with pytest.raises(ValueError, match="no room for a request"):
         ReqToTokenPool(1, 5)
 
 
