@@ -64,7 +64,7 @@ ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's id, as its
 
 
 class AdminHandlers:
-    """No method waits until a node has left: the status shows leaving nodes."""
+    """Methods return before a node has left. The status shows nodes that are leaving."""
 
     def __init__(
         self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits
@@ -108,7 +108,7 @@ class AdminHandlers:
             raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
         others = [one for one in self._registry if one.role == node.role and one.is_there and one is not node]
         if len(others) < body.least:
-            raise Conflict(f"{body.node} stays: {node.role} must keep {body.least} nodes beside it", param="least")
+            raise Conflict(f"{body.node} stays: {node.role} needs {body.least} other nodes", param="least")
         await self._leave(connection, node, body.role, body.move_after_s)
 
     async def abort(self, connection: Connection) -> None:

@@ -74,7 +74,7 @@ def grammar_of_answer(
         raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
     must_call = choice.mode is not ChoiceMode.AUTO
     if asked and must_call and fields.response_format is None:
-        raise InvalidRequest("an answer that must be a call can't follow another grammar too", param="tools")
+        raise InvalidRequest("an answer that must be a call can't have another grammar", param="tools")
     return grammar_of_calls(form, choice, "" if must_call else asked, allows_parallel=allows_parallel)
 
 

@@ -1,6 +1,6 @@
 """Turn clients' chat messages into the conversation that a template renders.
 
-Text, reasoning and calls reach the template. Images, audio and files are refused by name.
+Text, reasoning and calls reach the template. Images, audio and files are refused, and the error names them.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from shared.core.errors import InvalidRequest
 class ChatTask:
     """`max_tokens_field`, `prompt_field`: the endpoint's field names.
 
-    `is_bound`: a `max_tokens` above the rest of the context is lowered. Without `is_bound`, such a `max_tokens` is an
-    error.
+    `is_bound`: lower a `max_tokens` that is larger than the room after the prompt. Without `is_bound`, it is an error.
     """
 
     conversation: Conversation
@@ -34,9 +33,9 @@ class ChatTask:
 
 
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-    """Without a `max_tokens`, the smallest node's context limits the answer.
+    """Without a `max_tokens`, the smallest context of any node limits the answer.
 
-    If the prompt fills this context, the largest node's context limits the answer."""
+    If the prompt fills this context, the largest context of any node limits the answer."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.tool_format, task.choice)
@@ -58,7 +57,7 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
 
 @contextlib.contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in an InvalidRequest of the `with` block. `names`: our name -> the client's name."""
+    """Rename fields in an InvalidRequest that the `with` block raises. `names`: our name -> the client's name."""
     try:
         yield
     except InvalidRequest as error:

@@ -28,7 +28,7 @@ class Delta:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    parts: list[AnswerDelta] = field(default_factory=list)  # replaces `text` if not all text is content
+    parts: list[AnswerDelta] = field(default_factory=list)  # used instead of `text` if not all text is content
     finish_reason: FinishReason | None = None
     has_calls: bool = False  # set in the last delta
     stopped_by: str = ""  # the matched stop string, set in the last delta

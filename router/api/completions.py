@@ -16,7 +16,7 @@ from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
-DEFAULT_TOKENS = 16  # OpenAI's default; a chat may fill the context
+DEFAULT_TOKENS = 16  # OpenAI's default for completions only
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Completions:
         resolver.check_shared(body)
         wanted, largest = body.max_tokens, contexts.largest
         num_answer = DEFAULT_TOKENS if wanted is None else max(1, wanted)
-        is_scored = body.echo and body.logprobs is not None  # text_offset then belongs to the decoded ids
+        is_scored = body.echo and body.logprobs is not None  # text_offset refers to decoded ids
         prompts = []
         for ids, text in resolver.prompts(body.prompt, add_special=body.add_special_tokens is not False):
             kept = resolver.truncated(ids, body.truncate_prompt_tokens, num_answer, largest)

@@ -16,7 +16,7 @@ from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # in a scope's state: the function that closes the connection
+HANG_UP = "hang_up"  # key in an ASGI scope's state, of the function that closes the connection
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
@@ -38,7 +38,7 @@ class Connection:
     ) -> None:
         self.scope = scope
         self.status: int | None = None
-        self.failure: BatonError | None = None  # a stream's error after its headers
+        self.failure: BatonError | None = None  # a stream's error, raised after the headers were sent
         self.request_id = ""
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
@@ -128,7 +128,7 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return an exchange for the same request. It keeps its answer in `data`."""
+        """Return an exchange that keeps its answer in `data`, for the same request."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
         return unsent

@@ -100,7 +100,7 @@ class Endpoint:
             connection.tenant = tenant
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
-        """Log our own failures and failed resumptions. Retryable errors come in floods, so metrics alone count them."""
+        """Log our own failures and failed resumptions. Retryable errors come in floods, so only metrics show them."""
         if isinstance(error, FOREIGN):
             self._once.warning(error.code, "a web page's request was refused", code=error.code, why=error.message)
         is_ours = error is not None and error.status >= 500 and error.status not in RETRYABLE

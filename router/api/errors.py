@@ -18,7 +18,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }  # by status
-NO_THREADS = {"error_code": "thread_unsupported_request"}  # makes SDKs send the whole conversation
+NO_THREADS = {"error_code": "thread_unsupported_request"}  # SDKs then send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -165,7 +165,7 @@ def error_json(error: BatonError) -> bytes:
 
 
 def internal_error() -> BatonError:
-    """Return an error that hides an exception, which is in the log."""
+    """Return an error without its cause: the log has the exception."""
     return BatonError("the server failed on this request")
 
 

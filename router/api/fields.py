@@ -46,7 +46,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`harmless`: the values that ask for nothing."""
+    """`harmless`: accepted values, because they have no effect."""
 
     why: str
     harmless: tuple[object, ...] = NOTHING
@@ -65,7 +65,7 @@ class FieldTable(Generic[B]):
     def check(self) -> None:
         served = set(self.served.__struct_fields__)
         if served != set(self.about):
-            raise ValueError(f"{self.path}: described and served differ by {served ^ set(self.about)}")
+            raise ValueError(f"{self.path}: only served, or only described: {served ^ set(self.about)}")
         names = Counter([*served, *self.ignored, *self.refused])
         if double := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"{self.path}: in two lists: {double}")

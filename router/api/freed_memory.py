@@ -14,19 +14,19 @@ from shared.device.malloc import give_freed_memory_back
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 6  # number of looks between two returns; a return stops all threads for up to 50 ms
-CALM_BYTES = 1 << 20  # growth of this size between two looks defers a return
+LOOKS_BETWEEN = 6  # checks from one return to the next, at least; a return stops all threads for up to 50 ms
+CALM_BYTES = 1 << 20  # growth of this size between two checks defers a return
 WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Asks for a return while memory is above its lowest use, and does not grow.
+    """Asks for a return if the process has more memory than its minimum so far, and does not grow.
 
-    Memory in use during a return may be freed later without notice, so returns are repeated."""
+    Memory that is in use during a return may be freed later, so returns are repeated."""
 
     def __init__(self) -> None:
         self._least = self._before = math.inf
-        self._looks = 0  # since the last return
+        self._looks = 0  # checks since the last return
 
     def is_worth_returning(self, memory: int) -> bool:
         """Call this method every LOOK_S. `memory`: the process's bytes now."""

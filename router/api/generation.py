@@ -49,7 +49,7 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
-Step = tuple[int, Delta]  # (choice index, addition to the choice)
+Step = tuple[int, Delta]  # (choice index, what to add to the choice)
 
 
 def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
@@ -123,7 +123,7 @@ class Generation:
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
-        self._held: dict[int, Delta] = {}  # additions to choices that wait for the others to catch up
+        self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
         self._is_behind = start is not None and start.seen is not None
         self.was_admitted = False
 
@@ -258,7 +258,7 @@ class Generation:
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
         """Raise a failed request's error.
 
-        While a resumed stream catches up, each token is a separate addition.
+        While a resumed stream catches up, each token is a Step of its own.
         """
         now = time.monotonic()
         deltas: dict[int, Delta] = {}

@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 
 class UsageShown(enum.Enum):
-    """The chunks of a stream that show usage. Whole answers always show it."""
+    """The chunks in which a stream shows usage. Whole answers always show it."""
 
     NEVER = "never"
     LAST = "last"
@@ -24,7 +24,7 @@ class UsageShown(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Limits on prompt and answer tokens together: on the largest node, and on every node."""
+    """The largest and the smallest limit of any node on prompt plus answer tokens."""
 
     largest: int
     common: int
@@ -32,7 +32,7 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """One prompt: the `num_sequences` sequences of one rid."""
+    """One prompt, for one rid with `num_sequences` sequences."""
 
     ids: list[int]
     seed: int
@@ -43,7 +43,7 @@ class PromptJob:
 class AnswerForm:
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
-    is_named: bool = False  # a named tool is forced; finish_reason is then `stop`, like OpenAI's
+    is_named: bool = False  # the client forces one tool by name; finish_reason is then `stop`, as at OpenAI
     thought: Thought | None = None
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
     request_id: str = ""  # base of call ids
@@ -85,10 +85,10 @@ class GenerationPlan:
     num_sequences: int
     sampling: SamplingParams
     show: ShowOptions
-    adapter: str = ""  # the adapter's digest; `model` is then its name
+    adapter: str = ""  # an adapter's digest, if `model` is an adapter's name
     cache_salt: int = 0  # prompts share cached pages only within one salt
 
     @property
     def cost(self) -> int:
-        """Tokens of prompts and longest answers, charged until the real number is known."""
+        """The most tokens that prompts and answers can have, charged until the real number is known."""
         return sum(cost_of(len(job.ids), self.num_sequences, self.sampling) for job in self.jobs)

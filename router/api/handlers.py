@@ -43,7 +43,7 @@ from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
-STREAM_IDS = b"x-stream-ids"  # opt-in, because many clients expect one data line per event
+STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
 LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
@@ -63,8 +63,8 @@ class Asked:
 
 
 class Handlers:
-    """`max_context`: 0 leaves the limit to model and nodes. `tenants` and `operators` have keys that may see nodes and
-    metrics."""
+    """`max_context`: 0 if only model and nodes limit the context. `tenants` and `operators` have keys that may see
+    nodes and metrics."""
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ from shared.core.errors import InvalidRequest
 
 MOST_CONTAINERS = 50_000
 OPENING = b"[{"
-# A string, or brackets. An unclosed string matches up to the body's end: a search from each quote would take hours.
+# A string, or brackets. An unclosed string matches up to the body's end, because a new search from each of its quotes
+# would take hours.
 _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|([\[\]{}]+)', re.DOTALL)
 
 

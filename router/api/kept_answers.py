@@ -103,7 +103,7 @@ class KeptAnswers:
 
 
 def name_of_request(api_keys: tuple[str, ...], given: str) -> Name:
-    """Return a name that only these API keys can produce. Raise InvalidRequest for a bad length."""
+    """Return the answer's name. Other API keys can't produce it. Raise InvalidRequest for a bad length."""
     if not 1 <= len(given) <= MAX_KEY_CHARS:
         raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
     return blake2b("\n".join(api_keys).encode(errors="replace"), digest_size=16).digest(), given

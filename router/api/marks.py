@@ -162,7 +162,7 @@ class ResumedMarks(Marks):
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Once all choices have caught up, continue with the reader's number of events."""
+        """Once all choices have caught up, continue the reader's count of events from its last new token."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 

@@ -40,7 +40,7 @@ OWN_NAMES = {"stop": "stop_sequences", "continue_final_message": "messages"}
 
 
 class Thinking(Body, frozen=True, kw_only=True):
-    """Only `type` has an effect: templates know no token budget, and reasoning is always shown."""
+    """Only `type` has an effect: templates can't limit reasoning, and answers always show it."""
 
     type: ShortText
     budget_tokens: Any = None

@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # limit on unknown inner fields that are named
+MAX_PRUNED = 1000  # an unknown inner field is named only while fewer names are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def not_json(error: Exception) -> InvalidRequest:
 
 
 def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
-    """Drop nulls and members that the type lacks. Add the names of these members to `unknown`."""
+    """Drop nulls. Drop members that the type lacks, and add their names to `unknown`."""
     if isinstance(value, dict):
         struct = next((one for one in alternatives(kind) if isinstance(one, inspect.StructType)), None)
         return value if struct is None else prune_object(value, struct, path, unknown)

@@ -30,7 +30,7 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
-GONE = "gone"  # an impossible digest: the adapter's last node has just left
+GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. -1 keeps as many as leave room for the answer."""
+        """Return the last `most` ids. For -1, return the last ids that leave room for the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]

@@ -126,7 +126,7 @@ class ResponsesWriter:
         return f"{ID_PREFIXES[block.kind]}{self._facts.token}{block.index:04x}"
 
     def _item(self, block: Block, status: str = "") -> Json:
-        """`status`: set for an item that has just begun, and still lacks its parts."""
+        """`status`: set for an item that has just begun, and has no parts yet."""
         parts = [] if status else [part_of(block)]
         known: Json = {"id": self._item_id(block), "status": status or (COMPLETED if block.is_whole else INCOMPLETE)}
         match block.kind:
@@ -144,7 +144,7 @@ STEMS = {
     BlockKind.THOUGHT: "response.reasoning_text",
     BlockKind.TEXT: "response.output_text",
     BlockKind.CALL: "response.function_call_arguments",
-}  # in the names of events
+}  # an event's name begins with its block's stem
 
 
 def part_of(block: Block) -> Json:

@@ -66,7 +66,7 @@ def start_of(token: str, facts: StreamFacts, seen: Position | None) -> StreamSta
 
 
 def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
-    """Derive each prompt's seed from `seed`. A client's own seed serves every prompt unchanged."""
+    """Derive each prompt's seed from `seed`. If the client sent a seed, every prompt keeps it."""
     if body.seed is not None:
         return plan
     jobs = tuple(replace(job, seed=sequence_seed(seed, index << 32)) for index, job in enumerate(plan.jobs))

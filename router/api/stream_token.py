@@ -24,7 +24,7 @@ PURPOSE = b"baton: tokens of streams"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """`created`: seconds since 1970. `digest`: of body and prompt ids."""
+    """`created`: seconds since 1970. `digest` covers body and prompt ids."""
 
     created: int
     seed: int

@@ -28,7 +28,7 @@ FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_conf
 
 
 def asks_for_grammar(body: object) -> bool:
-    """Whether a grammar must be checked, which may take seconds."""
+    """Whether the request may need a grammar, whose check may take seconds."""
     return any(getattr(body, field, None) is not None for field in FIELDS)
 
 
@@ -45,7 +45,7 @@ def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
     if not facts.eos_ids:
         raise InvalidRequest(f"{field}: this model has no token that ends an answer", param=field)
     if body.ignore_eos:
-        raise InvalidRequest(f"{field} ends the answer by itself: ignore_eos can't be true", param="ignore_eos")
+        raise InvalidRequest(f"{field} decides where the answer ends: ignore_eos can't be true", param="ignore_eos")
     with blamed_on(field):
         return make()
 

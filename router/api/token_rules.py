@@ -85,6 +85,6 @@ def check_something_is_left(sampling: SamplingParams) -> None:
     too_early = sampling.stop_token_ids if sampling.min_tokens else ()
     if not set(sampling.allowed_token_ids) - barred - set(too_early):
         raise InvalidRequest(
-            "allowed_token_ids holds nothing but bad words and tokens that end the answer before min_tokens",
+            "every id in allowed_token_ids is a bad word, or would end the answer before min_tokens",
             param="allowed_token_ids",
         )

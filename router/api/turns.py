@@ -17,7 +17,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.all: list[Turn] = []
-        self._own: dict[str, str] = {}  # texts of the open assistant turn
+        self._own: dict[str, str] = {}  # the open assistant turn's texts, by field
         self._calls: list[dict[str, object]] = []
         self._call_ids: list[str] = []  # call ids of the last assistant turn
 

@@ -49,7 +49,7 @@ class Writer(Protocol):
 
     answer_id: str
     ping: bytes  # sent while no news arrives
-    num_events: int  # numbered events; set by the caller if the stream can be resumed
+    num_events: int  # number of events so far; set by the caller if the stream can be resumed
 
     def opening(self) -> bytes:
         """Call this method once the prompt's scores are known."""
@@ -73,5 +73,5 @@ def sse_event(data: bytes) -> bytes:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """Put `type` also on a line of its own: some clients read it there, others in the data."""
+    """Put `type` on a line of its own, too: some clients read this line, others read the data."""
     return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

@@ -12,11 +12,11 @@ from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
 
 SPACES = r"[ \t\r\n]{0,4}"  # white space between parts
-HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; readers accept as much
+HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; readers accept the same
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 MAX_NAME_CHARS = 128
-MAX_CHOICES = 256  # longer lists of a schema's values are left out of the grammar
+MAX_CHOICES = 256  # the grammar does not enforce a schema's longer lists of values
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Markers:
         return [mark for mark in marks if mark in self._ids] or list(marks)
 
     def written_if_any(self, marks: Sequence[str]) -> list[str]:
-        """Return optional marks that models may write. If the format has special tokens, leave plain texts out."""
+        """Return the optional marks that models may write: the special tokens, or all marks if the format has none."""
         return [mark for mark in marks if mark in self._ids or not self._ids]
 
 

@@ -123,7 +123,7 @@ class NamedJsonCalls:
             raise NotACall
         if (yield from found(source, self.call_id)):
             yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
-        yield from found(source, self.arguments)  # the mark is missing if special tokens are not shown
+        yield from found(source, self.arguments)  # the text lacks this mark if it shows no special tokens
         yield from skip_space(source)
         if (yield from peek(source)) != "{":
             raise NotACall

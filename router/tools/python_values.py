@@ -59,7 +59,7 @@ def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
 def _literal_rule(value: object) -> str:
     match value:
         case str():
-            spelled = literal(value)  # JSON and Python spell it the same
+            spelled = literal(value)  # the same text in JSON and Python
             return (
                 f"{literal(spelled)} | {literal(chr(39) + spelled[1:-1] + chr(39))}"
                 if "'" not in value

@@ -3,8 +3,8 @@
     text    ....done....|mark ... at ... end so far
                          rewind()  ^ the next character
 
-A scanner is a generator that yields when it needs more text. Cutting the text elsewhere does not change the
-scanner's result.
+A scanner is a generator that yields when it needs more text. Its result does not depend on where the text
+is cut.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def nowhere(text: str) -> None:
 
 
 def _first_mark(source: Source, marks: Sequence[str]) -> tuple[int, str] | None:
-    """Return (start, mark) of the first mark; of several at one place, the longest."""
+    """Return (start, mark) of the first mark. If several begin there, return the longest."""
     starts = ((source.text.find(mark, source.at), mark) for mark in marks)
     return min(((start, mark) for start, mark in starts if start >= 0), key=_place, default=None)
 

@@ -86,7 +86,7 @@ def takes_others(schema: Schema) -> bool:
 
 
 def standing_alone(schema: object, root: Schema) -> Schema:
-    """Return the schema with the root's definitions; {} if it refers to anything else. {} allows all values."""
+    """Return the schema with the root's definitions. If it refers to anything else, return {} (any value)."""
     if not isinstance(schema, Mapping) or not _refers_only_to_definitions(schema):
         return {}
     return dict(schema) | {name: root[name] for name in DEFINITIONS if name in root}

@@ -1,7 +1,7 @@
 """Calls with tags: `<function=f><parameter=a>value</parameter></function>`.
 
-The schema decides a value's JSON type. Strings stream. Other values arrive whole, because only then is their type
-certain.
+The schema decides a value's JSON type. Strings stream. Other values arrive whole, because their type is certain only
+at their end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shared.core.errors import InvalidRequest
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 ANY_KEY = r"[^>\n\r]{1,64}"
-TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the reader ends text there too
+TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # the reader also ends text at PARAMETER_END
 ONLY_TEXT = frozenset({"string"})
 
 

@@ -129,8 +129,8 @@ def environment(plan: CorePlan) -> dict[str, str]:
     spins = plan.wait_policy == "active"
     return dict.fromkeys(names, threads) | {
         "OMP_WAIT_POLICY": plan.wait_policy.upper(),
-        "GOMP_SPINCOUNT": "10000" if spins else "0",  # for GNU OpenMP
-        "KMP_BLOCKTIME": "200" if spins else "0",  # in ms, for LLVM's and Intel's OpenMP
+        "GOMP_SPINCOUNT": "10000" if spins else "0",  # read by GNU OpenMP
+        "KMP_BLOCKTIME": "200" if spins else "0",  # in ms; read by LLVM's and Intel's OpenMP
         "TOKENIZERS_PARALLELISM": "false",
     }
 

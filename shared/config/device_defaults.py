@@ -9,7 +9,7 @@ from shared.config.processes import NodeParts
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Sizes of steps that keep the device busy, and don't let running rows wait long."""
+    """Steps of these sizes keep the device busy, and don't let running requests wait long."""
 
     chunk_size: int  # tokens
     mixed_chunk_size: int  # tokens

@@ -20,7 +20,7 @@ class FrozenPath:
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise ConfigError if `asked` contains a feature that this path lacks.
 
-        `asked` maps a flag with its value to whether the user asked for this value. Each flag needs a line in `lacks`.
+        `asked`: flag and value -> whether the user asked for this value. Each flag needs a line in `lacks`.
         `given`: the flags that chose this path. `of`: the model."""
         unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
         if unknown:  # checked even for flags that the user did not ask for

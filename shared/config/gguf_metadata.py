@@ -1,6 +1,6 @@
 """Read the key-value pairs at the start of a GGUF file.
 
-Reading 49,152 vocabulary entries takes 50 ms; the gguf library, which maps every entry as an array, needs 2 s.
+Reading 49,152 vocabulary entries takes 50 ms. The gguf library needs 2 s, because it maps each entry as an array.
 
     "GGUF" version:u32 num_tensors:u64 num_pairs:u64, then pairs of  key:string type:u32 value
     string = length:u64 bytes        array = type:u32 length:u64 values
@@ -18,7 +18,7 @@ from shared.core.errors import ConfigError
 
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9
-# type -> struct format of a value: u8 i8 u16 i16 u32 i32 f32 bool, then u64 i64 f64
+# type number -> struct format, in the order u8 i8 u16 i16 u32 i32 f32 bool u64 i64 f64
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 VERSIONS = (2, 3)
 

@@ -37,7 +37,7 @@ class HttpConfig:
     max_connections: int = option(2048, "largest number of open connections; further ones get 503", low=1, high=1 << 20)
     max_bodies_bytes: int = option(
         64 * MIB,
-        "size limit of all request bodies together that are being read or parsed; further requests get 503",
+        "limit on the total size of request bodies that are being read or parsed; further requests get 503",
         low=KIB,
         is_bytes=True,
         metavar="SIZE",

@@ -20,7 +20,7 @@ class RayConfig:
     )
     cluster: str = option("baton", "name of this cluster; several clusters may share one Ray cluster", metavar="NAME")
     working_dir: str = option("", "checkout to ship to machines without Baton; empty: machines have it", metavar="DIR")
-    routers: int = option(1, "number of routers with the same nodes, at --port, --port + 1, ...", low=1)
+    routers: int = option(1, "number of routers, all for the same nodes, at --port, --port + 1, ...", low=1)
     prefill: int = option(1, "number of prefill nodes at the start; there are never fewer", low=0, high=1024)
     decode: int = option(1, "number of decode nodes at the start; there are never fewer", low=0, high=1024)
     start_timeout_s: float = option(300.0, "longest time until everything is ready", low=1.0, high=3600.0)
@@ -36,7 +36,7 @@ class RayConfig:
 
 @dataclass(frozen=True, slots=True)
 class ShareConfig:
-    """Resources of a machine that each router and node reserves."""
+    """What each router and node reserves of its machine."""
 
     router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
     prefill_cpus: float = option(1.0, "cores that a prefill node reserves and runs on, one thread per core", low=0.1)
@@ -57,12 +57,12 @@ class ScalingConfig:
 
     max_prefill: int = option(0, "largest number of prefill nodes; 0: as many as at the start", low=0, high=1024)
     max_decode: int = option(0, "largest number of decode nodes; 0: as many as at the start", low=0, high=1024)
-    busy_rows: float = option(0.8, "share of a role's rows or KV pages in use that counts as full", low=0.05, high=1.0)
-    busy_waiting: float = option(4.0, "waiting requests per node that count as full", low=0.1)
+    busy_rows: float = option(0.8, "a role is full if this share of its rows or KV pages is in use", low=0.05, high=1.0)
+    busy_waiting: float = option(4.0, "a role is full if this number of requests per node waits", low=0.1)
     slo_ttft_ms: float = option(0.0, "mean time to first token above which prefill grows; 0: no limit", low=0.0)
     slo_itl_ms: float = option(0.0, "mean time between tokens above which decode grows; 0: no limit", low=0.0)
     up_after_s: float = option(15.0, "seconds for which a role must be full before it grows", low=0.0, high=3600.0)
-    down_after_s: float = option(180.0, "seconds for which one node less must be enough before a role shrinks", low=0.0)
+    down_after_s: float = option(180.0, "seconds for which a role could spare a node before it shrinks", low=0.0)
     settle_s: float = option(30.0, "shortest time, in seconds, between two changes of one role", low=0.0, high=3600.0)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ def is_local(address: str) -> bool:
 
 
 def environment(address: str) -> dict[str, str]:
-    """Return Ray's variables. They also turn usage reports off."""
+    """Return Ray's variables. These also turn usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 

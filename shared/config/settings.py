@@ -35,8 +35,8 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "format of weights; auto: as --dtype; file: a GGUF file's own blocks; int8: blocks of 32 (both fast with "
-        "AVX-512 VNNI); fp8: one scale per output",
+        "format of weights; auto: as --dtype; file: a GGUF file's own blocks; int8: blocks of 32; fp8: one scale per "
+        "output. file and int8 are fast with AVX-512 VNNI",
         choices=("auto", "file", "int8", "fp8"),
     )
     served_model_name: str = option("", "name that clients use; empty: the model's own name", metavar="NAME")
@@ -208,7 +208,7 @@ class SpecConfig:
         if self.spec != "eagle":
             raise ConfigError(f"{given}: only eagle drafts trees, not {self.spec}")
         if inner * topk > self.spec_width:
-            raise ConfigError(f"{given}: the tree needs {inner * topk} slots of its window")
+            raise ConfigError(f"{given}: the tree needs {inner * topk} slots, more than --spec-width")
         if most < self.spec_width - 1:
             raise ConfigError(f"{given}: the tree has {most} drafts at most, fewer than the window holds")
 
@@ -290,8 +290,10 @@ class NodeConfig:
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
-    silence_s: float = option(5.0, "a silent peer is lost after this time, a dead link at a third", low=0.5, high=600.0)
-    lease_s: float = option(60.0, "a stalled hand-off ends after this time; equal on all nodes", low=1.0, high=3600.0)
+    silence_s: float = option(
+        5.0, "a silent peer is lost after this time, a dead link after a third", low=0.5, high=600.0
+    )
+    lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
         64 * MIB, "largest message taken from a peer", low=MIB, is_bytes=True, metavar="SIZE"
@@ -380,7 +382,7 @@ class LogConfig:
 class LocalConfig:
     """The processes that `baton up` starts on this machine, and how it watches them."""
 
-    routers: int = option(1, "number of routers with the same nodes, at --port, --port + 1, ...", low=1, high=64)
+    routers: int = option(1, "number of routers, all for the same nodes, at --port, --port + 1, ...", low=1, high=64)
     prefill: int = option(1, "number of prefill nodes; 0: decode nodes also prefill", low=0, high=64)
     decode: int = option(1, "number of decode nodes; 0: prefill nodes also decode", low=0, high=64)
     decode_tp: int = option(0, "--tp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)

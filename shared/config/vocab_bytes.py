@@ -13,8 +13,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes. Characters from U+0100 on stand
-    for the other bytes."""
+    """Map characters to bytes. Printable Latin-1 characters stand for their own bytes. The other bytes have the
+    characters U+0100, U+0101, ..."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

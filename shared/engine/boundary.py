@@ -174,7 +174,7 @@ class PinnedCopies:
 
 @dataclass(frozen=True, slots=True)
 class InSlot:
-    """A step's results in a pinned slot. `read` copies them, because later steps reuse the slot."""
+    """A step's results in a pinned slot. `read` copies the results, because later steps reuse the slot."""
 
     slot: torch.Tensor
     places: Mapping[str, Place]
@@ -197,7 +197,7 @@ class Slots(Generic[S]):
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
-            with torch.inference_mode(False):  # a slot outlives the closure that asks for it
+            with torch.inference_mode(False):  # no inference tensor: a slot outlives the closure that asks for it
                 found = size, self._make(size)
         else:
             self._free.remove(found)

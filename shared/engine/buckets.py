@@ -87,12 +87,12 @@ def has_edits(knobs: Knobs[np.ndarray]) -> bool:
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths that get graphs: first, middle and last, ascending."""
+    """Return the widths that get graphs, ascending: the first, the middle one and the last."""
     return tuple(sorted({widths[0], widths[len(widths) // 2], widths[-1]}))
 
 
 def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
-    """Return a plan with the fields that all steps of the shape share. Only the device knows its lengths."""
+    """Return a plan with the fields that all steps of the shape share. Only the device knows the rows' lengths."""
     batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
     zeros = np.zeros(batch, np.int64)
     return StepPlan(
@@ -118,7 +118,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
 
 
 def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that each step sends, one element per row. A length of -1: the relay has it."""
+    """Return the arrays that each step sends, one element per row. A length is -1 if the relay has it."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
     own = {
         "rows": plan.req_pool_indices,

@@ -61,7 +61,7 @@ class Engine:
         return self._next_step
 
     def _arm(self, work: StepPlan | Admission) -> Event | None:
-        """Return a publish event, or None if `work` publishes no lengths (S3: empty index)."""
+        """Return a publish event, or None if `work` publishes no lengths or has no rows (S3)."""
         return Event() if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:

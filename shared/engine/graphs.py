@@ -44,7 +44,7 @@ from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
-MOST_BYTES = 8  # of one entry of a row array
+MOST_BYTES = 8  # size of the largest entry of a row array
 
 
 class StepRunner(Protocol):
@@ -69,7 +69,7 @@ class Frame:
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
     knobs: BothKnobs
-    places: Mapping[str, Place]  # of a step's own arrays in the block; the page table is last
+    places: Mapping[str, Place]  # where each step's arrays lie in the block; the page table is last
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class GraphRunner:
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # raised also if memory runs out; if the device is lost, the next step fails
+        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails, too
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -193,8 +193,9 @@ class GraphRunner:
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
-        The page numbers have the same offset for all shapes. Only those in use are sent. Behind them the block keeps
-        page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must exist.
+        The page numbers have the same offset for all shapes. Only page numbers in use are sent. Behind them the block
+        keeps page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must
+        exist.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))

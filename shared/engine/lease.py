@@ -59,11 +59,11 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    computed: Ticket[None] | None = None  # ticket of the forward, or of a pipeline's last stage
-    sampled: Ticket[Packed | None] | None = None  # results for the host; an admission has none
+    computed: Ticket[None] | None = None  # the forward's ticket; in a pipeline, the last stage's
+    sampled: Ticket[Packed | None] | None = None  # yields the results for the host; None for an admission
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
-    # set from forward to sampling, else None (H10)
+    # None before the forward and after the sampling (H10)
     carry: Carry | None = None
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # set if a row has a grammar

@@ -45,7 +45,7 @@ class ScoreShare:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Scores of n tokens of a prompt. K = the share's num_top, but at most the vocabulary's size."""
+    """Scores of n tokens of a prompt. K is the ScoreShare's num_top, or the vocabulary's size if that is smaller."""
 
     row: int
     first: int
@@ -105,7 +105,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Rows that join the batch without a forward (PREBUILT): a step with its own lease."""
+    """Rows that join the batch without a forward (PREBUILT). This is a step with its own lease."""
 
     step: int
     row_ids: tuple[RowId, ...]

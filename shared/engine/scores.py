@@ -19,9 +19,9 @@ from shared.sample.sampler import score
 
 
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
-    """Return the plan's scores, on the logits' device, and the outputs that are left to sample.
+    """Return the plan's scores, on the logits' device, and the output that remains for sampling.
 
-    Reduces fb.inputs.logits_idx to the outputs that are left. Runs on the forward stream and waits for nothing.
+    Reduces fb.inputs.logits_idx to the outputs that remain. Runs on the forward stream and waits for nothing.
     """
     scores: list[SampleOutput] = []
     begin = 0

@@ -60,7 +60,7 @@ class Verified:
     order: torch.Tensor | None  # (D, k) a tree's nodes, accepted path first; the per-token fields above have this order
     # (B, ...) state that `extend` leaves for the relay
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)
-    scores: list[SampleOutput] = field(default_factory=list)  # one entry per share of the plan
+    scores: list[SampleOutput] = field(default_factory=list)  # one entry per ScoreShare of the plan
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:

@@ -1,4 +1,4 @@
-"""Read the blocks of a GGUF file's matrices as numbers, scales and lows, without rounding.
+"""Read the blocks of a GGUF file's matrices as numbers, scales and lows (ggml: mins), without rounding.
 
 The layouts are ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K and block_q6_K.
 """
@@ -61,8 +61,8 @@ def _q8_0(blocks: Raw) -> Parts:
 
 
 def _q4_k(blocks: Raw) -> Parts:
-    """Read each block of 256 as eight blocks of 32. The eight 6-bit scales have one factor in common. So have
-    the eight 6-bit lows."""
+    """Read each block of 256 as eight blocks of 32. The eight 6-bit scales share one factor, and the eight
+    6-bit lows share another."""
     packed = blocks[..., 4:16]
     first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], axis=-1)

@@ -123,9 +123,9 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
 
 
 def _name(folder: Path) -> str:
-    """Return the folder's name, or org/name in the hub's cache, which names folders after commits.
+    """Return org/name for a folder in the hub's cache, else the folder's name.
 
-    Nodes with equal weights must pair even if their commits differ.
+    The cache names folders after commits, and nodes with equal weights must pair even if their commits differ.
     """
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
@@ -163,7 +163,7 @@ def _window(raw: Mapping[str, Any], family: str) -> int | None:
 
 
 def _by_default(raw: Mapping[str, Any], family: str, layer: int) -> bool:
-    """Return whether a layer has a window in a file without layer_types."""
+    """Return whether a layer has a window if the file lacks layer_types."""
     if family == "gemma3":
         pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
         return (layer + 1) % int(pattern) != 0
@@ -177,7 +177,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertConfig:
     step, only_dense = int(raw.get("decoder_sparse_step", 1)), raw.get("mlp_only_layers") or ()
     top_k = int(raw["num_experts_per_tok"])
     if not 0 < top_k <= int(count):
-        raise ValueError(f"num_experts_per_tok: {top_k} of {count}")
+        raise ValueError(f"num_experts_per_tok is {top_k}, and the number of experts {count}")
     return ExpertConfig(
         count=int(count),
         top_k=top_k,

@@ -52,8 +52,8 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: WeightFactory  # makes layers' products
-    make_linear: LinearFactory  # makes adapters' products
+    make_weight: WeightFactory  # makes the products of a layer
+    make_linear: LinearFactory  # makes the products of an adapter
     make_head: HeadFactory
     # takes the rope of layers without a window, then the rope of layers with one (None: all layers use the first)
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
@@ -75,8 +75,8 @@ def pick_kernels(
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
-    "fixed": only Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests. Raises
-    ConfigError.
+    "fixed": return only Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
+    Raises ConfigError.
     """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")

@@ -44,7 +44,7 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # numbers of a layer's tasks up to attention, and of tasks that copy wanted rows
+BEFORE, TAKEN = 4, 2  # a layer has BEFORE tasks up to attention; TAKEN tasks copy wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
@@ -301,7 +301,7 @@ class CompiledLlama:
         self._capacity = num_rows
         config, dtype = self.config, self._dtype
         hidden, inner = config.hidden_size, config.intermediate_size
-        # [0] is for all tokens, [1] for the wanted tokens
+        # index 0 is for all tokens, 1 for the wanted tokens
         self._residual = torch.empty(2, num_rows, hidden)
         self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
         self._normed = torch.empty(num_rows, hidden, dtype=dtype)

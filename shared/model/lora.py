@@ -28,7 +28,7 @@ class LoraDelta:
     start: int
 
 
-Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer number and fused product
+Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # key: layer number, fused product
 
 
 def load_adapter(

@@ -47,7 +47,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadOptions:
     dtype: str = "bfloat16"  # or "auto", which `settled` replaces
     max_context: int = 0  # in tokens; 0: the model's maximum
-    threads: int = 1  # of each stage or model, if `team` is None
+    threads: int = 1  # threads of each stage or model, if `team` is None
     team: Team | None = None
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
     # "triton": kernels for a GPU; "fixed": the same in tiles of one size

@@ -36,7 +36,7 @@ class BrokenFile(BatonError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in the directory. The caller of `add` chooses `note`."""
+    """A tensor in the directory. `note`: a text from the caller of `add`."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -143,7 +143,7 @@ class T5Model:
             slots.write(index, 0, *self._keys_values(layer.cross, encoded))
 
     def _decode(self, ids: torch.Tensor, first: int, encoder_len: int, slots: RowSlots) -> torch.Tensor:
-        """Return (n, H) for ids (n,) from position `first` on."""
+        """Return (n, H) for ids (n,). `first`: the first id's position."""
         stack, residual, end = self._weights.decoder, self._weights.embed[ids], first + len(ids)
         queries, keys_at = torch.arange(first, end), torch.arange(encoder_len, end)
         bias = self._bias(stack, queries, keys_at, both_ways=False)
@@ -227,7 +227,7 @@ class RowSlots:
         self._page_size = kv.page_size
 
     def write(self, layer: int, first: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write keys and values, (heads, n, D) each, from position `first` on."""
+        """Write keys and values, (heads, n, D) each. `first`: their first position."""
         pages, slots = self._at(first, first + keys.shape[1])
         self._plane[pages, layer, 0, :, slots] = keys.transpose(0, 1)
         self._plane[pages, layer, 1, :, slots] = values.transpose(0, 1)

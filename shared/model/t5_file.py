@@ -67,7 +67,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
             is_gated=is_gated,
             is_gelu=is_gelu,
-            # v1.1 ties no embeddings, so it scales no outputs; newer files have a field for the scaling
+            # files without this field: outputs are scaled if embeddings are tied, as in T5 but not in v1.1
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
             max_context=max_context,

@@ -69,8 +69,8 @@ class LayerWeights:
     gate_up: Linear | None  # H -> 2 * I
     down: Linear | None  # I -> H
     experts: Experts | None = None
-    attn_post_norm: torch.Tensor | None = None  # of the attention's output
-    mlp_post_norm: torch.Tensor | None = None  # of the second half's output
+    attn_post_norm: torch.Tensor | None = None  # norm of the attention's output
+    mlp_post_norm: torch.Tensor | None = None  # norm of the second half's output
 
 
 @dataclass(frozen=True, slots=True)

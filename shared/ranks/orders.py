@@ -27,7 +27,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     size: int
     is_dp: bool  # False: each rank has a part of the model
-    store: str  # path of that file, which only this user can read
+    store: str  # path of the file through which ranks find each other; only this user can read it
     model: str
     dtype: str
     kv_dtype: str
