@@ -22,7 +22,7 @@ def add_norm_kernel(
     out,
     eps,
     H: tl.constexpr,
-    BLOCK: tl.constexpr,  # a power of two, at least H
+    BLOCK: tl.constexpr,
 ):
     """Sum a row's squares in float32, in an order that depends only on H."""
     row = tl.program_id(0).to(tl.int64) * H

@@ -3,7 +3,7 @@
     begin   one launch: each token's places
     attend  rotate q and k, write k and v -> short windows (split the keys, merge the results) and prompt chunks
 
-The host never waits for the device. It sizes the grids by upper bounds of the lengths, and the kernels read the exact
+The host never waits for the device: it sizes the grids by upper bounds of the lengths, and the kernels read the exact
 lengths.
 """
 
@@ -68,7 +68,7 @@ class TritonAttention:
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs with contiguous tensors: equal positions can be an expanded view of one number."""
+    """Return the inputs with contiguous tensors. Equal positions may come as an expanded view of one number."""
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),
@@ -80,9 +80,9 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]:
-    """Return the step's rows in two parts: first prompt chunks, then short windows.
+    """Split the step's rows into prompt chunks and short windows.
 
-    With `is_fixed`, short chunks never count as windows, because the two kernels sum in different orders."""
+    With `is_fixed`, a short chunk stays a chunk, because the kernels of chunks and windows sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
     if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):

@@ -1,7 +1,6 @@
 """The inner loop of both attention kernels: a tile of queries attends to a range of their row's keys.
 
-A tile has BLOCK_M lines: (query, head) pairs of heads that share keys and values. Line i is query i // GROUP, head i %
-GROUP.
+A tile has BLOCK_M lines. Line i is head i % GROUP of query i // GROUP. The GROUP heads share keys and values.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import triton.language as tl
 from shared.gpu_kernel.places import ones_of
 from shared.gpu_kernel.stored_bytes import unit_of, widened
 
-LOG2_E = 1.4426950408889634  # softmax weights are powers of two
+LOG2_E = 1.4426950408889634  # the kernels compute softmax weights with exp2
 
 
 @triton.jit
@@ -25,7 +24,7 @@ def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLID
         read = read & (keys[None, :] > slot[:, None] - window)
     if TREES:
         place = keys[None, :] - base[:, None]
-        # the line's visible bits from this key's bit on
+        # the key's bit becomes bit 0
         above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)
         read = read & ((place < 0) | ((above & 1) == 1))
         if SLIDING:
@@ -44,7 +43,7 @@ def attend_keys(
     """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
     Return float32 per line: the largest score (M,), the sum of the weights (M,), and the weighted sum of the values (M,
-    D). Slots from `stop` on are never loaded, because they may hold NaN, and 0 * NaN is NaN."""
+    D). Slots at `stop` and beyond are never loaded: they may hold NaN, and 0 * NaN is NaN."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -65,7 +64,7 @@ def attend_keys(
         read = readable(keys, slot, base, num_read, bits, window, TREES, SLIDING) & is_key[None, :]
         scores = tl.where(read, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, axis=1))
-        known = tl.where(above == float("-inf"), 0.0, above)  # 0 before a line's first key
+        known = tl.where(above == float("-inf"), 0.0, above)  # -inf - -inf would be NaN
         weights = tl.exp2(scores - known[:, None])
         shrunk = tl.exp2(largest - known)
         total = total * shrunk + tl.sum(weights, axis=1)

@@ -12,7 +12,7 @@ from shared.kernel.linear import Linear
 
 
 class TritonBlocks:
-    """Replace TorchBlocks, with one launch per method."""
+    """Launch one kernel per norm or gate."""
 
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu

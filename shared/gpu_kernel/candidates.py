@@ -20,7 +20,6 @@ EXACT = True  # see noise.py
 
 @triton.jit
 def score_kernel(logits, scores, positions, rows, way, temperature, seeds, stride, vocab_size):
-    """Program (e, n) writes the scores of output e's ids [1024 n, 1024 n + 1024)."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + output)

@@ -24,7 +24,7 @@ def copy_pages_kernel(
     target,  # (num_pages, target_items), or None for digests only
     target_pages,  # (n,) int64, or None
     digests,  # (n,) int64, zeroed
-    first,  # the part's first item in a page of both pools
+    first,  # index of the part's first item in a page
     source_items,
     target_items,
     num_items,  # of the part

@@ -3,7 +3,7 @@
     mark    history, drafts, stop ids, allowed ids, bad words --> marks: flags and a count per (output, id)
     edit    logits, marks, bias, grammar's bits               --> edited logits
 
-`mark` reads only the lists that a row has, and `edit` the whole vocabulary. Programs add integers and set bits, so
+`mark` reads only the lists that a row has; `edit` reads the whole vocabulary. Programs add integers and set bits, so
 their order changes no result.
 """
 
@@ -25,17 +25,17 @@ IN_PROMPT = tl.constexpr(1 << 30)  # the first flag of a mark (int32)
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the other bits: uses in the answer
+COUNT = tl.constexpr((1 << 27) - 1)  # the low bits: uses in the answer and its drafts
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output
-ENTRIES = tl.constexpr(256)  # list entries read at once
+ENTRIES = tl.constexpr(256)  # list entries that a program reads at a time
 DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """E outputs' edits, on the device, int64 unless noted. See Knobs (shared/sample/knobs.py)."""
+    """The edits of E outputs, on the device; int64 unless noted. See Knobs (shared/sample/knobs.py)."""
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)
@@ -53,7 +53,7 @@ class Edits:
     allowed_ids: torch.Tensor
     allowed_ends: torch.Tensor
     bad_ids: torch.Tensor
-    bad_before: torch.Tensor  # (words, longest - 1)
+    bad_before: torch.Tensor  # (words, longest - 1): ids before a word's last one, padded with -1 on the left
     bad_ends: torch.Tensor
 
 
@@ -76,7 +76,7 @@ def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
 
 @triton.jit
 def _last_token(tokens, drafts, nth, common, prompt_len):
-    """Return the nth token from the end of the answer with its drafts, or -1 if the answer is shorter."""
+    """Return the answer's nth token from its end, drafts included, or -1 if the answer is shorter."""
     is_draft = drafts >= 0
     num_drafts = tl.sum(is_draft.to(tl.int32), 0)
     from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1
@@ -92,7 +92,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p) writes marks for its share of output e's lists to marks[e, :] int32, which start as zeros."""
+    """Program (e, p) adds the marks of part p of output e's lists to marks[e, :] (int32, zeroed)."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size
@@ -137,7 +137,6 @@ def edit_kernel(
     logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
     mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, n) writes edited[e, :] for ids [1024 n, 1024 n + 1024)."""
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab_size

@@ -30,7 +30,6 @@ def gate_kernel(
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program gates BLOCK columns of one row, in float32."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < inner

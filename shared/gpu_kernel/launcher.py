@@ -32,7 +32,7 @@ def launch(
 ) -> None:
     """Enqueue `kernel` on the current stream of the tensors' device. It may raise KernelRefused.
 
-    `grid`: up to three numbers of programs; with a 0, nothing is launched. `max_registers`: limit per thread; None lets
+    `grid`: programs in up to three dimensions; a 0 launches nothing. `max_registers`: limit per thread; None lets
     the compiler decide. `constants`: tl.constexpr parameters. With "meta" tensors the call is only recorded."""
     if 0 in grid:
         return

@@ -3,7 +3,7 @@
     measure    a split's weight, and its best few ids, one after another         E x splits programs
     tell       the sum of weights, the logprobs and the best ids of all splits   E programs
 
-An output without logprobs costs only the launch.
+For an output without logprobs, the programs end immediately.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def mix32(value):
 
 @triton.jit
 def row_keys(seed, position):
-    """Return two uint32 keys for the seed's bits and the drawn token's position, both int64."""
+    """Return two uint32 keys for a seed (int64 bits) and the drawn token's position (int64)."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = mix32(position.to(tl.uint32) * GOLDEN + 1)
     first = mix32(mix32(key ^ low) + high)

@@ -1,6 +1,6 @@
 """Compute attention of short windows over long rows: decode, verify and trees.
 
-Several programs share a row's keys, one split each, and then the splits' results are merged.
+Several programs split a row's keys; a second kernel merges their results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s) handles split s of the keys of one tile of queries.
+    """Program (b, i, s) computes one tile of queries over split s of its keys.
 
     The row is first_row + b, the KV head i % kv_heads, the tile i // kv_heads. With IS_SPLIT, results go to `sums` and
     `parts`, whose first token is `first_token`. sums (2, splits, tokens, heads) float32: the largest scores, then the
@@ -150,7 +150,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
-        # without splits, ptxas would take 128 or 168 registers to fit one more block, and spill
+        # without splits, ptxas would spill: it limits registers to 128 or 168 to fit one more block
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:

@@ -33,8 +33,8 @@ class Rows:
     num_rows: int
     first_token: int
     num_tokens: int
-    max_q_len: int  # of these rows
-    max_seq_len: int  # of all the step's rows
+    max_q_len: int  # over these rows
+    max_seq_len: int  # over all rows of the step
 
 
 def padded_dim(head_dim: int) -> int:
@@ -42,7 +42,7 @@ def padded_dim(head_dim: int) -> int:
 
 
 def num_stages(head_dim: int) -> int:
-    """Return the number of pipeline stages of both kernels' loop over keys.
+    """Return how many pipeline stages the loop over keys has in both kernels.
 
     With 2 stages, some variants with narrow heads spill (groups of 7 heads on sm_100, chunks with a sliding window on
     sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80, 86 and 89."""
@@ -50,7 +50,7 @@ def num_stages(head_dim: int) -> int:
 
 
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
-    """Return how many keys a tile has. They must fit the registers and shared memory of small chips.
+    """Return how many keys a tile has. A tile must fit the registers and shared memory of small chips.
 
     `dtype`: the queries' dtype."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256

@@ -4,7 +4,7 @@
         ids          r  0  0  0        r  0  0  0        0  0  0  0     r: the relay's token; drafts come later
         positions    L  L+1  L+2  L+3  L  L+1  L+2  L+3  0  1  2  3     L: the length before the step
 
-A padded row has pool row 0. Its length and id are 0, whatever the relay holds, and its tag counts as correct.
+A padding row has pool row 0. Its length and id are 0, whatever the relay holds, and its `tag_ok` is true.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BLOCK = 128  # rows per program
 class Relay:
     """The relay's buffers (shared/engine/future_map.py), (rows,) int64."""
 
-    tokens: torch.Tensor  # next input tokens
-    lengths: torch.Tensor  # numbers of committed tokens
-    written_by: torch.Tensor  # steps that wrote `tokens`
+    tokens: torch.Tensor  # each row's next input token
+    lengths: torch.Tensor  # each row's committed tokens
+    written_by: torch.Tensor  # the step that wrote each row's token
 
 
 @triton.jit(do_not_specialize=["num_rows", "width"])

@@ -20,9 +20,9 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, unit_of, widened
 from shared.kernel.quantized import quantize
 
 BLOCK_M = BLOCK_N = 64
-INPUT_BYTES = 128  # bytes of each row, read at a time
+INPUT_BYTES = 128  # bytes of a row that a program reads at a time
 GATES = (None, False, True)  # values of is_gelu: no gate, silu, gelu
-# with more rows, it is faster to convert a weight in bytes and use the library
+# with more rows, converting the bytes for the library's product is faster
 FEW_ROWS = 256
 
 
@@ -66,7 +66,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # gate and up are rounded first, because two launches would round them
+    if IS_GATED:  # `result` is already rounded, as between two launches
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)
@@ -85,8 +85,7 @@ def product(
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
     All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
-    float32. Sums are float32. If `is_gelu` is not None, the result is gated, (M, out / 2), with the same bits as `gate`
-    of the product."""
+    float32. Sums are float32. Unless `is_gelu` is None, return `gate` of the product, (M, out / 2), bit for bit."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs
@@ -101,7 +100,7 @@ def product(
 
 
 class FixedLinear:
-    """Replace the library's Linear and, with `out_dtype`, its head."""
+    """Serve as a Linear or, with `out_dtype`, as a Head."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
@@ -118,12 +117,12 @@ class FixedLinear:
 
 
 class ByteLinear:
-    """Replace QuantizedLinear. Activations are not rounded, so only the order of sums differs from the CPU's."""
+    """Multiply by byte weights. Activations are not rounded, so only the order of sums differs from the CPU's."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, is_fixed: bool = False
     ) -> None:
-        """`dtype`: of the bytes. `is_fixed`: use the tiles for many rows, too."""
+        """`dtype`: the bytes' dtype. `is_fixed`: use the tiles even for more than FEW_ROWS rows."""
         self.out_features, self.in_features = weight.shape
         self._data, self._scale = quantize(weight, dtype)
         self._bias, self._is_fixed = None if bias is None else bias.float(), is_fixed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)  # ids read at once
+BLOCK = tl.constexpr(1024)  # ids that a program reads at a time
 LAST_ID = tl.constexpr(0xFFFFFFFF)
 NO_RANK = tl.constexpr(-(1 << 63))
 SIGN = tl.constexpr(-(1 << 31))

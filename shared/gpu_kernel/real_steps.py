@@ -1,4 +1,4 @@
-"""Define steps of real models on the "meta" device, for which attention's kernels are compiled ahead of time."""
+"""Define the steps (on the "meta" device) for which attention's kernels are compiled ahead of time."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
 
 BLOCK_H = 8  # heads per program
 RopeTables = tuple[torch.Tensor, torch.Tensor]
-EXACT = True  # a CPU writes the same bytes
+EXACT = True  # the written bytes must equal a CPU's
 
 
 @triton.jit

@@ -45,7 +45,7 @@ FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # ids that `search` reads at once; a program holds LANES x DIGITS sums
+LANES = tl.constexpr(256)  # ids that a program of `search` reads at a time; it holds LANES x DIGITS sums
 ALL = tl.constexpr(-1)  # a threshold below every key
 
 
@@ -69,7 +69,6 @@ def _head(heads, output, SPLITS: tl.constexpr):
 
 @triton.jit
 def _digit_sums(sums, output, SPLITS: tl.constexpr):
-    """Return one pass's sums for an output, (SPLITS, 16)."""
     places = tl.arange(0, SPLITS)[:, None] * DIGITS + tl.arange(0, DIGITS)[None, :]
     return tl.load(sums + output * (SPLITS * DIGITS) + places)
 
@@ -78,7 +77,7 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 def _narrow(prefix, left, sums):
     """Find the digit where the sums, added from the greatest digit down, reach `left`.
 
-    Return the longer prefix, `left` minus the sums of greater digits, and the digit."""
+    Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
     total = tl.sum(sums, 0)
     above = tl.sum(total, 0) - tl.cumsum(total, 0)
@@ -108,7 +107,6 @@ def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
 
 @triton.jit
 def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
-    """Program (e, s) writes the best rank in split s of logits[e, :] to heads[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, end = ids_of_split(split, vocab_size, SPLITS)
     best = tl.full((BLOCK,), NO_RANK, tl.int64)
@@ -202,7 +200,7 @@ def search_kernel(
 @triton.jit
 def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                 SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, how many ids with this key to keep, and how many of them are in earlier splits."""
+    """Return the threshold, how many ids with this key to keep, and how many such ids earlier splits have."""
     key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     is_before = tl.arange(0, SPLITS) < split
     if tl.load(top_p + row) < 1.0:
@@ -221,7 +219,6 @@ def draw_kernel(
     logits, heads, drawn, positions, rows, way, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state, p_sums,
     stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s) writes the rank of split s's best score to drawn[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     head = _head(heads, output, SPLITS)
@@ -259,7 +256,6 @@ def draw_kernel(
 
 @triton.jit
 def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
-    """Program e writes the id of the best rank in drawn[e, :] to chosen[e] int64."""
     output = tl.program_id(0).to(tl.int64)
     tl.store(chosen + output, id_of(_head(drawn, output, SPLITS)))
 

@@ -21,7 +21,6 @@ def kind_of(pool: torch.Tensor) -> int:
 
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
-    """Return the pool as kernels take it: fp8 numbers as int8."""
     return pool.view(torch.int8) if kind_of(pool) == FP8 else pool
 
 

@@ -94,7 +94,7 @@ class Run(NamedTuple):
 
     first: int
     length: int
-    table: int  # address of the row's pages
+    table: int  # address of the row's page numbers
     num_keys: int
     window: int  # 0: no window
     shared: int
@@ -104,7 +104,7 @@ class Run(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's keys or values: in slot 0 of page 0, or in the slot that `_at` found.
+    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found.
 
     `scales` is used only if pages hold bytes."""
 
@@ -120,8 +120,8 @@ class Room(NamedTuple):
     wide: int  # (lanes,) int64: addresses of `block`'s rows
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
     edge: int  # (G, lanes) float32: weights of a partial block
-    sums: int  # (R, G, D) float32
-    tops: int  # (R, G, lanes) float32
+    sums: int  # (R, G, D) float32: weighted values
+    tops: int  # (R, G, lanes) float32: largest scores
     scores: int  # (R, G, row) float32, in the order of a token's keys
 
 
@@ -211,7 +211,7 @@ def _score_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, keys: Side,
     values: Side, queries: int, token_bytes: int,
 ) -> None:  # fmt: skip
-    """Score the keys outside the shared blocks. A partial block's spare scores are overwritten later."""
+    """Score the keys outside the shared blocks. Later writes replace the scores of a partial block's spare lanes."""
     if run.length == 1:
         for start in range(run.shared, run.shared + FETCH_AHEAD, lanes):
             _fetch(keys, run.table, start, run.num_keys, step, items, row_bytes, lanes)
@@ -239,7 +239,7 @@ def _weigh_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
-    """Add the weighted values of keys before the shared blocks (`is_early`), or else behind them, in order."""
+    """Add, in order, the weighted values of the keys before (`is_early`) or after the shared blocks."""
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
@@ -250,7 +250,7 @@ def _weigh_own(
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
-            if is_early:  # other keys' weights follow in the row
+            if is_early:  # the row holds other keys' weights behind these
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4
@@ -269,7 +269,7 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
     """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
 
-    Replace a query's first top by 1 / (sum of the query's weights)."""
+    Replace the first of a query's `tops` by 1 / (sum of the query's weights)."""
     for i in range(run.length):
         num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
         for query in range(i * group, (i + 1) * group):
@@ -312,7 +312,7 @@ def _locate(
 ) -> None:
     """Store the addresses of keys [start, start + lanes).
 
-    From `stop` on, where weights are 0, repeat the last address."""
+    Keys at `stop` and beyond have weight 0: repeat the last address for them."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)
@@ -340,7 +340,9 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
-    """From a tree's first slot on, store the addresses of slots that the token sees, then repeat the last address."""
+    """Store, for a draft tree's keys, the addresses of the slots that the token sees.
+
+    Repeat the last address in the remaining lanes."""
     page_size = step[PAGE_SIZE]
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:

@@ -19,8 +19,8 @@ from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
-MOST_PADDING = 4  # limit of the keys that a padded batch reads per real key
-MOST_NUMBERS = 1 << 27  # limit of scores, and of widened keys' numbers, in memory
+MOST_PADDING = 4  # a padded batch may read this number of keys per real key
+MOST_NUMBERS = 1 << 27  # most scores, or numbers of widened keys, in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    eps: float  # of q's and k's norms, if the model has them
-    # for each layer, how many positions a token reads, its own included; 0: all; (): all, in every layer
+    eps: float  # epsilon of q's and k's norms, if the model has them
+    # each layer's sliding window in positions, the token's own included; 0: none; (): none in every layer
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0: head_dim ** -0.5
 
@@ -46,7 +46,7 @@ class HostLengths:
     """A step's B rows, as the host knows them at launch."""
 
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
-    seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step, if known
+    seq_lens: npt.NDArray[np.int64] | None  # (B,) each row's tokens before the step, if known
     seq_lens_sum: int | None  # the sum of seq_lens
     num_running: int  # number of decode rows, which come last and have equally many tokens
 
@@ -55,10 +55,10 @@ class HostLengths:
 class AttentionInputs:
     """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
-    Tokens of a draft tree may share a position, in different slots. For trees, slots and visible are both set.
-    Otherwise both are None, and slots equal positions. visible[t] is -1 (hides nothing) or a mask of at most 48 bits,
-    whose highest bit is the token's own slot. The token reads the slots of the set bits, and all slots before the slot
-    of bit 0."""
+    Tokens of a draft tree may share a position, in different slots. With trees, `slots` and `visible` are set.
+    Otherwise both are None, and a token's slot equals its position. visible[t] is -1 (hides nothing) or a mask of at
+    most 48 bits, whose highest set bit is the token's own slot. The token reads the slots of the set bits, and all
+    slots before the slot of bit 0."""
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
@@ -78,7 +78,7 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Attention on the forward stream: `begin` once per step, then `attend` once per layer.
 
-    `gathers`: whether `attend` may read max_seq_len keys for a shorter row."""
+    `gathers`: whether `attend` may read max_seq_len keys even of a shorter row."""
 
     gathers: bool
 
@@ -116,7 +116,7 @@ class TorchAttention:
         bounds = inputs.cu_q_lens.long()
         token = torch.arange(num_tokens, device=bounds.device)
         self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)
-        self._nth = token - bounds[self._row]  # place in the row
+        self._nth = token - bounds[self._row]  # index among the row's tokens of this step
         slots = inputs.key_slots
         self._write_page = inputs.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
@@ -148,7 +148,6 @@ class TorchAttention:
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
-        """Normalise and rotate x (T, heads, D)."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
@@ -228,7 +227,7 @@ class TorchAttention:
 def rows_alone(inputs: AttentionInputs) -> int:
     """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate.
 
-    On a CPU, one chunk makes all rows run alone, because launches cost nothing there."""
+    On a CPU, all rows run alone if any is a chunk, because launches cost nothing there."""
     host, num_rows = inputs.host, len(inputs.page_table)
     has_chunk = inputs.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
@@ -258,8 +257,8 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
 def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
     """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0.
 
-    `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a draft
-    tree's siblings lie between the keys."""
+    `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a
+    draft tree's unread siblings lie between the keys."""
     if window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)

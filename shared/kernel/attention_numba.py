@@ -147,11 +147,11 @@ class AttentionStep:
     def pool(self) -> tuple[int, int, int]:
         """The pool's address and strides, on which `fill` depends.
 
-        They fix the scales' addresses, too: a page holds its scales behind its numbers."""
+        They also determine the scales' addresses: a page holds its scales behind its numbers."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
-        """Fill the words that depend on the pool, in the tasks `tasks` (n,). `layers` (n,): each task's layer."""
+        """Write a step's addresses and windows. `tasks` (n,): rows of `words`; `layers` (n,): these tasks' layers."""
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
@@ -194,7 +194,6 @@ class NumbaAttention:
         local_tables: RopeTables | None = None,
         page_dtype: torch.dtype | None = None,
     ) -> None:
-        """`page_dtype`: by default `dtype`."""
         self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)

@@ -76,7 +76,6 @@ class BlockTileLinear:
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
-        """`dot`: None means the processor's best."""
         assert packed.form is not None
         self.out_features, self.in_features = packed.shape
         self.format, self._team = packed.form, team
@@ -148,7 +147,7 @@ class Kind(NamedTuple):
     block: int
     has_low: bool
     half_scales: bool
-    out_half: bool  # results are bfloat16, else float32
+    out_half: bool  # whether results are bfloat16 instead of float32
     dot: Dot
 
     def packed(self) -> int:
@@ -201,7 +200,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # equal passes avoid a single row after a pass of four
+                # 5 rows: passes of 3 and 2 instead of 4 and 1
                 rows = (left + passes - 1) // passes
                 if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -214,7 +213,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
-                fetch = 0  # after the first pass the tile is cached
+                fetch = 0
 
     return compile_exact_task(block_product)
 
@@ -274,7 +273,7 @@ class _RowBlock(NamedTuple):
 class _Quad(NamedTuple):
     """Four numbers of each of 16 columns."""
 
-    place: int  # the quad's number in the block; its first k is 4 * place
+    place: int  # index in the block; the quad begins at k = 4 * place
     numbers: Any  # 16 words, one per column
 
 
@@ -291,9 +290,9 @@ class _Block:
         )
 
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
-        """Return the integer sums of each row and column block.
+        """Return the integer sums for each pair of row and column block.
 
-        A quad of x is spread once for all columns, because spreading costs more than the products."""
+        A quad of x is copied to all lanes once for all columns, because the copy costs more than the products."""
         build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}

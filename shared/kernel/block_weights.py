@@ -37,7 +37,6 @@ class BlockFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes per weight, with the weight's share of scales and lows."""
         return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 

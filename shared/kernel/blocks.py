@@ -36,7 +36,6 @@ class BlockKernels(Protocol):
 
 class TorchBlocks:
     def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
-        """`is_gelu`: use gelu in its tanh form instead of silu."""
         self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:

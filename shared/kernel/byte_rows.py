@@ -2,8 +2,8 @@
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks. A block's integer sum begins at `start` = -zero * (sum of the block's bytes), with the
-weights' `zero`.
+`depth` is the number of blocks. A block's integer sum in the product begins at `start` = -zero * (sum of the
+block's bytes), where `zero` is the weights'.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def round_block(
 ) -> Any:
     """Emit code that rounds one block of a row.
 
-    Constants: block, zero, is_half. The others are addresses. The code reads x (bfloat16 or float32), and writes to
-    the rest."""
+    Constants: block, zero, is_half. Addresses: x (read, bfloat16 or float32); data, start, unit, total (written)."""
     if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
         raise TypeError("block, zero and is_half must be constants")
 
@@ -77,7 +76,7 @@ class _Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
-        """Return the largest magnitude (float32), and 127 divided by it in all lanes.
+        """Return the largest magnitude (float32), and a vector of 127 / that magnitude.
 
         Magnitudes sort like their bits."""
         build = self._builder

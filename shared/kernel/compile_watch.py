@@ -1,6 +1,6 @@
 """Reports each kernel that numba compiles or reads from disk, because nodes and requests wait meanwhile.
 
-numba holds its compiler lock for that time. An event of a compiler pass contains the function's name.
+Meanwhile numba holds its compiler lock. An event of a compiler pass contains the function's name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class CompileNews(Protocol):
     """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Report that a kernel is being compiled. This is called many times per kernel."""
+        """Report that a kernel is being compiled, many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
         """Report that a kernel was compiled, or read from disk.
 
-        If the kernel was read, `kernel` is the line of our code that needed it. `seconds` include the wait for
-        other compilations."""
+        A kernel that was read is named by the line of our code that needed it. `seconds` include the wait for other
+        compilations."""
 
 
 class CompileWatch(event.Listener):
@@ -52,7 +52,7 @@ class CompileWatch(event.Listener):
         here = self._here
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
-            if here.depth == 1:  # outermost: callees are compiled inside this compilation
+            if here.depth == 1:  # callees are compiled inside their caller's compilation
                 here.kernel, here.begun = "", self._clock()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])

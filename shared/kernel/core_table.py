@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-# longest waits at the gate, to enter and to leave; time between two looks
+# longest waits at the gate to enter and to leave the table; time between two tries
 COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 
@@ -39,7 +39,7 @@ class NoTable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A slot file's content. `borrows`: cores that the node may borrow."""
+    """A slot file's content."""
 
     node: str
     own: tuple[int, ...]
@@ -78,9 +78,7 @@ class CoreTable:
             raise NoTable(f"{self._folder}: {error.strerror}") from None
 
     def team(self) -> Team:
-        """Return a team on the node's own cores and on cores that it may borrow.
-
-        Close the team before the table."""
+        """Return a team, to be closed before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
         own = [Place(self._line(core), True, core) for core in self.owner.own]
         places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
@@ -165,7 +163,7 @@ class CoreTable:
 
 @contextlib.contextmanager
 def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
-    """Admit one process at a time, even while the folder is removed.
+    """Admit one process at a time, even if another one removes the folder meanwhile.
 
     Raise OSError if the folder can't be used, or if another process holds the gate too long."""
     until = time.monotonic() + patience_s
@@ -212,7 +210,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def lock_if_free(path: Path) -> int | None:
-    """Return a handle that holds the file's lock, or None if a living process holds it."""
+    """Lock the file and return its handle, or return None if a living process holds the lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if take_lock(handle):
         return handle

@@ -110,14 +110,14 @@ def _is_holder(word: int, slot: int) -> bool:
 
 @inlined
 def ask(calls: int, line: int, slot: int) -> None:
-    """Have this node's sleeping thread woken once the core is free."""
+    """Wake this node's sleeping thread as soon as the core is free."""
     if not want(line, slot):
         ring(calls, line, slot)
 
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Have this node's bell rung once the core is free. Return whether the core is taken now."""
+    """Ask for a ring of this node's bell once the core is free. Return whether the core is taken now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0
@@ -140,8 +140,6 @@ def _ring_those(calls: int, line: int, slots: int) -> None:
 
 @functools.cache
 def make_hold() -> Any:
-    """Return `hold` as a C function of (line, slot)."""
-
     def hold_core(line: int, slot: int) -> None:
         hold(line, slot)
 

@@ -23,9 +23,9 @@ SHORTS = ir.VectorType(ir.IntType(16), 2 * HALF)
 
 class Dot(enum.IntEnum):
     PLAIN = 0
-    PAIRS = 1  # AVX2: 16-bit products, two added at once
-    HALVES = 2  # AVX-VNNI: products of four bytes at once, in vectors of 8 words
-    WHOLE = 3  # AVX-512 VNNI: the same, in vectors of 16 words
+    PAIRS = 1  # AVX2: one instruction adds pairs of 16-bit products
+    HALVES = 2  # AVX-VNNI: one instruction adds four byte products to each of 8 words
+    WHOLE = 3  # AVX-512 VNNI: the same for 16 words
 
 
 def best_dot(features: Mapping[str, bool]) -> Dot:

@@ -25,7 +25,7 @@ class Experts:
     ) -> torch.Tensor:
         """Return (M, H) for x (M, H), both in the model's dtype. Sums are float32. `gated`: BlockKernels.gated.
 
-        `all_columns` completes products of ranks that hold only some columns."""
+        `all_columns` completes a rank's product with the other ranks' columns."""
         weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)
         if self._normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)

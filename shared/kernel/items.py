@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from shared.kernel.quantized import LARGEST
 
-EXPONENT = 2.0**120  # turns fp8's exponents into float32's
+EXPONENT = 2.0**120  # 2^(127 - 7): float32's and fp8's exponent biases
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer into the low bits
 MAGNITUDE = 0x7FFFFFFF
 TOO_LARGE = 1087 << 20  # bits of 480, beyond fp8's numbers
@@ -76,7 +76,7 @@ def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
     rest = builder.and_(bits, _all(words, MAGNITUDE))
     sign = builder.lshr(builder.xor(bits, rest), _all(words, 24))
     is_odd = builder.and_(builder.lshr(rest, _all(words, 20)), _all(words, 1))
-    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # this sum also turns the exponent into fp8's
+    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # also changes the exponent's bias to fp8's
     normal = builder.lshr(builder.add(builder.add(rest, half_a_step), is_odd), _all(words, 20))
     step = builder.bitcast(_all(words, DENORMAL), numbers.type)
     denormal = builder.fadd(builder.bitcast(rest, numbers.type), step)

@@ -54,7 +54,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """Return this processor's features, unless numba's settings list other features."""
+    """Return the processor features that numba may use in compiled code."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -89,7 +89,7 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
-    """Add two checksums to the function's name in the disk cache: of the sources in its folder, and in this folder.
+    """Extend the function's name in the disk cache by checksums of the sources in its folder and in this folder.
 
     numba checks only the function's own file, and would reuse stale inlined code."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
@@ -190,7 +190,6 @@ def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> 
 
 
 def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
-    """Call an intrinsic whose name ends in its operands' type."""
     kind = operands[0].type
     suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
     return emit_call(builder, f"{name}.{suffix}", kind, list(operands))

@@ -26,7 +26,7 @@ Weight = torch.Tensor | BlockWeights  # (out, in)
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # takes weight (out, in) and bias (out,)
 WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]
 Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own columns) -> (M, all ranks' columns)
-Head = Callable[[torch.Tensor], torch.Tensor]  # the last product, float32, because bfloat16 logits would tie
+Head = Callable[[torch.Tensor], torch.Tensor]  # makes float32 logits, because bfloat16 logits would tie
 HeadFactory = Callable[[Weight], Head]
 
 

@@ -18,7 +18,7 @@ MULTIPLIER_A = 0x7FEB352D
 MULTIPLIER_B = 0x846CA68B
 NOISE_BITS = 23
 WEIGHT_BITS = 40  # weights are integers in units of 2^-40 of the largest weight, so sums are exact
-EXP_FLOOR = -60.0  # smaller numbers have a weight of 0 anyway
+EXP_FLOOR = -60.0  # the weight of smaller numbers is 0 anyway
 
 HALF_ROOT = 0x3F3504F3  # bits of sqrt(1/2), the smallest mantissa
 LN2 = float(np.float32(0.6931471805599453))

@@ -18,7 +18,7 @@ class Packed:
     dtype: torch.dtype  # x's dtype: bfloat16 or float32
     weight: torch.Tensor  # in the kernel's layout
     bias: torch.Tensor  # (columns of all tiles,) float32
-    scale: torch.Tensor | None = None  # of byte weights, in the bias's shape
+    scale: torch.Tensor | None = None  # a byte weight's scales, in the bias's shape
     form: BlockFormat | None = None  # of block weights
 
 
@@ -33,7 +33,7 @@ def processor() -> str:
 
 
 def of_columns(values: torch.Tensor | None, num_tiles: int) -> torch.Tensor:
-    """Return a float32 per column of all tiles: `values`, then zeros."""
+    """Return `values`, padded with zeros to the columns of all tiles, in float32."""
     filled = torch.zeros(num_tiles * TILE_COLUMNS)
     if values is not None:
         filled[: len(values)] = values

@@ -46,14 +46,12 @@ SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 # A task's words.
 NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
 NUM_WORDS = 9
-# a step's number of rows, and its division into shares
+# words that change with the number of rows
 DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether these kernels can run.
-
-    The processor must fuse a product and a sum (FMA, or AVX-512). For bfloat16, `num_inputs` must be even."""
+    """Return whether these kernels can run. The processor must fuse a product and a sum."""
     is_fused = has_wide_vectors() or bool(processor_features().get("fma", False))
     return is_fused and (dtype != torch.bfloat16 or num_inputs % 2 == 0)
 
@@ -137,7 +135,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
             x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # equal passes avoid a single row after a pass of six
+                # 7 rows: passes of 4 and 3 instead of 6 and 1
                 rows = (left + passes - 1) // passes
                 if rows == 6:
                     multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -154,7 +152,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
-                fetch = 0  # after the first pass the tile is cached
+                fetch = 0
 
     return compile_task(product)
 
@@ -217,14 +215,14 @@ def multiply_tile(
 def blocks_together(rows: int, is_wide: bool) -> int:
     """Return the number of column blocks whose sums fit the registers.
 
-    AVX-512 has 32 registers of 16 lanes. AVX2 has 16 registers of 8 lanes: room for 6 vectors of 16 sums beside the
+    AVX-512 has 32 registers of 16 lanes. With AVX2, a vector of 16 sums takes 2 of 16 registers; 6 fit beside the
     weights."""
     return BLOCKS if is_wide or rows == 1 else 2 if rows <= 3 else 1
 
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over only some of the blocks always prefetches: it skips cache lines, so the hardware can't follow.
+    # A loop over only some blocks skips cache lines, which the hardware can't follow. So it always prefetches.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -265,7 +263,7 @@ def spread(builder: Any, word: Any) -> Any:
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once.
 
-    Only the AVX-512 instruction counts numbers below 2^-126 as 0."""
+    Of the two ways, only the AVX-512 instruction treats numbers below 2^-126 as 0."""
     if not has_pair_products():
         for half in (_upper_halves, _lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))
@@ -284,7 +282,6 @@ def _lower_halves(builder: Any, pairs: Any) -> Any:
 
 
 def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
-    """sums[n] += column[n] * step"""
     x, y = builder.bitcast(column, SUMS), builder.bitcast(step, SUMS)
     return emit_for_floats(builder, "llvm.fmuladd", x, y, sums)
 

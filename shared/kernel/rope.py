@@ -38,7 +38,7 @@ def yarn_frequencies(
     """Return (head_dim // 2,) float32 frequencies of YaRN (arXiv 2309.00071, section 3.2).
 
     Dimensions with more than `fast` turns in the context keep their frequency. Frequencies with fewer than `slow` turns
-    are divided by `factor`. Between these dimensions, the change is linear."""
+    are divided by `factor`. Between them, the change is linear in the dimension."""
     inverse = inverse_frequencies(head_dim, theta)
 
     def dimension(turns: float) -> float:

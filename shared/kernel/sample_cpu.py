@@ -2,7 +2,7 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. Without top-k, the code
 draws from the ids that min-p keeps. While top-p rejects the drawn id, the code draws again from the ids ranked before
-it. This is correct, because a set's best id is also the best id of each subset that contains it. On average, a draw at
+it. This is correct, because the id that wins in a set also wins in each subset that contains it. On average, a draw at
 least halves the number of remaining ids.
 """
 
@@ -129,7 +129,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
         key = _ranked(logits[i], i)
         if key > heap[0]:
             _sift(heap, num, key)
-    for size in range(num - 1, 0, -1):  # the id that ranks last goes to the end
+    for size in range(num - 1, 0, -1):  # moves the id that ranks last to the end
         smallest = heap[0]
         _sift(heap, size, heap[size])
         heap[size] = smallest
@@ -191,9 +191,9 @@ def _narrow(
     chosen: np.int64,
     top_p: np.float32,
 ) -> np.int64:
-    """Draw from the ids ranked before the chosen one, until the chosen id is in the nucleus.
+    """Draw again, from the ids ranked before the chosen one, until the nucleus contains the chosen id.
 
-    min-p keeps these ids, because it kept the chosen id."""
+    All these ids pass min-p, because the chosen id did."""
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
@@ -203,7 +203,6 @@ def _narrow(
 
 @exact
 def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
-    """Draw output e's id from its logits (V,)."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
@@ -220,8 +219,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax, where the
-    drawn id has the largest score."""
+    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax; the
+    largest score replaces the drawn id's."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)

@@ -37,13 +37,13 @@ class RowParams(NamedTuple):
     allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all ids
     bad_ids: npt.NDArray[np.int64]
     bad_ends: npt.NDArray[np.int64]  # (W + 1,); word w's ids lie at [bad_ends[w], bad_ends[w + 1])
-    bad_offsets: npt.NDArray[np.int64]  # (B + 1,), offsets of words
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,) offsets into the words
 
 
 class Outputs(NamedTuple):
-    """E outputs. Penalties count the first `common` tokens of the history row, then up to N drafts, oldest first."""
+    """E outputs. Penalties count the first `common` tokens of the history row and up to N drafts, oldest first."""
 
-    rows: npt.NDArray[np.int64]  # (E,) rows of the parameters
+    rows: npt.NDArray[np.int64]  # (E,) each output's row of the parameters
     positions: npt.NDArray[np.int64]  # (E,) of the input tokens
     history_rows: npt.NDArray[np.int64]  # (B,) each batch row's row of `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)

@@ -18,7 +18,7 @@ from shared.kernel.sample_cpu import draw_output
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.team import Team
 
-ARRAYS = 2  # number of a task's words before the words of its arrays
+ARRAYS = 2  # index of a task's first word that describes an array
 
 _I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
 PARAMS_DTYPES: tuple[np.dtype[Any], ...] = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
@@ -40,7 +40,6 @@ def sample_outputs(
 
 
 def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]]) -> list[int]:
-    """Return each array's address, rows and columns."""
     words: list[int] = []
     for array, dtype in zip(arrays, dtypes, strict=True):
         if array.dtype != dtype or not array.flags.c_contiguous:
@@ -49,7 +48,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# this keeps the arrays alive, too
+# `Latest` also keeps the arrays alive, whose addresses the words hold
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

@@ -12,9 +12,9 @@ import functools
 from typing import NamedTuple
 
 TILE_COLUMNS = 64
-MOST_COST = 1 << 26  # multiplications of a share: about a millisecond
-MOST_ROWS = 256  # of a share that computes row by row
-MOST_BYTES = 1 << 18  # of a share's rows, which must fit a core's own cache
+MOST_COST = 1 << 26  # most multiplications of a share: about a millisecond
+MOST_ROWS = 256  # most rows of a share that computes row by row
+MOST_BYTES = 1 << 18  # most bytes of a share's rows, to fit a core's own cache
 FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile
 
 
@@ -66,5 +66,5 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
 
 @functools.cache
 def _parts(total: int) -> list[int]:
-    """Return the possible sizes of the largest part of `total`, the largest size first."""
+    """Return the values that `total` / n, rounded up, can have, the largest first."""
     return sorted({-(-total // count) for count in range(1, total + 1)}, reverse=True)

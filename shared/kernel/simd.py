@@ -9,8 +9,8 @@ keys or values, each with its own address, so page size does not matter.
 A block that many queries share is transposed, so that each lane is one key.
 
 group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values` and `scales` point
-to (lanes,) int64 addresses; `scales` is used only if items have scales. `stride` is in bytes: row g of scores (or
-weights), `lanes` float32, is at out (or weights) + g * stride.
+to (lanes,) int64 addresses; `scales` is used only if items have scales. Row g of scores (or weights) is
+`lanes` float32 numbers at out (or weights) + g * stride; `stride` is in bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TREE_QUERIES = 4  # queries scored at a time, each with up to 5 vectors of parti
 
 
 def block_lanes(head_dim: int) -> int:
-    """Return the width, in float32 lanes, of a head's vectors, or 0 if no width divides head_dim."""
+    """Return how many float32 lanes a head's vectors have, or 0 if no width divides head_dim."""
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
@@ -50,8 +50,7 @@ def score_block(
 ) -> Any:
     """Emit the products of queries (group, D) float32 with one block of keys.
 
-    Each number of `tops` (group, lanes) float32 is raised to the score of its query and lane, if that score is larger.
-    """
+    Each number of `tops` (group, lanes) float32 becomes the maximum of itself and the score of its query and lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -302,7 +301,7 @@ class _Vectors:
         return order
 
     def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """Do the same as `push` for vectors that each stand for one lane."""
+        """Add vectors in the order in which `push` adds lanes: each vector holds one lane's products."""
         part, vector = self.lanes, emit_fence(self._builder, vector)
         while tree and tree[-1][0] == part:
             vector = emit_fence(self._builder, self._builder.fadd(tree.pop()[1], vector))
@@ -310,7 +309,7 @@ class _Vectors:
         tree.append((part, vector))
 
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """Add up the lanes of `lanes` vectors at once.
+        """Sum each of `lanes` vectors over its lanes, into one vector.
 
         Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Like a
         binary counter, the tree keeps few vectors alive. Fences keep the compiler from fusing the first addition with

@@ -39,7 +39,6 @@ class _Sum:
         self._is_half, self._is_square = is_half, is_square
 
     def run(self, first: Any, end: Any, width: int, start: Any) -> Any:
-        """Add numbers [first, end) to `start`, `width` at a time."""
         total = cgutils.alloca_once(self._builder, start.type)
         self._builder.store(start, total)
         with cgutils.for_range_slice(self._builder, first, end, LONG(width), LONG) as (index, _):

@@ -130,7 +130,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # `_stop` must also wake workers that no longer borrow
+        self._words[self._num_workers] = len(self._workers)  # `_stop` must wake even workers that no longer borrow
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:
@@ -148,7 +148,7 @@ class Crew:
 
 
 def can_sleep() -> bool:
-    """Return whether threads can wait for a word's change. If not, log a warning."""
+    """Return whether threads can wait for a word's change."""
     if system_calls() is not None:
         return True
     logging.getLogger(__name__).warning("threads can't wait for each other on this system: one thread computes")

@@ -33,7 +33,7 @@ COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares tak
 DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
-LOOKS = 64  # looks at a word per look at the clock
+LOOKS = 64  # looks at the awaited word between two looks at the clock
 NAP_NS = 1_000_000  # a waiting guest's sleep: well below a holder's patience
 FINISHED, LEFT = True, False
 
@@ -81,8 +81,6 @@ def make_leader() -> Any:
 
 @functools.cache
 def make_helper() -> Any:
-    """Return the helpers' function. Its second argument is the worker's number."""
-
     def help_out(team: int, worker: int) -> None:
         known = longs_at(team)
         calls, slot = known[CALLS], known[SLOT]
@@ -117,7 +115,7 @@ def make_helper() -> Any:
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
     """Return whether the program needs no more help."""
     over = True
-    add_to(team + ACTIVE, 1)  # first, because from here on the leader waits for this helper
+    add_to(team + ACTIVE, 1)  # before the look at OPEN: the leader waits for active helpers
     if look_at(team + OPEN) == program:
         over = _do_tasks(team, worker)
     add_to(team + ACTIVE, -1)
@@ -155,7 +153,7 @@ def _do_tasks(team: int, worker: int) -> bool:
 
 @inlined
 def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool, guests_line: int, slot: int) -> bool:
-    """Wait until the word is at least `wanted`, or equals it (`exactly`). Return False if a guest must leave first."""
+    """Wait until the word reaches `wanted` or, with `exactly`, equals it. Return False if a guest must leave first."""
     looks, began = 0, 0
     while True:
         seen = look_at(address)
@@ -180,7 +178,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """Return the function that releases the node's own cores. It must not be called while a program runs."""
+    """Return the function that releases the node's own cores. Never call it while a program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)

@@ -78,10 +78,7 @@ def grow(
 def _next_level(
     head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
 ) -> tuple[Level, Frontier]:
-    """Feed the frontier to the head. Return the frontier's children and the next frontier.
-
-    `num_before`: number of candidates of earlier levels.
-    """
+    """Feed the frontier to the head. Return the frontier's children and the next frontier."""
     num_rows, topk, _ = frontier.path.shape
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)
     seen = frontier.seen | (1 << slots)

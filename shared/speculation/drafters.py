@@ -33,7 +33,7 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
     if hashed is not None:
         return hashed
     vocab_size = model.spec.vocab_size
-    target = cast(DraftTarget, model)  # every model that is read from files and has no encoder is a Llama
+    target = cast(DraftTarget, model)  # a Llama: neither a HashLM nor a model with an encoder
     head = load_eagle_head(config.spec_head, name, target, team=team)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)

@@ -27,7 +27,7 @@ class Draw:
         host_rows: npt.NDArray[np.int64],
         rows: torch.Tensor,
     ) -> None:
-        """`host_rows` (N,): the rows' places in the batch. `rows` (N,): the same places, on the device."""
+        """`host_rows` (N,): the rows' indices in the batch. `rows` (N,): the same, on the device."""
         self._sampling = fb.plan.sampling
         self._fb, self._host_rows, self._rows = fb, host_rows, rows
         self._committed = fb.committed[rows]
@@ -96,6 +96,6 @@ def _target_ids(places: torch.Tensor, words: torch.Tensor | None) -> torch.Tenso
 
 
 def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Spread logits (N, Vd), one per draft id, to (N, vocab_size). Ids that the head lacks are never drafted."""
+    """Spread logits (N, Vd), one per draft id, to (N, vocab_size)."""
     full = logits.new_full((len(logits), vocab_size), -torch.inf)
     return full.index_copy_(1, d2t, logits)

@@ -8,7 +8,7 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-As in SGLang, `extend` relays the state below to the next `propose`.
+As in SGLang, `extend` relays EagleWorkerV2's state to the next `propose`.
 """
 
 from __future__ import annotations

@@ -104,10 +104,7 @@ class KeptHidden:
         self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
 
     def before(self, first_row: int, layer: int) -> torch.Tensor:
-        """Return a layer's state one slot before each row's start, or 0 for a start at position 0.
-
-        Rows before `first_row` are omitted.
-        """
+        """Return a layer's state one slot before each row's start, or 0 for a start at position 0."""
         starts = self._starts[first_row:]
         positions = self._inputs.positions[starts]
         found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]
