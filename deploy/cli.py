@@ -56,7 +56,10 @@ file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that starts processes. `app`: the daemon's module. `hidden`: settings without a flag."""
+    """A command that starts a router, a node or a cluster.
+
+    `app`: the daemon's module. `hidden`: settings without a flag.
+    """
 
     process: type
     help: str
@@ -105,7 +108,7 @@ COMMANDS = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A command that is not a process of a cluster."""
+    """A command that runs a tool, such as `baton admin`."""
 
     help: str
     description: str
@@ -218,7 +221,7 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
-    """Check the settings, set cores and threads, and only then import and run the app."""
+    """Check the settings, assign cores and thread counts, and only then import and run the app."""
     if isinstance(config, NodeProcessConfig) and not (config.parts.node.router or config.parts.node.routers_file):
         raise ConfigError(
             "--router is missing: give the router's node endpoint, e.g. --router tcp://127.0.0.1:7001, or "

@@ -12,7 +12,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
-TOTAL = "baton_kv_pages_total"  # one sample per node
+TOTAL = "baton_kv_pages_total"  # a node's number of pages; one sample per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Page:
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Return (number, mean) of a histogram's observations since `before`; without any, the mean is 0."""
+        """Return (number, mean) of a histogram's observations since `before`. Without observations the mean is 0."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -42,7 +42,7 @@ def parse_page(text: str) -> Page:
 
 
 def merged(pages: Sequence[Page]) -> Page:
-    """Merge the pages of routers with the same nodes. Take nodes' samples only from the first page."""
+    """Merge the pages of routers that serve the same nodes. Take samples of nodes only from the first page."""
     first, *others = pages
     return Page((*first.samples, *(one for page in others for one in page.samples if "node" not in one.labels)))
 
@@ -52,7 +52,7 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return an idle server's faults: pages or rows in use, and pages in no state."""
+    """Return a text for each fault of an idle server: pages or rows in use, or pages without a state."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

@@ -35,7 +35,7 @@ class RouterHttp:
         self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        """Return (status, body). Raise one of UNREACHABLE if no answer comes."""
+        """Return (status, body). Raise an error of a class in UNREACHABLE if no answer comes."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
 

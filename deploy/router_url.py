@@ -52,7 +52,7 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Take the URL as the last argument or as --url. `without`: the help text about the default."""
+    """Take the URL as the last argument or as --url. `without`: the part of the help text that names the default."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -62,7 +62,7 @@ def add_url_word(parser: Any, without: str = USUAL) -> None:
 
 
 def add_url_flag(parser: Any, dest: str = "url") -> None:
-    parser.add_argument("--url", dest=dest, metavar="URL", help="the same as URL")
+    parser.add_argument("--url", dest=dest, metavar="URL", help="the same as the argument URL")
 
 
 def url_of(args: argparse.Namespace) -> Url | None:
@@ -70,7 +70,10 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the address in `texts`, which may repeat it; None without one. Raise ConfigError if addresses differ."""
+    """Return the only address in `texts`, even if it is there twice. Return None if `texts` has none.
+
+    Raise ConfigError if addresses differ.
+    """
     found = [parse_url(text) for text in texts if text is not None]
     for other in found[1:]:
         require_same(found[:1], [other])

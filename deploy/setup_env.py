@@ -71,7 +71,7 @@ def fingerprint() -> str:
 
 
 def fits(folder: Path) -> bool:
-    """Return whether the environment fits. No process is started, so a second `make run` does not wait."""
+    """Return whether the environment fits. Start no process, so that a second `make run` begins quickly."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:

@@ -3,7 +3,7 @@
 A router asks its policy once for each node that a request needs. Here prompts of more than 1,000 tokens go to the least
 loaded node whose name begins with "big", and shorter prompts to the least loaded of the others.
 
-This file puts the policy in the place of `round_robin`, so you can try it without changing the checkout. To keep the
+This file replaces `round_robin` by this policy, so you can try it without changing the checkout. To keep the
 policy, move its class to a file in router/policy. Add it to router/policy/choose.py, and to POLICIES in
 shared/config/router_settings.py. Then `baton up --policy NAME` uses it.
 """

@@ -94,7 +94,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     status = actions.add_parser("status", help="show the role, state and work of every node")
     status.add_argument("addresses", nargs="*", metavar="URL", help=f"routers ({USUAL})")
-    status.add_argument("--url", dest="action_urls", action="append", default=[], metavar="URL", help="the same as URL")
+    status.add_argument(
+        "--url", dest="action_urls", action="append", default=[], metavar="URL", help="the same as the argument URL"
+    )
     for action, text in (("drain", "the node finishes and stays down"), ("restart", "it finishes and comes back")):
         one = actions.add_parser(action, help=text)
         one.add_argument("node", nargs="?" if action == "restart" else None)
@@ -125,11 +127,16 @@ def add_router(parser: argparse.ArgumentParser) -> None:
 def add_common(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument(
-        "--move-after", type=float, metavar="S", help="seconds its requests get to finish (default: set by the router)"
+        "--move-after",
+        type=float,
+        metavar="S",
+        help="seconds until other nodes continue its open requests (default: set by the router)",
     )
     parser.add_argument("--force", action="store_true", help="do it even if no other node is left to serve")
     parser.add_argument("--no-wait", action="store_true", help="return at once")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: %(default)g)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds to wait for a node (default: %(default)g)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -182,7 +189,7 @@ def read_admin_key(path: Path | None) -> str:
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Drain or restart a node, or change its role. Return whether this ended in time; True at once with --no-wait."""
+    """Drain or restart a node, or change its role. Return False if --timeout passed first."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
@@ -239,7 +246,7 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
-# An older router may lack a field. Then the function that reads this field returns no lines.
+# An older router's answer may lack a field. The function that reads this field then returns no lines.
 def queue(status: dict[str, Any]) -> list[str]:
     return [
         f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
@@ -249,7 +256,7 @@ def queue(status: dict[str, Any]) -> list[str]:
 
 
 def limits(status: dict[str, Any]) -> list[str]:
-    """Return a line for each tenant: the requests and tokens left of its limits for this minute."""
+    """Return a line for each tenant: how many requests and tokens its limits still allow in this minute."""
     told = []
     for row in status.get("limits", []):
         left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
@@ -265,7 +272,7 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 
 
 def lacking(status: dict[str, Any]) -> list[str]:
-    """Return a line for each router on a node's list that does not serve this node."""
+    """For each node, return a line for each router that the node lists but that does not serve it."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
 

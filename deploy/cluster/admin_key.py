@@ -18,7 +18,10 @@ def default_path() -> Path:
 
 
 def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
-    """Add a key file to the configuration, unless it has one or needs none. Without a writable file, /admin is off."""
+    """Add a key file to the configuration, unless the router has one or needs none.
+
+    If the file can't be written, /admin is off.
+    """
     if config.router.admin_key_file or config.router.admin_without_key:
         return config
     path = default_path()

@@ -67,7 +67,7 @@ def prepare(folder: Path, name: str) -> None:
     found = entries_of(folder, name)
     if len(found) > 1:
         raise ConfigError(f"{name}'s key is being rotated already: --use or --drop-old is next, see `show`")
-    if not (folder / (name + NEXT)).exists():  # an earlier run may have made the key without listing it
+    if not (folder / (name + NEXT)).exists():  # an earlier run may have made the key, but not listed it
         write_pair(folder, name, new_pair(), NEXT)
     pair = read_pair(folder, name, NEXT)
     write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])

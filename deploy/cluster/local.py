@@ -88,14 +88,13 @@ def check_keys(config: ClusterConfig) -> None:
 
 
 def write_line(line: str, stream: TextIO | None = None) -> None:
-    """Write to stderr, the common log. Ignore a full disk or a closed pipe."""
+    """Write to `stream`, by default to stderr, the cluster's log. Ignore a full disk or a closed pipe."""
     with contextlib.suppress(OSError):
         print(line, file=stream or sys.stderr, flush=True)
 
 
 def deal_routers(config: ClusterConfig) -> tuple[RouterConfig, ...]:
-    """Give each router a name, a port for nodes and a free HTTP port. HTTP ports count up from --port. With --port 0,
-    they are any free ports."""
+    """Give each router a name, a port for nodes and a free HTTP port."""
     host, first, used = config.router.host, config.router.port, set[int]()
     if first + config.local.routers - 1 > MAX_PORT:
         raise ConfigError(f"--port {first}: ports end at {MAX_PORT}, and each router has one of its own")
@@ -213,7 +212,7 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the result of `seers_key`."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the key that /ready wants."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})

@@ -57,7 +57,7 @@ class Repository:
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # according to its GGUF files; "" if unknown
+    architecture: str  # from the headers of its GGUF files; "" if unknown
 
     @property
     def commit(self) -> str:
@@ -120,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the small files, and save the listing. It lets an offline start notice missing files."""
+    """Fetch the small files, and save the listing, with which an offline start notices missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub

@@ -99,7 +99,7 @@ def place() -> Place:
 
 
 def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
-    """Return the page; "" on failure. `key_files`: the router's key files, for clients and for operators."""
+    """Return the page at `path`; "" on failure. `key_files`: the router's key files, for clients and for operators."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
     try:
         key = seers_key(*key_files)
@@ -140,7 +140,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Make a missing actor in its bundle of a placement group."""
+    """Return the actor. If it is missing, make it in its bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

@@ -89,10 +89,10 @@ class Fleet:
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended. A restart of the actor, or an absence of LOST_AFTER_S, counts as
-        an end.
+        """Return the leaving members that have ended. A member counts as ended, too, if its actor has restarted, or has
+        not answered for LOST_AFTER_S.
 
-        An added node that Ray does not place within PLACED_WITHIN_S leaves, too.
+        If Ray does not place an added node within PLACED_WITHIN_S, this node leaves.
         """
         for member in self.members.values():
             hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
@@ -113,7 +113,7 @@ class Fleet:
         """Return whether all nodes of this role run and the routers see all of them.
 
         Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
-        the role of each node that the routers see. `baton admin role` may have changed this role.
+        each node's role as the routers see it, since `baton admin role` may have changed it.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
@@ -128,7 +128,7 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether this role may get another node. With `most` failed nodes it may not, so that growth ends."""
+        """Return whether this role may get another node. With `most` failed nodes it gets none, so growth ends."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
@@ -178,8 +178,8 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record a restart of the actor. Its daemon starts after delays that grow with each death, and finally not at
-        all."""
+        """Record a restart of the actor. The delay before its daemon starts grows with each death. After too many
+        deaths the daemon stays down."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -192,7 +192,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. A new actor is made after the same growing delays, if at all."""
+        """Record that the actor died for good. After such a delay a new one is made, but not after too many deaths."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -213,7 +213,7 @@ class Fleet:
     def endpoints(self, now: float) -> tuple[str, ...]:
         """Return the routers' last known addresses, which nodes dial.
 
-        Return none until all routers are placed or ROUTERS_WITHIN_S has passed.
+        Return no address until all routers are placed or ROUTERS_WITHIN_S has passed.
         """
         routers = self.of_role(ROUTER)
         known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
@@ -306,7 +306,7 @@ def misses(member: Member, routers: tuple[str, ...]) -> bool:
 
 
 def gave_up(member: Member, place: Place) -> str:
-    """Return where a daemon that kept dying left its output; "" if it may still start."""
+    """Return "" if the daemon may still start. Otherwise it kept dying: return where its output is."""
     if member.start_at is not None:
         return ""
     return f"its daemon kept dying; its output is on {place.ip}, in Ray's session folder, logs/worker-*.out"

@@ -122,9 +122,9 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
-    """Plan one thread per reserved core, and choose as many cores that are not `taken`.
+    """Plan one thread per reserved core, and choose an equal number of cores outside `taken`.
 
-    If too few are left, choose none. Ray itself reserves only a number of cores, and sets OMP_NUM_THREADS.
+    If too few cores are left, choose none. Ray itself reserves only a number of cores, and sets OMP_NUM_THREADS.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]
@@ -159,5 +159,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """Return a node's share of a GPU's memory: half as much for half a GPU."""
+    """Return a node's share of a GPU's memory. On half a GPU it is half as large."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

@@ -23,7 +23,7 @@ def index_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's machine. `ray_node`: its id in Ray. `cores`: the cores that the actor may use."""
+    """An actor's machine. `ray_node`: the machine's id in Ray. `cores`: the cores that the actor may use."""
 
     ip: str
     host: str

@@ -5,8 +5,8 @@ Pressure is the load as a share of full load. Two thresholds and two waits preve
   grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
   shrink  the pressure with one node fewer < SPARE of full, and latency within its objective, for down_after_s.
 
-A constant load can't make a role grow and shrink in turn: after growth, the role would be full again with one node
-fewer. If latency made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
+Under a constant load, a role that has grown does not shrink: with one node fewer, it would be full again. If latency
+made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RoleScaler:
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
     def pressure(self, load: RoleLoad, nodes: int) -> float:
-        """Return the pressure if `nodes` nodes did the same work."""
+        """Return the pressure that the same work would put on `nodes` nodes."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 

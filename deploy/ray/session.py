@@ -45,8 +45,8 @@ def say(text: str) -> None:
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
     """Connect this process to Ray as a client.
 
-    Ray's threads in this process print messages, e.g. that a machine died. Until the last one ends, stdout goes to
-    stderr. Print results afterwards.
+    Ray's threads in this process print messages, e.g. that a machine died. Until the last of these threads ends, stdout
+    goes to stderr. Print results afterwards.
     """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     with contextlib.redirect_stdout(sys.stderr):
@@ -67,7 +67,7 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 
 
 def left_out(checkout: Path) -> list[str]:
-    """Return patterns for a checkout's files that Ray does not ship: all except our packages.
+    """Return patterns for the files that Ray must not ship: all files of the checkout except our packages.
 
     Raise ConfigError if the folder is not a checkout. Models need no shipping: machines have or fetch them, and the
     default model is a package.
@@ -105,7 +105,7 @@ def reach(config: RayClusterConfig) -> RayRecord:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
     record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # at once, so that `down` finds this Ray if this process dies
+    head.write_record(record)  # before other work, so that `down` finds this Ray even if this process dies
     return record
 
 

@@ -7,9 +7,9 @@ from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 
 HERE = "this machine"
 GIB = 1 << 30
-LOW_MEMORY = 0.10  # a smaller share of free memory is reported
+LOW_MEMORY = 0.10  # report GPUs with a smaller share of free memory
 LEAST_CAPABILITY = (8, 0)  # GPUs below this capability emulate bfloat16
-# Slower copies are reported. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
+# Report slower copies. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
 SLOW_COPY_BYTES_PER_S = 2e9
 # Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than a CPU.
 MOST_DIFFERENCE = 1e-3

@@ -64,7 +64,7 @@ def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Return the number of compute threads by core, for crowded cores that several nodes share."""
+    """Return (core -> compute threads) for each core that several nodes share and that has more than 1.0 threads."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:

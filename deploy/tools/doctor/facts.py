@@ -11,7 +11,7 @@ from shared.wire.messages import Hello
 @dataclass(frozen=True, slots=True)
 class SeenNode:
     """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
-    start. `lacks_routers`: routers on the node's list that do not serve it."""
+    start. `lacks_routers`: routers that the node lists but that do not serve it."""
 
     state: str
     last_seen_s: float

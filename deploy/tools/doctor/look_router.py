@@ -19,7 +19,7 @@ OK, NO_KEY, UNREADY = 200, 401, 503
 
 
 class NoRouterError(Exception):
-    """No server answers, or it is not a usable router."""
+    """No server answers, or the server is not a usable router."""
 
 
 class ReadyMisfit(msgspec.Struct, frozen=True):
@@ -82,7 +82,9 @@ def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
 def ask_page(http: RouterHttp) -> Page:
     status, body = ask(http, "/metrics")
     if status == NO_KEY:
-        raise NoRouterError("it shows its nodes only to a key: give --admin-key-file or --api-key-file")
+        raise NoRouterError(
+            "the router shows its nodes only to clients with a key: give --admin-key-file or --api-key-file"
+        )
     if status != OK:
         raise NoRouterError(f"no Baton router: /metrics answers {status}")
     try:

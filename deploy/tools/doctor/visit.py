@@ -45,7 +45,7 @@ def gather(args: argparse.Namespace) -> Facts:
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
-        time.sleep(args.interval)  # wait between the two looks at the machine
+        time.sleep(args.interval)  # the time between this machine's two pulses
     machine = look_at_machine(before, take_pulse())
     return Facts(
         url=str(url),
@@ -74,7 +74,7 @@ def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None
 
 
 def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, int]]:
-    """Return (folder, its user's uid) for the given folder, or else for each daemon's folder."""
+    """Return (keys folder, uid of its user) for the folder `given`, or else for all daemons' folders."""
     used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
     if given is None:
         return used
@@ -84,7 +84,7 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 
 
 def user_of(folder: Path) -> int:
-    """Return the user of a folder without daemons: the caller, or the folder's owner if the caller is root.
+    """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
 
     Nodes seldom run as root.
     """

@@ -80,8 +80,8 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Make the output line. If the body is not JSON, a refusal keeps its status and the body's beginning, but an answer
-    with status 200 becomes an error."""
+    """Make the output line. Without JSON, a refusal keeps its status and the body's beginning; an answer with status
+    200 becomes an error."""
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

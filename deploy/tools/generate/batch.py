@@ -133,7 +133,7 @@ def answer_all(
 
 @contextlib.contextmanager
 def server_of(args: argparse.Namespace) -> Iterator[Server]:
-    """Yield the given router once it answers, or else our own cluster, which ends with the `with` block."""
+    """Yield the given router once it answers. Without one, yield our own cluster, which ends with the `with` block."""
     url = url_of(args)
     if url is not None:
         server = Server(url, read_api_key(args.api_key_file), args.ca)

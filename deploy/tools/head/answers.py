@@ -64,7 +64,7 @@ def user_turn(text: TextModel) -> tuple[int, ...]:
     """
     before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
-        raise ConfigError("this model's chat template changes the user's words, so it can't invent prompts")
+        raise ConfigError("this model's chat template changes the user's words, so the model can't invent prompts")
     return tuple(text.tokenizer.encode(before, add_special=False))
 
 
@@ -96,7 +96,7 @@ def answer(
     path: Path,
     told: Callable[[int, int], None],
 ) -> None:
-    """Answer each prompt without an answer in `path`. Call `told` with the numbers of answers and prompts each time."""
+    """Answer each prompt that has no answer in `path`. Then call `told` with the numbers of answers and prompts."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
         Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)

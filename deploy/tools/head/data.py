@@ -85,7 +85,7 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
     """Return the draft vocabulary, ascending: the ids in `always`, and the answers' most frequent ids.
 
-    If these are fewer than `count`, add the lowest ids. In a byte-level vocabulary, they are bytes and frequent merges.
+    If these ids are fewer than `count`, add the lowest ids: bytes and frequent merges in a byte-level vocabulary.
     """
     seen: Counter[int] = Counter()
     for one in answers:

@@ -34,7 +34,7 @@ class HeadAcceptance:
 def acceptance(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
 ) -> HeadAcceptance:
-    """`draft_ids`: (draft vocab,) int64. A chain counts only up to its trace's end."""
+    """`draft_ids`: (draft vocab,) int64. A chain counts only as far as its drafts lie in the answer."""
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
         right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
@@ -58,7 +58,7 @@ def acceptance(
 def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
-    """Return bools by answer, step and token: whether the chain from this token is right at this step."""
+    """Return bools by answer, step and first token of a chain: whether the chain's draft at this step is right."""
     rows = rows_of(traces)
     right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]

@@ -55,7 +55,7 @@ class Generator:
 
     @torch.inference_mode()
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[int]]]:
-        """Yield continuations as they end, with their end ids.
+        """Yield each continuation when it ends, with its end id if it has one.
 
         A task is taken when a row is free. A prompt without room for a token yields an empty continuation.
         """

@@ -51,7 +51,8 @@ class Learner:
     Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
 
     `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
-    as others. So the master of `fc` is for channels of size 1, and `weights` divides this master by `scale`.
+    as others. So the master of `fc` is the weight for channels divided by `scale`, and the method `weights` divides
+    this master by `scale`.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Learner:
         part.rename(path)
 
     def load(self, path: Path) -> None:
-        """Raise ConfigError for other FIXED settings or other answers."""
+        """Raise ConfigError if the file is from a run with other FIXED settings or other answers."""
         with safe_open(path, "pt") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             said = file.metadata()
@@ -158,7 +159,7 @@ def steps_at(share_done: float, steps: int) -> int:
 
 
 def goal_of(traces: Sequence[FeatureTrace], words: DraftWords) -> Goal:
-    """Return the goal of step 0's outputs: slot j predicts the target's choice after position j + 1.
+    """Return the goal of step 0's outputs: the output of slot j predicts the target's choice after position j + 1.
 
     Later steps use a subset of these rows.
     """

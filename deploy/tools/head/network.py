@@ -32,9 +32,9 @@ Rope = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Indices that find several sequences in a step's flat rows.
+    """Indices that find several sequences' slots in a step's flat rows.
 
-    Step 0 has keys of all slots, but outputs only from each answer's first slot on. Step k's rows start k slots later.
+    Step 0 has keys of all slots. Its output rows begin at each answer's first slot, and step k's rows k slots later.
     """
 
     slots: Tensor  # (N,) indices into all tokens: the slots whose predicted token is known.
@@ -141,7 +141,8 @@ class Chain:
         self._layer = layer
         self._first: list[tuple[Tensor, Tensor]] = []  # by sequence: step 0's keys and values, (slots, kv_heads, D)
         self._first_slots: tuple[int, ...] = ()
-        self._later: list[list[tuple[Tensor, Tensor]]] = []  # the same for each later step and sequence
+        # by later step and sequence: the step's keys and values, (count, kv_heads, D)
+        self._later: list[list[tuple[Tensor, Tensor]]] = []
 
     def begin(self, keys: Tensor, values: Tensor, rows: Rows) -> None:
         lengths = list(rows.lengths)
@@ -174,7 +175,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return this step's keys and values, (kv_heads, 1, count, D) each, of the chains that reach the query's
-        step."""
+        """Return this step's keys and values, (kv_heads, 1, count, D) each, without the chains that end before
+        the query's step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

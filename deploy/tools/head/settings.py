@@ -15,7 +15,7 @@ class Recipe:
 
     steps: int = option(
         4,
-        "drafts in a row that are trained (training-time test): two at first, all at the end",
+        "drafts of a chain to train (training-time test): two at first, all at the end",
         low=1,
         high=8,
     )

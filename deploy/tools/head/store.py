@@ -1,4 +1,4 @@
-"""Keep the answers' features on disk, in one safetensors file per shard. Compute a file when it is needed.
+"""Keep the answers' features on disk, in one safetensors file per shard. Compute a missing file when it is needed.
 
 Complete files are renamed into place, so a second process may compute files ahead of this one.
 """

@@ -47,7 +47,7 @@ class TargetNet:
         self.embed = self._weights.embed  # (V, H)
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
-        # A caller may set an imported head's layers.
+        # A caller may set the layers that an imported head reads.
         self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
         self._content = source.content_hash()
 

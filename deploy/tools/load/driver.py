@@ -92,7 +92,7 @@ class Driver:
         return not self._open and not self._waiting
 
     def next_at(self) -> float | None:
-        """Return when `take` must be called next; None if no request is due before an open one ends."""
+        """Return when `take` must be called next; None if no request becomes due before an open request ends."""
         return self._waiting[0].due if self._waiting else None
 
     def take(self, now: float) -> list[LoadRequest]:

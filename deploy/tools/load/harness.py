@@ -28,7 +28,7 @@ from shared.core.errors import ConfigError
 
 EXIT_UNTRUE = 1
 PIPE_WIDTH = 200
-ALWAYS_TRUE = ("tokens", "leaks")  # checks that must pass under any load
+ALWAYS_TRUE = ("tokens", "leaks")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, co
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit: each stream needs a descriptor, and 1,024 may be too few."""
+    """Raise the limit of open file descriptors: each stream needs one, and 1,024 may be too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -29,7 +29,10 @@ LAST_ARRIVAL_S = 1e-3  # added so that the window contains a trace's last arriva
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """Sessions, and when they begin: a closed loop has `users`, an open loop `arrivals`, a trace its own times."""
+    """Sessions and their start times.
+
+    A closed loop has `users`, an open loop has `arrivals`, and a trace has its own times.
+    """
 
     source: Synthetic | FromFile | Trace
     arrivals: Arrivals | None

@@ -38,7 +38,7 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """Return how late an event would be, for every 10 ms. A pause of 1 s makes a hundred samples."""
+        """Return for every 10 ms how late an event would be handled then."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 

@@ -155,12 +155,12 @@ def add_truth(group: Any) -> None:
         action="append",
         default=[],
         metavar="S:X",
-        help="at S seconds, the clients of the share X of open requests leave",
+        help="at S seconds, hang up on the share X of the open requests",
     )
     group.add_argument(
         "--resume",
         action="store_true",
-        help="resume broken streams (Last-Event-ID) at any router that answers at the URL",
+        help="resume broken streams (Last-Event-ID) at any of the given routers",
     )
     group.add_argument(
         "--drill", metavar="WHAT", help="kill:NODE@S, drain:NODE@S or restart:NODE@S (kill: a process of this machine)"

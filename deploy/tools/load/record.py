@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field
 
 NOT_YET = math.nan
-UNFINISHED = "still open at the end of the run"  # error of a request that has not ended
+UNFINISHED = "still open at the end of the run"
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests due in [begin, end) are judged. Rates count tokens and answers that came in this time."""
+    """Requests due in [begin, end) are judged."""
 
     begin: float
     end: float
@@ -44,8 +44,8 @@ class Window:
     def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
         """Return the sum of the amounts in each second, or in shorter slices of a short window.
 
-        Amounts outside the window are left out. An amount exactly at its end counts: a closed loop's last answer ends
-        then.
+        Amounts outside the window are left out. An amount exactly at the window's end counts, because a closed
+        loop's last answer ends then.
         """
         num_slices = max(LEAST_SLICES, round(self.seconds))
         return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
@@ -55,8 +55,8 @@ class Window:
 class Lag:
     """How late the client sent requests and handled arrivals, in seconds.
 
-    `handle_*`: the larger lateness of chunks and of loop beats. Without the kernel's arrival times, token times include
-    this lateness.
+    `handle_*`: the lateness of chunks or of loop beats, whichever is larger. Without the kernel's arrival times,
+    token times include this lateness.
     """
 
     send_p50: float = math.nan

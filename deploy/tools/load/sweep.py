@@ -1,7 +1,7 @@
 """Search for the highest rate within an SLO. Pure.
 
-The rate doubles until a run misses the SLO, or halves until one meets it. Then each run takes the geometric mean of the
-best passed and the lowest missed rate, until these two are close.
+The rate doubles until a run misses the SLO, or halves until one meets it. Then each run has the geometric mean of the
+highest passed and the lowest missed rate, until these two rates are close.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 GROWTH = 2.0
-CLOSE_ENOUGH = 1.1  # the search ends at this ratio of lowest missed to best passed rate
+CLOSE_ENOUGH = 1.1  # the search ends at this ratio of the lowest missed rate to the highest passed rate
 MOST_RUNS = 12
 
 
@@ -33,7 +33,7 @@ class Sweep:
         return None if missed / passed <= CLOSE_ENOUGH else math.sqrt(missed * passed)
 
     def went(self, rate: float, share: float) -> None:
-        """Record a run's share. NaN (nothing measured) counts as a miss."""
+        """Record the share of a run's requests within the SLO. NaN (nothing measured) counts as a miss."""
         self.shares[rate] = 0.0 if math.isnan(share) else share
 
     @property

@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError
 TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 3.0
 MAX_SHOWN = 300
-OURS = "baton"  # owner of our router's models
+OURS = "baton"  # `owned_by` of our router's models
 
 
 class Server:

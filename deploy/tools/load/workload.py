@@ -84,7 +84,7 @@ def text_of(rng: random.Random, num_words: int) -> str:
 class Asked:
     messages: tuple[tuple[str, str], ...]  # the last message is the first turn
     later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
-    max_tokens: int = 0  # of the answer; if 0, it is drawn from the run's own distribution
+    max_tokens: int = 0  # of each answer; if 0, the limit is drawn from the run's own distribution
 
 
 @dataclass(frozen=True, slots=True)

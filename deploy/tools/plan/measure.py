@@ -131,7 +131,7 @@ def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None
 
 @contextlib.contextmanager
 def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Yield the process, and kill it at the end. Ctrl-C does not reach the process, which would print errors."""
+    """Yield the process, and kill it at the end. Keep Ctrl-C from the process, because it would print errors."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

@@ -102,7 +102,10 @@ def add_act(group: Any) -> None:
     load_options.number(group, "--period", 2.0, "S", "time between two looks")
     group.add_argument("--least", type=int, default=1, metavar="N", help="minimum of nodes per role (default: 1)")
     group.add_argument(
-        "--ray", type=Path, metavar="FILE", help="settings of `baton ray up`: also add and remove its nodes"
+        "--ray",
+        type=Path,
+        metavar="FILE",
+        help="settings of a cluster on Ray, whose nodes are then also added and removed",
     )
     group.add_argument("--dry-run", action="store_true", help="only report moves")
 

@@ -36,7 +36,7 @@ LOAD_SECONDS = 40.0
 PREFILL_BUSY = 0.35  # share of the load's time in which the prefill node computes
 ROUNDS = 14
 DAMPED = 0.3
-SETTLED = 2  # an answer's first gaps to leave out: a hand-off may lengthen them
+SETTLED = 2  # number of an answer's first gaps that are left out, because a hand-off may lengthen them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Seen:
     """A run's figures in seconds, one for each unknown that `calibrated` adjusts."""
 
     ttft: float  # the median
-    gap: float  # mean gap between tokens, with a row's occasional waits
+    gap: float  # mean gap between tokens, long waits included
     second_late: float  # median wait for the second token, minus a typical gap
 
 
@@ -54,7 +54,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     `profile` has nodes, but no path yet. Raise ConfigError if requests fail.
     """
     is_pair = 2 * cores <= profile.cores
-    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # SHORT prompts are longer, so they are handed over
+    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # SHORT prompts exceed `local`, so they are handed over
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
     plan = calibrating_load(costs, config.parts.sched.chunk_size)
@@ -138,9 +138,9 @@ def seen(records: Sequence[RequestRecord]) -> Seen:
 def calibrated(
     path: PathProfile, together: Sequence[RequestRecord], plan: LoadPlan, layout: ClusterLayout, profile: Profile
 ) -> PathProfile:
-    """Adjust each unknown ROUNDS times, by the error of its figure.
+    """In each of ROUNDS rounds, adjust every unknown by the error of its figure.
 
-    Changes are small: queues turn a small stretch into a large wait.
+    Each change is small, because queues turn a small stretch into a large wait.
     """
     real = seen(together)
     tokens = SimTokens(load_text_model(profile.model))

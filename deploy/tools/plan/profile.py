@@ -32,7 +32,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Costs in seconds. `knots` ascend. Beyond them, the outermost segments of `rise` continue."""
+    """Costs in seconds. `knots` ascend. Outside of the knots, the first and the last segment of `rise` continue."""
 
     knots: tuple[int, ...]
     rise: tuple[float, ...]
@@ -111,7 +111,7 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. If no hand-off was measured for this size, take that of the largest nodes that have one."""
+        """Return the path. Without a measured hand-off at `cores`, take it from the largest size that has one."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:

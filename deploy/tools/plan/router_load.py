@@ -1,4 +1,4 @@
-"""Put a load on a running router, described by flags of `baton load`, for programs that need the records."""
+"""Put a load on a running router, and return its records. Flags of `baton load` describe the load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_args(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def load_plan_of(args: argparse.Namespace) -> LoadPlan:
-    """Return the load plan of a command with some flags of `baton load`. The other flags have their defaults."""
+    """Return the load plan of `args`, which has some flags of `baton load`. The other flags have their defaults."""
     return plan_of(argparse.Namespace(**vars(load_args(())) | vars(args)))
 
 

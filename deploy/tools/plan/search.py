@@ -2,7 +2,8 @@
 
 Each candidate costs a simulated run, so the search is narrow. At first it simulates a few machines under their share of
 the load (a small simulation). Only the layouts found there, and their neighbours, are simulated with all machines (a
-full simulation). Both kinds agree because placement ignores prefixes: chance decides which requests a node gets.
+full simulation). A small and a full simulation agree, because placement ignores prefixes: chance decides which
+requests a node gets.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
 
 
 def expected_requests(load: LoadShape) -> float:
-    """Estimate the number of requests, but count only first turns. For a closed loop, return --requests or infinity."""
+    """Estimate the number of requests, without later turns. For a closed loop, return --requests or infinity."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
         return min(most, sum(at < load.duration_s for at in load.source.offsets()))
@@ -194,9 +195,9 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Foreca
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
 ) -> tuple[int | None, SearchResult]:
-    """Return about the smallest number of machines with which a full search reaches `share`, and the search's result.
+    """Return roughly the fewest machines with which a full search reaches `share`, and this search's result.
 
-    If `most` machines are not enough, return None and the result for `most`.
+    If `most` machines are not enough, return None and the result for `most` machines.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
     finding = find(profile, plan, machines or most, forecaster)

@@ -76,8 +76,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    An unpinned hand-off does not count. It may free too few pages for the waiting request, and would then be admitted
-    and unpinned again and again.
+    `HandoffUnpinned` does not count: the hand-off may free too few pages for the waiting request, and would then be
+    admitted and unpinned again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 
@@ -121,7 +121,7 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to its time, which a computing neighbour lengthens."""
+        """Return a function from a step's shape and begin to its seconds. Beside a busy neighbour these are more."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -306,7 +306,7 @@ class SimCluster:
         if handoff is None:
             return
         handoff.done = event
-        if handoff.is_granted:  # earlier chunks were pulled meanwhile
+        if handoff.is_granted:  # only the last chunk's pages are left to pull
             last = (event.committed - 1) % self._layout.chunk_size + 1
             self._move(handoff, last)
 

@@ -48,7 +48,9 @@ streams and sockets are not replayed: if no layer differs, look there. For runni
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="URL", help="running routers (default: clusters of its own)")
-    parser.add_argument("--url", action="append", default=[], metavar="URL", help="the same as URL; repeat it for two")
+    parser.add_argument(
+        "--url", action="append", default=[], metavar="URL", help="the same as the argument URL; repeat it for two URLs"
+    )
     parser.add_argument("--model", default="smollm2", help="model of the command's own clusters (default: %(default)s)")
     parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
@@ -58,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number format; in bfloat16 near ties may flip (default: %(default)s)",
     )
     parser.add_argument("--cells", default="all", metavar="LIST", help="any of: " + ", ".join(c.name for c in CELLS))
-    parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="of each answer (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=24, metavar="N", help="limit of each answer (default: %(default)s)"
+    )
     parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer differs")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the running routers' key")
 

@@ -27,7 +27,7 @@ CLEAR_S = 60.0  # time in which waiting work should be done
 MOST_TIMES = 1.5
 GAIN = 0.15
 LONGEST_WINDOW = 4.0  # as a multiple of the first window
-WHOLE = 0.9  # this share counts as a whole window: looks are not exactly periodic
+WHOLE = 0.9  # a window counts as whole at this share of its length, since looks are not exactly periodic
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Totals:
 
     arrived: float = 0.0
     ended: float = 0.0
-    prompt_tokens: float = 0.0  # of arrived prompts, computed or waiting
+    prompt_tokens: float = 0.0  # tokens of all arrived prompts, computed or waiting
     output_tokens: float = 0.0
     gaps: float = 0.0  # number of waits between two tokens
     gaps_s: float = 0.0
@@ -86,7 +86,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The number of nodes of each role that the work would fill."""
+    """The numbers of prefill and decode nodes that the work would fill."""
 
     prefill: float
     decode: float
@@ -136,7 +136,7 @@ class Balancer:
     """Decide moves from recent looks. A new balancer first observes one whole window."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
-    demand: Demand | None = None  # over the last whole window; None after a change
+    demand: Demand | None = None  # over the last window; None until this window is whole
     # by node: ordered moves that are not complete
     _leaving: dict[str, Move] = field(default_factory=dict)
     _left_at: float = -float("inf")
@@ -199,7 +199,7 @@ class Balancer:
         return [Move(node.name, role, node.epoch, str(demand)) for node in idlest[:num]]
 
     def begin(self, moves: Sequence[Move], now: float) -> None:
-        """Record moves that are being ordered. A new window begins when the nodes are back."""
+        """Record moves that the caller now orders. A new window begins when the nodes are back."""
         is_soon, role = now - self._left_at <= self.settings.calm_s, moves[0].role
         if not is_soon:
             self._window_times = 1.0

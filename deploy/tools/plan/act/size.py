@@ -17,9 +17,9 @@ from shared.config.ray_settings import ScalingConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One of three wishes. `grow`: add a node in this role. `give`: give back this node.
+    """A wish to change the fleet, in one of three fields. `grow`: add a node in this role.
 
-    `move`: order this change of role first, so that a node can leave later.
+    `give`: give back this node. `move`: order this change of role first, so that a node can leave later.
     """
 
     why: str
@@ -72,7 +72,7 @@ class Sizer:
         return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
 
     def _less(self, look: ClusterLook, demand: Demand, view: FleetView) -> Wish | None:
-        """Return the wish for one node less; None if the remaining nodes have no room for its work."""
+        """Return the wish for one node less; None if the other nodes have no room for the node's work."""
         roomy = [role for role in (PREFILL, DECODE) if self._has_room_without(look, demand, role)]
         for role in roomy:
             later = [node for node in look.of(role) if node.name in view.extra]
@@ -94,9 +94,9 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
-    """Return the role that lacks nodes, or the other role if that one is at its maximum.
+    """Return the role that lacks nodes. If this role is at its maximum, return the other role.
 
-    In the second case the balancer then moves a node.
+    Then the balancer moves a node.
     """
     more_prefill = demand.pressure(num_prefill + 1, num_decode)
     role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE
