@@ -2,7 +2,7 @@
 
     Ready -> waiting -> Take sent, staging posted -> arrived: the pull reads the staging buffer.
 
-After its Take, a transfer runs to its end. If its request has ended, the pages are dropped.
+A transfer whose Take is sent can't be cancelled. Pages of an ended request are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """A fetch that has ended. `staging`: the buffer with the pages, or the error."""
+    """`staging`: the buffer with the pages, or the error."""
 
     handoff: HandoffIn
     ready: Ready
@@ -40,7 +40,7 @@ class Fetched:
 
 
 class GroupsIn:
-    """Owns this node's receiving process groups, and announced page sets until their fetches end."""
+    """Owns the process groups through which this node receives, and the unfinished fetches."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -94,7 +94,7 @@ class GroupsIn:
             self._ctx.outbox.send(peer, take)
             entry.group.post(fetch.receiver.make_staging(ready))
             self._asked[entry].append(fetch)
-        if waiting is not None and not waiting:  # a restarted peer has a new name, so old queues would pile up
+        if waiting is not None and not waiting:  # a restarted peer has a new name, so empty queues would pile up
             del self._waiting[peer]
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:
@@ -122,7 +122,7 @@ class GroupsIn:
             self._out.append(Fetched(fetch.handoff, fetch.ready, staging))
 
     def peer_closed(self, peer: str) -> None:
-        """End the peer's process group. Staged pages stay valid."""
+        """End the group, but keep staged pages valid."""
         entry = self.table.get(peer)
         if entry is not None:
             self._end(entry, HandoffFailed(f"{peer} is gone"))

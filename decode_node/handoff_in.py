@@ -15,8 +15,6 @@ from shared.wire.messages import Offer, Prebuilt
 
 @dataclass(slots=True, eq=False)
 class WaitingOffer:
-    """An Offer that has no memory yet."""
-
     request: Request
     source: str  # the prefill node's link name
     offer: Offer

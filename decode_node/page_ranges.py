@@ -49,7 +49,7 @@ class PageRanges:
         num_layers = self._claimed.shape[1]
         layers = slice(part.first, part.first + part.count if part.count else num_layers)
         if not layers.start < layers.stop <= num_layers:
-            raise HandoffFailed(f"layers {part.first} + {part.count} of {num_layers}")
+            raise HandoffFailed(f"first layer {part.first}, {part.count} layers (0: all later), of {num_layers}")
         return layers
 
     @property

@@ -1,10 +1,10 @@
 """Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all memory that its request
 needs.
 
-Offers and the scheduler's waiting requests share one order, the oldest first.
+Memory goes to the oldest first, among Offers and the scheduler's waiting requests.
 
-A source that hears nothing for a whole lease fails the hand-off. So the source gets a `Wait` at once, and again every
-quarter of a lease.
+A source that hears nothing for a whole lease fails the hand-off. So the source gets a `Wait` immediately, and again
+every quarter of a lease.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Prealloc:
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
         self._vouchers = Vouchers(ctx)
-        self._offers: dict[RequestKey, WaitingOffer] = {}  # in order of arrival
+        self._offers: dict[RequestKey, WaitingOffer] = {}
         # When each Offer's next `Wait` is due, the earliest first.
         self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()
 

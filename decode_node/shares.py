@@ -23,7 +23,7 @@ class Shares:
         self._most_rows = int(MOST_OF_ONE_SOURCE * ctx.facts.max_running)
         self._pages: Counter[str] = Counter()
         self._rows: Counter[str] = Counter()
-        self._full: set[str] = set()  # later offers of these sources wait too, to keep the order
+        self._full: set[str] = set()  # refused sources: their later offers wait, to keep the order
         for handoff in open_handoffs:
             self._add(handoff.source, handoff.ranges.end)
 

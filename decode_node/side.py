@@ -2,7 +2,7 @@
 
     prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  -> prebuilt  ->  running, in the scheduler.
 
-If a request ends before it is installed, its prefill node gets Failed and frees the request's pages at once.
+If a request ends before it is installed, its prefill node gets Failed, and immediately frees the request's pages.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class DecodeSide:
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
         """End a request that its prefill node has ended, unless the request is installed.
 
-        If it is installed, Abort and Installed have crossed, and the router may have seen the request begin on this
-        node.
+        If it is installed, the messages Abort and Installed have crossed, and the router may know that the request runs
+        here.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:
@@ -149,7 +149,7 @@ class DecodeSide:
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, late))
             self._ctx.end(waiting.request.key, late)
         for waiting in self.prealloc.take_unknown(now):
-            unknown = HandoffFailed("its router is not known here")
+            unknown = HandoffFailed("the request's router is not known here")
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, unknown))
 
     # ---- ends
@@ -183,7 +183,7 @@ class DecodeSide:
         self.transfers.groups.table.close()
 
     def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
-        """Report a failed hand-off only to its source, which may have answered the request itself."""
+        """Report a failed hand-off only to its source, because that node may already have answered the request."""
         if self.transfers.open.get(handoff.key) is handoff:
             handoff.failure = error
             self._ctx.core.abort(handoff.key)

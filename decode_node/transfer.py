@@ -31,7 +31,7 @@ LEASE_BITS = 32
 
 
 class Transfers:
-    """Owns granted hand-offs. `held`: revoked hand-offs while pulls still write to their pages."""
+    """Owns granted hand-offs. `held`: revoked hand-offs, kept until no pull writes to their pages."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -65,7 +65,7 @@ class Transfers:
         return handoff
 
     def _next_lease(self) -> int:
-        """Return a number that is new in all epochs, so that late messages match no newer lease."""
+        """Return a number that no epoch has used, so that late messages can't match a newer lease."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases
@@ -116,7 +116,6 @@ class Transfers:
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Return the hand-offs whose fetch or pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
         for fetched in self.groups.poll():
             handoff = fetched.handoff

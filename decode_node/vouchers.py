@@ -17,7 +17,7 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # a used ticket is kept for this time after its end, because a later Welcome may move the end
+KEPT_LONGER_S = 60.0  # used tickets are remembered this long after their deadline, which a later Welcome may move
 
 
 class Vouchers:
@@ -30,7 +30,7 @@ class Vouchers:
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
         """Return why an Offer is refused; None if its ticket is valid or its router is not known yet.
 
-        A valid ticket's end bounds the request's deadline.
+        A valid ticket's deadline also limits the request's deadline.
         """
         word = self._ctx.routers.word_of(req.key)
         if word is None:

@@ -2,8 +2,8 @@
 
     Join -> group    Take -> posted -> over.
 
-Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, its digest
-does not match at the peer.
+Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, the peer sees
+a wrong digest.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class GroupsOut:
         try:
             sender.check(take)
             if take.order > entry.num_agreed:
-                raise HandoffFailed(f"transfer {take.order} asked for when {entry.num_agreed} was next")
+                raise HandoffFailed(f"the peer asked for transfer {take.order}, but {entry.num_agreed} is next")
             if len(entry.unposted) == WINDOW:  # a peer with WINDOW open transfers must wait until one of them ends
-                raise HandoffFailed(f"{WINDOW + 1} transfers asked for that have not begun")
+                raise HandoffFailed(f"{WINDOW + 1} transfers were asked for, and none has begun")
         except HandoffFailed as error:
             self.table.end(entry, error, tell=True)
             return

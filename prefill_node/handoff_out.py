@@ -24,10 +24,10 @@ class HandoffOut:
     peer: str
     endpoint: str
     ticket: Ticket | None
-    since: float  # entry into the present queue
-    touched: float = 0.0  # last message to or from the peer
-    heard_at: float | None = None  # the peer's last answer
-    offered: list[str] = field(default_factory=list)  # transports, the preferred one first
+    since: float  # when it entered its present queue
+    touched: float = 0.0  # time of the last message to or from the peer
+    heard_at: float | None = None  # time of the peer's last answer
+    offered: list[str] = field(default_factory=list)
     lease: int = 0
     sender: PageSender | None = None  # None until granted
     next_page: int = 0
@@ -35,7 +35,7 @@ class HandoffOut:
     launched: list[ChunkLaunched] = field(default_factory=list)  # chunks launched before the Grant
     num_final_tokens: int = 0
     num_describing: int = 0  # page sets that the transfer stream is describing
-    untaken: deque[int] = field(default_factory=deque)  # bytes of each Ready's frames; see unread.py
+    untaken: deque[int] = field(default_factory=deque)  # see unread.Sent
     record: PrefillDone | None = None
     record_sent: bool = False
     done_at: float = 0.0

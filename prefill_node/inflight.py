@@ -1,4 +1,5 @@
-"""Inflight: granted requests. The transfer stream describes their pages, and the node announces them.
+"""Inflight: granted requests. The transfer stream describes their pages (by digests or frames), and the node announces
+them.
 
 A step's first layers are sent while the step computes later ones. Pages stay pinned until the peer answers or is gone.
 
@@ -110,7 +111,7 @@ class Inflight:
             self._waiting.append(Waiting(handoff, first + start, pages[start : start + most], part))
 
     def _launch_waiting(self, now: float) -> None:
-        """Launch page sets in order, but skip peers without room."""
+        """Start to describe page sets in order, but skip peers without room."""
         entries, self._waiting = self._waiting, deque()
         # Peers without room. Their later, smaller page sets wait too, so that a large one finds room.
         full: set[str] = set()

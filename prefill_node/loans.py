@@ -2,8 +2,8 @@
 
     Pull -> checked, matched, pinned -> Lent, Ready ... -> Returned, the peer is gone, or the loan's time is over.
 
-A peer can't write the pages, and a loan ends by itself. So the only harm from a dead or lying peer is that pages stay
-pinned until then. The limits below bound these pages.
+A peer can't write to the pages, and each loan has a deadline. So a dead or lying peer can only keep pages pinned until
+that deadline.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ MOST_LOANS, MOST_OF_ONE_PEER = 32, 8
 MOST_LENT = 0.25  # share of the pool's pages that loans may pin
 MOST_LENT_TO_ONE = 0.125  # share that one peer's loans may pin; the peer's only loan may be larger
 LONGEST_S = 10.0
-LATER_S = 1.0  # a loan outlasts the peer's wait, because messages may be on their way
+LATER_S = 1.0  # time by which a loan outlasts the peer's wait: messages may be on their way
 OWN_NEED = "its own requests need the pages"
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # a used ticket is kept for this time after its end, because a later Welcome may move the end
+KEPT_LONGER_S = 60.0  # used tickets are remembered this long after their deadline, which a later Welcome may move
 
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """Pages that one peer may copy. The scheduler's budget has the lock that pins these pages, and can unpin them for
-    its own requests (rule f)."""
+    """The scheduler's budget pins the loan's pages, and can unpin them for this node's requests (rule f)."""
 
     key: Key
     peer: str
@@ -52,7 +51,7 @@ class Loan:
     num_pages: int
     sender: PageSender
     until: float
-    untaken: deque[int] = field(default_factory=deque)  # bytes of each Ready's frames; see unread.py
+    untaken: deque[int] = field(default_factory=deque)  # see unread.Sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +121,7 @@ class Loans:
         key, ticket = key_of(pull.key), pull.ticket
         word = self._ctx.routers.word_of(key)
         if word is None:
-            raise HandoffFailed("its router is not known here")
+            raise HandoffFailed("the request's router is not known here")
         if not is_genuine(word.key, key, peer, ticket, pull.last_page):
             raise self._refuse(peer, "a Pull without a router's ticket")
         if len(pull.prompt_ids) > ticket.most_tokens:
@@ -144,10 +143,11 @@ class Loans:
         return HandoffFailed(why)
 
     def _keys_of(self, peer: str, pull: Pull) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return this node's keys of the requested pages. Raise HandoffFailed if the ticket names other pages."""
+        """Return the keys that this node computes for the requested pages. Raise HandoffFailed if the ticket names
+        other pages."""
         settings = self._ctx.core.settings
         if pull.adapter and pull.adapter not in settings.adapters:
-            raise HandoffFailed("its adapter is not here")
+            raise HandoffFailed("the request's adapter is not here")
         slot = settings.adapters.index(pull.adapter) + 1 if pull.adapter else 0
         tokens = np.asarray(pull.prompt_ids, dtype=np.int64).tobytes()
         keys = prefix_keys(tokens, slot, settings.key_lookahead, pull.cache_salt)
@@ -221,7 +221,6 @@ class Loans:
             self._ctx.core.scheduler.budget.take_back(name)
 
     def gave_way(self, name: LoanName) -> None:
-        """Tell the peer that the scheduler has unpinned the loan's pages."""
         loan = self.open.pop(name)
         self._ctx.metrics.count("loans_gave_way")
         self._ctx.outbox.send(loan.peer, Lent(loan.key, loan.lease, 0, "", OWN_NEED), back=True)
@@ -240,7 +239,7 @@ class Loans:
 
 
 def other_pages(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return the first field in which the two nodes' pages differ, or "". Planes of drafts count, because both nodes
-    use every plane."""
+    """Return the first field in which the two nodes' pages differ, or "". Draft planes are compared, too, because both
+    nodes use every plane."""
     names = (name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY)
     return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), "")

@@ -58,7 +58,7 @@ class PrefixPull:
 
 
 class Pulls:
-    """Owns pulls. `held`: ended pulls while copies still write into their rows."""
+    """Owns pulls. `held`: ended pulls, kept until no copy writes into their rows."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
@@ -137,7 +137,7 @@ class Pulls:
         return len(match.pages)
 
     def _next_lease(self) -> int:
-        """Return a number that is new in all epochs, so that late messages match no newer pull."""
+        """Return a number that no epoch has used, so that late messages can't match a newer pull."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases
@@ -283,7 +283,7 @@ class Pulls:
             self._give_up(pull, "gave_way", "others need the memory", now)
 
     def peer_closed(self, peer: str, error: BatonError) -> None:
-        """End the pulls from a lost source. Send no message, which would only wait in a queue."""
+        """End the pulls from a lost source. Send nothing: a message would only wait in a queue."""
         lost = [pull for pull in self.open.values() if pull.source == peer]
         for pull in lost:
             self._ctx.log.info((peer, "lost"), "computes a prefix", source=peer, outcome="lost", why=error.message)

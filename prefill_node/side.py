@@ -134,7 +134,7 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
-            # This time leaves out the wait for memory: a local prompt waits for memory, too.
+            # This time excludes the wait for memory, which prompts without a hand-off have, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
@@ -145,7 +145,6 @@ class PrefillSide:
         self.bootstrap.leader_gone(handoff.key, now)
 
     def _taken(self, peer: str, message: FramesTaken, now: float) -> None:
-        """Record that the peer has taken frames of a hand-off, or else of a loan."""
         handoff = self.inflight.granted.get(key_of(message.key))
         if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
             self.inflight.taken(handoff, now)

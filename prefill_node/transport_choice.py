@@ -19,15 +19,15 @@ from statistics import median
 from shared.observe.log_once import LogOnce
 
 TRIALS = 5
-KEPT = 15  # newest hand-offs that the median covers
+KEPT = 15  # number of newest hand-offs in the median
 AGAIN_EVERY = 64
-NEAR = 0.9  # another transport must take less than this share of the chosen transport's time
+NEAR = 0.9  # a change needs less than this share of the chosen transport's time
 FAILED_S = 60.0  # seconds recorded for a failed hand-off
 
 
 @dataclass(slots=True)
 class Measured:
-    """One peer's measured times. `seconds`: by transport that both nodes have."""
+    """`seconds`: one peer's newest measured times, by common transport."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""

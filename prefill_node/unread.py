@@ -46,8 +46,8 @@ class Unread:
     def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
         """Return whether a page set with `num_bytes` of frames may go to the peer of `sent`.
 
-        `others`: all hand-offs or all loans. A peer without untaken frames gets a set of any size. Return False without
-        a free block: the transfer thread would wait."""
+        `others`: all open hand-offs, or all open loans. A peer without untaken frames gets a set of any size. Return
+        False without a free block: the transfer thread would wait."""
         untaken = sum(sum(other.untaken) for other in others if other.peer == sent.peer) if num_bytes else 0
         fits = not untaken or untaken + num_bytes <= UNTAKEN_BYTES
         return fits and self._has_block(sent.peer, sender)

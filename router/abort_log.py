@@ -7,7 +7,7 @@ from collections import OrderedDict
 from shared.wire.messages import Key
 
 MAX_REMEMBERED = 4096
-REPEAT_S = 1.0  # an Abort is repeated after this time: a full queue may drop it, or it may overtake its request
+REPEAT_S = 1.0  # after this time an Abort is repeated: a full queue may drop it, or the request may come later
 
 
 class AbortLog:

@@ -1,4 +1,4 @@
-"""Build the router's components and run them. No other module builds components."""
+"""Build the router's components and run them."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name from the key ring, else from the settings, else a random name. A node serves only the first
-    router of a name."""
+    """Return the name from the key ring, else from the settings, else a random name. Of routers with equal names, a
+    node serves only the first."""
     if ring is not None:
         return ring.name
     return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
@@ -130,7 +130,7 @@ async def serve_all(
         tenants=keys.tenants,
         operators=keys.operators,
         desk=desk,
-        signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # routers share both files
+        signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
     )
     bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
     rules = EndpointRules(

@@ -56,14 +56,14 @@ class Attempts:
         self._sources = sources
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
-        # Lost nodes cost no attempt until this time, which is set after a freeze of this router.
+        # See Dispatcher.was_away.
         self._excused_until = -float("inf")
 
     def excuse(self, until: float) -> None:
         self._excused_until = until
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
-        """Send a request to nodes, or park it. Raise nothing."""
+        """Send a request to nodes, park it, or fail it. Raise nothing."""
         try:
             placement = self._place(request, now)
         except NoNodes as error:
@@ -126,7 +126,7 @@ class Attempts:
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """Resume this node's requests elsewhere. Charge no request that was sent after the node's last message.
 
-        The node was probably gone by then: if this router is cut off, its links end one by one."""
+        The node was probably unreachable already: when this router loses its network, its links end one by one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)

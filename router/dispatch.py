@@ -34,13 +34,13 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    max_open: int  # requests that run on nodes at once
-    max_attempts: int  # failed attempts of a request, except on draining nodes
+    max_open: int  # limit on requests that run on nodes
+    max_attempts: int  # limit on a request's failed attempts, without those on draining nodes
     request_timeout_s: float
-    resume_wait_s: float = 0.0  # longest wait of an interrupted request for a usable node
+    resume_wait_s: float = 0.0  # longest time that an interrupted request waits for a usable node
     max_queued: int = 512
     pulls_prefixes: bool = True
-    # seconds per prompt token until measured; None: no pulls until then
+    # seconds per prompt token, assumed until measured; None: no pulls until measured
     assumed_token_s: float | None = None
 
 
@@ -50,7 +50,7 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
-    adapter: str = ""  # the adapter's digest
+    adapter: str = ""
     cache_salt: int = 0
     affinity: str = ""
     tenant: Tenant = EVERYBODY

@@ -22,8 +22,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Log-probabilities of further prompt tokens, which come before the first Update. A prompt's first token has
-    none."""
+    """Log-probabilities of the next prompt tokens, sent before the first Update. A prompt's first token has none."""
 
     rid: str
     logprobs: Sequence[TokenLogprob]

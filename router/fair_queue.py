@@ -5,9 +5,9 @@
                    carol   [r]
 
 Requests of a higher priority start first. Tenants of equal priority share by deficit round robin: each round lets each
-tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the queue that paid, unless it has
-been empty since. Requests that other routers start (tenants/spending.py) lower the tenant's deficit, too, but to at
-most MOST_DEBT tokens below the highest deficit of the same priority.
+tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the tenant's queue, unless that
+queue has been empty since. Requests that other routers start (tenants/spending.py) also lower the tenant's deficit. It
+falls at most MOST_DEBT tokens below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -150,6 +150,6 @@ class FairQueue:
     def check_integrity(self) -> None:
         for line in self:
             if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
-                raise IntegrityError(f"the queue of tenant {line.tenant.name} does not add up")
+                raise IntegrityError(f"the queue of tenant {line.tenant.name} is empty, or its token count is wrong")
         if self._num != sum(len(line.requests) for line in self):
             raise IntegrityError("the queue has lost count of its requests")

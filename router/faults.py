@@ -42,7 +42,6 @@ def is_partners(error: BatonError) -> bool:
 
 
 def is_node_fault(error: BatonError) -> bool:
-    """Return whether the node is to blame. Not every 5xx is a node's fault."""
     nobodys = isinstance(error, DeadlineExceeded | AdapterMissing | PeerUnreachable)
     return error.status >= 500 and not nobodys and not is_partners(error)
 

@@ -271,7 +271,7 @@ class Gateway:
             self._log.warning("node is slower than its peers, and gets less work", node=node.node_id, times=times)
 
     def _ask(self, peer: str, replay: CacheReplay | None) -> None:
-        """Send a replay request, if any. The next heartbeat replaces a lost request."""
+        """Send a replay request, if any. If the request is lost, the next heartbeat causes another."""
         if replay is not None:
             self._link.send(peer, replay)
 

@@ -31,7 +31,7 @@ from shared.observe.metrics import RequestMetrics
 MOST_AHEAD = 32  # pipelined requests on one connection
 LINGER_S = 2.0  # time for a refused client to read the reason
 PER_HEADER = 4  # bytes of colon, space and line end
-FRAMING_FACTOR = 2  # most framing bytes between pieces of a chunked body, in multiples of a head's limit
+FRAMING_FACTOR = 2  # limit on framing bytes between pieces of a chunked body, in multiples of a head's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._named_bytes = 0  # bytes of the request line and complete headers
         self._framing = 0
         self._passed_body = False  # whether this input began in a body, or contained a head's end
-        self._has_contents = False  # whether this input contained a body's contents
+        self._has_contents = False
         self._refusal: BatonError | None = None
         self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
 

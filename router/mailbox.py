@@ -12,12 +12,13 @@ from router.effects import News
 
 
 class Mailbox:
-    """The news of one HTTP request, whose prompt and max_tokens limit the amount. Owned by the event loop's thread."""
+    """The news of one HTTP request. The request's prompt and max_tokens limit the amount. Owned by the event loop's
+    thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 
     def __init__(self, answer_id: str = "") -> None:
-        self.answer_id = answer_id  # the client's name for the answer
+        self.answer_id = answer_id  # the answer's id, as the client knows it
         self.rids: Sequence[str] = ()
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None

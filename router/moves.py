@@ -34,7 +34,7 @@ class Move:
 
 @dataclass(slots=True)
 class Promise:
-    """Tokens moved to a node since its report `load`. They reduce the node's room."""
+    """Tokens promised to moved requests since the node's report `load`. They reduce the node's room."""
 
     load: NodeLoad | None
     num_tokens: int = 0

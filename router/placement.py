@@ -28,7 +28,7 @@ NODES_AWAY_S = 2.0
 class Placement:
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
-    is_alone: bool = False  # whether the node has no other requests of ours
+    is_alone: bool = False
     is_by_cost: bool = False  # whether a hand-off would cost more
     picks: tuple[Picked, ...] = ()
 
@@ -81,8 +81,8 @@ class Placer:
     def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
-        A prompt is short if at most `_local_tokens` of it are uncached on the decode node. The decode node runs a short
-        prompt alone if no prefill node reaches it, or if the measured cost does not decide."""
+        A prompt is short if at most `_local_tokens` of it are uncached on the decode node. Without BY_COST, the decode
+        node runs a short prompt alone. With BY_COST, it does so if no prefill node reaches it; else costs decide."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -98,7 +98,6 @@ class Placer:
         return Placement(None, first.node, picks=(first,))
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
-        """Choose the node that computes the prompt."""
         prefill, decode, now = picked.node, picked_decode.node, wanted.now
         both = Placement(prefill, decode, picks=(picked, picked_decode))
         num_tokens = wanted.missing(decode)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-HALF_LIFE_STEPS = 64  # further steps that halve a step's weight
+HALF_LIFE_STEPS = 64  # a step's weight halves after this number of steps
 ENOUGH_STEPS = 8
 UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
@@ -73,7 +73,7 @@ class StepSums:
 
 
 class PromptFigures:
-    """The figures of one incarnation of a node. `now` is a monotonic clock in seconds."""
+    """The figures of one incarnation of a node."""
 
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
@@ -86,7 +86,8 @@ class PromptFigures:
         self._handoff_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
-        """Take a heartbeat's totals, and each hand-off's seconds after its prompt. Ignore implausible values."""
+        """Take a heartbeat's totals, and the seconds that each hand-off took after its prompt. Ignore implausible
+        values."""
         before = self._totals
         self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if before is not None and totals != before:
@@ -124,7 +125,7 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def handoff(self, now: float) -> float | None:
-        """Return a hand-off's seconds after its prompt; None if not measured lately."""
+        """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
 
 
@@ -155,8 +156,8 @@ class Lacking(NamedTuple):
 def costs_less_on_decode(
     lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
-    """Return whether the prompt costs no more on the decode node than with a hand-off. `before`, `beside`: the work of
-    the prefill and of the decode node."""
+    """Return whether the prompt costs no more on the decode node than with a hand-off. `before`: the prefill node's
+    work. `beside`: the decode node's work."""
     handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 

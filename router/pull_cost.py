@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
 KEPT = 0.75  # factor for the earlier sums when a heartbeat reports more pulls
-FRESH_S = 60.0  # older figures are ignored
+FRESH_S = 60.0
 MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 
 
 class PullFigures:
-    """The figures of one incarnation of a node. `now` is a monotonic clock in seconds."""
+    """The figures of one incarnation of a node."""
 
     __slots__ = ("_measured_at", "_seconds", "_tokens", "_totals")
 

@@ -54,8 +54,8 @@ class RegisteredNode:
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
-    is_left: bool = False  # the node's list of routers lacks this router; the node stays until its Release
-    lacks: tuple[str, ...] = ()  # routers in the node's list that do not serve the node
+    is_left: bool = False  # see Heartbeat.leaves
+    lacks: tuple[str, ...] = ()
     drain: Drain | None = None  # sent again until the node's heartbeats report draining
     move_at: float = float("inf")  # when a draining node's requests move
     is_silent: bool = False
@@ -83,7 +83,7 @@ class RegisteredNode:
         self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
 
     def report(self, load: NodeLoad, others: OthersLoad) -> None:
-        """Take a report, which includes the requests sent before."""
+        """Take a report, which counts all requests sent earlier."""
         self.load, self.others = load, others
         self.sent_sequences = self.sent_prompt_work = 0
 
@@ -96,7 +96,7 @@ class RegisteredNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimate the uncached prompt tokens that wait, like `sequences`. Reports include cached tokens."""
+        """Like `sequences`, estimate the uncached prompt tokens that wait. Reports also count cached tokens."""
         others = self.others.waiting_tokens
         cached = self.open_prompt_tokens - self.open_prompt_work
         own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
@@ -128,7 +128,7 @@ class RegisteredNode:
         return self.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether the node can take these tokens at once. A node without a report has room."""
+        """Return whether the node can take these tokens immediately. A node without a report has room."""
         return self.free_tokens >= max(1, num_tokens)
 
     @property
@@ -233,7 +233,7 @@ class Registry:
         if not self._follows_caches or node is None or node.peer != peer:
             return None
         is_taken = node.pages.take(message)
-        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:  # drop the largest index
+        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:
             max(self._nodes.values(), key=lambda each: len(each.pages)).pages.forget_pages()
         if is_taken or node.pages.is_asked:
             return None

@@ -29,7 +29,7 @@ POLL_S = 0.05
 
 
 def bind_http(host: str, port: int) -> socket.socket:
-    """Bind before slow work, so that a taken port shows early. Raise ConfigError."""
+    """Bind before slow work, so that a taken port is reported early. Raise ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

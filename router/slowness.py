@@ -7,9 +7,9 @@ In a trickle, a node gets one request at a time, to show that it has recovered.
 
 A node is compared with its peers, the nodes of its kind. For more work than a peer's, a node may take proportionally
 more time. For less work, it may take the peer's whole time, because most of that time may be fixed. docs/placement.md
-explains why an eased node then looks faster. BACK is below the square root of FACTOR, so that less work alone makes no
-node whole. In a trickle even a very slow node may look fast. Then the node becomes eased, with slowness FAR, and gets
-enough work to be judged.
+explains why an eased node then looks faster. BACK is below the square root of FACTOR, so that less work alone can't
+make a node whole. In a trickle even a very slow node may look fast. Then the node becomes eased, with slowness FAR, and
+gets enough work to be judged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FACTOR, SURE_S = 1.5, 3.0
 FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
-MOST_SMOOTHED_S = 1.0  # longest time that one report covers
+MOST_SMOOTHED_S = 1.0  # one report counts for at most this time
 MOST = 16.0  # limit of a report's slowness
 QUIET_S = 5.0  # after this idle time, an eased node may get the next request
 
@@ -56,14 +56,13 @@ class Steps:
     pages: int
 
     def times(self, peer: Steps) -> float:
-        """Return this step's time divided by the longest time that the peer may take for this work."""
+        """Return this step's time divided by the longest time that this work may take, judged by the peer."""
         more = max(1.0, self.tokens / peer.tokens, self.pages / max(1, peer.pages))
         return self.seconds / (more * peer.seconds)
 
 
 class Slowness:
-    """The slowness of one incarnation of a node. `now` is a monotonic clock in seconds. `times`: the smoothed slowness,
-    1 for a node as fast as its peers."""
+    """The slowness of one incarnation of a node. `times`: the smoothed slowness, 1 for a node as fast as its peers."""
 
     __slots__ = ("_is_news", "_judged_at", "_measured_at", "_since", "_steps", "_totals", "is_quiet", "share", "times")
 
@@ -75,7 +74,7 @@ class Slowness:
         self._totals: tuple[float, ...] | None = None
         self._steps: Steps | None = None
         self._measured_at = self._judged_at = -float("inf")
-        self._since: float | None = None  # time since which the slowness exceeds the next share's factor
+        self._since: float | None = None  # when the slowness rose above the next share's factor
 
     @property
     def weight(self) -> float:

@@ -20,7 +20,7 @@ class PageSpan(NamedTuple):
 
 
 class Tickets:
-    """Each router process has one. The secret stays there. Nodes get keys that are derived from the secret."""
+    """Each router process has one. Nodes get only keys derived from its secret."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)

@@ -1,4 +1,4 @@
-"""Make the policy with a given `--policy` name. `shared.config.router_settings.POLICIES` lists the names."""
+"""Make the policy with a given `--policy` name."""
 
 from __future__ import annotations
 

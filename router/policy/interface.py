@@ -29,7 +29,7 @@ class Picked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    num_tokens: int = 0  # tokens for which the request needs KV at once
+    num_tokens: int = 0  # tokens that need KV when the request starts
     now: float = 0.0
     pages: PromptPages | None = None
     affinity: str = ""  # the client's name for itself or its session

@@ -71,7 +71,7 @@ def hash_of(key: str) -> str:
 
 
 def one_key(key: str) -> KeysFile:
-    """Return a file with one key. Clients with this key may see everything."""
+    """Let clients with this key see everything."""
     return KeysFile({digest_of(key): EVERYBODY}, key)
 
 

@@ -30,7 +30,7 @@ class AboveLimit(InvalidRequest):
 
 @dataclass(slots=True)
 class Meter:
-    """One limit. After a quiet minute, a minute's units may be taken at once."""
+    """After a quiet minute, all units of a minute may be taken together."""
 
     per_minute: int
     earned_at: float = -math.inf

@@ -108,7 +108,7 @@ class Ledger:
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
         self._lives: dict[str, Life] = {}  # by the other router's id
-        self._oldest_epoch = 0  # only newer epochs of unknown routers are read: never a forgotten one again
+        self._oldest_epoch = 0  # an unknown router's epoch must be newer, so forgotten epochs are not read again
 
     # ---- our counts
 
@@ -180,7 +180,6 @@ class Ledger:
         return True
 
     def _is_news(self, message: Spending) -> bool:
-        """Return False for our own counts, an older epoch, and counts that were already read."""
         life = self._lives.get(message.router_id)
         if message.router_id == self._identity[0]:
             return False

@@ -12,7 +12,7 @@ from shared.config.vocab_bytes import byte_table
 
 
 class FastTokenizer:
-    """Encodes with the library. Decodes with a table of bytes, which is exact and needs one list access per token."""
+    """Decodes with a table of bytes, which is exact and needs one list access per token."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
 
 
 def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
-    """Return the model's chat template. `continues`: the model is decoder-only, so a plain template works."""
+    """`continues`: the model is decoder-only, so a plain template works."""
     sources = template_sources(folder, own)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()

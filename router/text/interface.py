@@ -29,8 +29,7 @@ class Tokenizer(Protocol):
     facts: VocabFacts
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the text's ids. `add_special`: whether to prepend the begin token. Chat templates write it
-        themselves."""
+        """Prepend the begin token if `add_special`. Chat templates write it themselves."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:

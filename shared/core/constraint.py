@@ -30,8 +30,8 @@ class Constraint(Protocol):
         """Write the ids allowed after `emitted` into out[0], and the ids allowed after drafts[i] into out[1 + i].
 
         `emitted`: all tokens so far. parents[i] is 0 if drafts[i] follows `emitted`, else 1 + the index of the draft
-        that drafts[i] follows. If a draft is disallowed, or is an EOS token, its row and the rows of the drafts behind
-        it stay unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first.
-        Raises BatonError if the tokens break the grammar, or if the grammar became too complex.
+        that drafts[i] follows. If a draft is disallowed, or is an EOS token, its row and its descendants' rows stay
+        unwritten. `out` has the shape (1 + len(drafts), words), with one bit per id, the lowest id first. Raises
+        BatonError if the tokens break the grammar, or if the grammar became too complex.
         """
         ...

@@ -1,6 +1,6 @@
 """Caches a function's newest result.
 
-A batch's sampling parameters stay one object until a row joins or leaves.
+For example, a batch's sampling parameters stay one object until a row joins or leaves.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
-NEXT_BITS = 24  # bits of the next token in a key
+NEXT_BITS = 24
 MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
 SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key
 SALTED = 1 << 63

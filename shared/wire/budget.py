@@ -10,7 +10,7 @@ BATCH_S = 0.005
 
 
 class Budget:
-    """Is spent when it reaches one limit, but never before the first message."""
+    """Is spent once one limit is reached, but never before the first message."""
 
     __slots__ = ("_bytes_left", "_messages_left", "_until")
 

@@ -1,7 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-`msgpack` unpacks strings, lists and maps up to our limits, and up to 1,024 levels. `msgspec`
-converts the result strictly, and refuses unknown fields. Malformed bytes raise nothing but WireError.
+`msgpack` unpacks strings, lists and maps up to our limits, with up to 1,024 levels. `msgspec` converts the result
+strictly, and refuses unknown fields. Malformed bytes raise nothing but WireError.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _unpack(data: Buffer, limits: WireLimits) -> Any:
 def _check(message: AnyMessage, limits: WireLimits) -> None:
     if isinstance(message, Generate):
         if len(message.output_ids) != message.num_sequences:
-            raise WireError(f"Generate: {message.num_sequences} sequences, {len(message.output_ids)} outputs")
+            raise WireError(f"Generate: {message.num_sequences} sequences, but {len(message.output_ids)} outputs")
         if len(set(message.ended)) >= message.num_sequences or max(message.ended, default=0) >= message.num_sequences:
             raise WireError(f"Generate: {len(message.ended)} of {message.num_sequences} sequences have ended")
         _check_ids([message.prompt_ids, *message.output_ids], limits)
@@ -149,7 +149,7 @@ def _check(message: AnyMessage, limits: WireLimits) -> None:
     elif isinstance(message, Pull):
         _check_ids([message.prompt_ids], limits)
         if message.first_page >= message.num_pages:
-            raise WireError(f"Pull: {message.num_pages} pages, from {message.first_page} on")
+            raise WireError(f"Pull: of {message.num_pages} pages, page {message.first_page} is the first wanted")
     elif isinstance(message, Ready):
         if not len(message.pages) == len(message.generations) == len(message.digests):
             raise WireError("Ready: pages, generations and digests differ in number")

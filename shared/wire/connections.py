@@ -1,8 +1,8 @@
 """Finds out from a ROUTER's monitor which peers have gone.
 
-The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. The system may reuse a descriptor at
-once, even for a connection that is then refused. Messages carry their connection's descriptor and routing id. Later
-connections have higher routing ids. `receive` runs these steps:
+The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. The system may reuse a descriptor
+immediately, even for a connection that is then refused. Messages carry their connection's descriptor and routing id.
+Later connections have higher routing ids. `receive` runs these steps:
 
     monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
 
@@ -26,7 +26,7 @@ class Connections:
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """Record a connection. So an earlier connection with this descriptor has ended."""
+        """Record a connection. An earlier connection with this descriptor must have ended."""
         self._end(fd)
         self._closed.discard(fd)
 

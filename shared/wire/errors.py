@@ -56,8 +56,7 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# The error that P raises for each code from D. If D is full or draining, the router places the request elsewhere. A
-# passed deadline is final.
+# If D is full or draining, the router places the request elsewhere. A passed deadline is final.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,

@@ -27,7 +27,7 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
 
 
 def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
-    """Return what `misfit` returns. Nodes of one role may pair if one of them could prefill for the other."""
+    """Return `misfit`'s result for nodes of any roles. Nodes of one role fit if one could prefill for the other."""
     if role != other_role:
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)

@@ -1,4 +1,5 @@
-"""Owns the sockets of a node or router. NodeLinks waits with one poll, RouterLink with asyncio. Sends never block.
+"""Owns the sockets of a node or router. NodeLinks waits in one poll call, and RouterLink waits in asyncio. Sends never
+block.
 
 node:   ROUTER (bound, peers dial in)  +  one DEALER per router and per node that it dials
 router: ROUTER (bound, nodes dial in)
@@ -25,7 +26,7 @@ from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
 LOOK_S = 0.5  # an idle router looks for changed keys and refused connections after this time
-MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three
+MAX_SOCKETS = 65_535  # per context; libzmq's default is 1,023, and a dialled peer takes three sockets
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
@@ -179,7 +180,7 @@ class NodeLinks:
         self._poller.unregister(dealer.monitor)
 
     def close(self) -> None:
-        """Return when the I/O thread has released every page frame."""
+        """Close, and wait until the I/O thread has released every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
         close_router(self._context, self._authenticator, self._router)

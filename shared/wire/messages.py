@@ -83,8 +83,9 @@ class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's number, or 0 to ask for a Hello; a Welcome for a broken connection is ignored
-    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # key for this epoch's tickets; empty: no key
-    clock_ms: Milliseconds = 0  # the router's time at sending, for the deadlines of tickets
+    # With this key the node checks tickets during its epoch. Empty: no key.
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""
+    clock_ms: Milliseconds = 0  # the router's clock when it sent this, to convert tickets' deadlines
 
 
 class Heartbeat(Message, frozen=True):
@@ -243,7 +244,7 @@ class Offer(Message, frozen=True):
 
 
 class Grant(Message, frozen=True):
-    """A row and all pages are reserved on D. P sends the pages from token cached_prefix_len on."""
+    """A row and all pages are reserved on D. P sends the pages after the first cached_prefix_len tokens."""
 
     key: Key
     cached_prefix_len: Count  # in tokens; a multiple of the page size
@@ -279,7 +280,7 @@ class Ready(Message, frozen=True):
     pool: PoolRef | None
     inline: bool
     first_layer: Count
-    num_layers: Count  # 0: all bytes from first_layer on, including the planes after the layers
+    num_layers: Count  # 0: first_layer and all bytes behind it, including the planes after the layers
     handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # bytes with which a library opens the pool
     staged_bytes: Count  # size of each page's part in bytes, if the receiver asks for the pages; else 0
 

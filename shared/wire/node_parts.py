@@ -35,7 +35,7 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The `pages` add up to pages_total, the `rows` to rows_total."""
+    """`pages` add up to pages_total, and `rows` add up to rows_total."""
 
     pages_total: Count
     pages: States  # pages in each PageState
@@ -50,4 +50,4 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
     # On a prefill node: the transport to each decode node, and the reason for it.
     hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
-    cores: Text  # own, lent and borrowed CPU cores in words; empty on a GPU
+    cores: Text  # text about own, lent and borrowed CPU cores; empty on a GPU

@@ -13,7 +13,7 @@ MAX_SEQUENCES = 128
 
 MAX_NAME, MAX_TEXT = 256, 16384
 MAX_TOKENS = 1 << 20  # limit on one sequence's tokens, and so on its pages
-MAX_PULL_TOKENS = 1 << 17  # of a pulled prefix
+MAX_PULL_TOKENS = 1 << 17  # tokens of a pulled prefix
 MAX_RUNS = 1 << 14  # rows of one node in a message, and tokens of one row in a step
 MAX_NAMES = 256  # named things in one list or map, such as a node's counters or adapters
 MAX_DRAFT_BYTES = 4 << 20

@@ -74,7 +74,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
 def open_monitored(
     context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions, events: int
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Return a socket and its monitor. If no descriptor is free, raise zmq.ZMQError and leave neither open."""
+    """Raise zmq.ZMQError, and leave neither socket open, if no descriptor is free."""
     socket = open_socket(context, kind, options)
     try:
         return socket, socket.get_monitor_socket(events)
@@ -297,7 +297,7 @@ class DealerSocket:
         self.endpoint = endpoint
         self.server = server
         self.state = "dialling"  # later "up" or "closed"
-        self.has_failed = False  # whether the handshake failed
+        self.has_failed = False
         self._context = context
         self._identity = identity
         self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)

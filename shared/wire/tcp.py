@@ -71,7 +71,7 @@ def bytes_waiting(fd: int) -> int:
 
 
 class ProcessMemory:
-    """Measures this process's private memory, without files and shared KV pools.
+    """Measures this process's private memory in bytes, without files and shared KV pools.
 
     Its open descriptor lets it work while no other descriptor is free.
     """
@@ -81,7 +81,6 @@ class ProcessMemory:
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def __call__(self) -> int:
-        """Return the size in bytes."""
         _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
         return (int(resident) - int(shared)) * self._page_bytes
 

@@ -35,7 +35,7 @@ HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which l
 SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # a flood has at least this many between two looks; control messages have fewer
+MANY_PARTS = 256  # a flood has at least this many parts between two looks; control messages have fewer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
 MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
@@ -140,7 +140,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the thread has ended."""
+        """Wait for the thread's end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -37,7 +37,7 @@ class Authenticator:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the thread has ended."""
+        """Wait for the thread's end."""
         self._stopping = True
         self._stop.set()
         self._thread.join()
