@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # after this number of further steps, a step has half its weight
 ENOUGH_STEPS = 8
+SETTLED_STEPS = 40  # weight of the steps from which two nodes' times are compared; fewer steps vary too much
 UNLIKE = 0.1  # if lengths vary by less than this part of their mean, no line is fitted
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped, because speeds may have changed
@@ -130,6 +131,10 @@ class PromptFigures:
         """Return the node's line; None if not measured lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
 
+    @property
+    def is_settled(self) -> bool:
+        return self._sums.steps >= SETTLED_STEPS
+
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
         """Return this node's line, or the other node's line if this node has no figures. If this node has only a rate,
         return the other node's line, scaled so that it agrees with this rate at this node's mean length."""
@@ -145,6 +150,18 @@ class PromptFigures:
     def handoff(self, now: float) -> float | None:
         """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
+
+
+def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] | None:
+    """Return a line for each node; None if one of them has too few recent steps.
+
+    Nodes that have only a rate get another node's line, scaled as in `speed_beside`. Otherwise long prompts would go to
+    the nodes with lines, because a rate counts the fixed part of a step once for each token."""
+    speeds = [speed for node in nodes if node.is_settled and (speed := node.speed(now)) is not None]
+    if len(speeds) < len(nodes):
+        return None
+    line = next((speed for speed in speeds if speed.step_s), None)
+    return speeds if line is None else [node.speed_beside(line, now) for node in nodes]
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
