@@ -76,7 +76,8 @@ class PrefixSources:
 
     def _judge(self, prefill: RegisteredNode, source: RegisteredNode, num_tokens: int, now: float) -> tuple[str, float]:
         """Return the outcome as metrics name it, and the seconds that computing the pages takes."""
-        speed = prefill.prompts.speed(now) or source.prompts.speed(now)
+        there = source.prompts.speed(now)
+        speed = prefill.prompts.speed(now) if there is None else prefill.prompts.speed_beside(there, now)
         token_s = self._assumed_token_s if speed is None else speed.token_s
         if token_s is None:
             return "unmeasured", 0.0

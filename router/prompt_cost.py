@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # a step's weight halves after this number of steps
 ENOUGH_STEPS = 8
+SETTLED_STEPS = 40  # weight of the steps from which two nodes' times are compared; fewer steps vary too much
 UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped: speeds may have changed
@@ -112,6 +113,10 @@ class PromptFigures:
     def speed(self, now: float) -> PromptSpeed | None:
         return self._speed if now - self._measured_at <= FRESH_S else None
 
+    @property
+    def is_settled(self) -> bool:
+        return self._sums.steps >= SETTLED_STEPS
+
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
         """Return this node's line, or else the other node's line. Instead of a flat rate, return the other node's line,
         scaled to this rate at this node's mean length."""
@@ -127,6 +132,18 @@ class PromptFigures:
     def handoff(self, now: float) -> float | None:
         """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
+
+
+def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] | None:
+    """Return a line for each node; None if one of them has too few recent steps.
+
+    Nodes that have only a rate get another node's line, scaled as in `speed_beside`. Otherwise long prompts would go to
+    the nodes with lines, because a rate counts the fixed part of a step once for each token."""
+    speeds = [speed for node in nodes if node.is_settled and (speed := node.speed(now)) is not None]
+    if len(speeds) < len(nodes):
+        return None
+    line = next((speed for speed in speeds if speed.step_s), None)
+    return speeds if line is None else [node.speed_beside(line, now) for node in nodes]
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:

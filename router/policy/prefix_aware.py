@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from router.policy.interface import Picked, Reason, Wanted
 from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
+from router.prompt_cost import speeds_of
 from router.registry import RegisteredNode
 
 CLOSE = 1.25  # costs within this ratio count as equal: measurements are not more exact
@@ -45,9 +46,9 @@ def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wan
     """Return the nodes that finish the prompt soonest, compared by seconds if all are measured, else by tokens and
     slowness."""
     tokens = [prompt_tokens(node) + wanted.num_tokens - saved[node.peer] for node in nodes]
-    speeds = [speed for node in nodes if (speed := node.prompts.speed(wanted.now)) is not None]
+    speeds = speeds_of([node.prompts for node in nodes], wanted.now)
     costs = [node.weight * count for node, count in zip(nodes, tokens, strict=True)]
-    if len(speeds) == len(nodes):
+    if speeds is not None:
         costs = [speed.seconds(count) for speed, count in zip(speeds, tokens, strict=True)]
     most = CLOSE * min(costs)
     return [node for node, cost in zip(nodes, costs, strict=True) if cost <= most]

@@ -32,7 +32,7 @@ class RouterConfig:
         low=BY_COST,
     )
     pull_prefixes: str = option(
-        "off",
+        "on",
         "whether a prefill node may copy cached pages of a prompt from another prefill node if measurements say that "
         "this is faster than computing them",
         choices=("on", "off"),

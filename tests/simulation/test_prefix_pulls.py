@@ -5,23 +5,36 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 
-from tests.support.sim.moods import MOODS, pulls
-from tests.support.sim.plan import ClusterPlan, draw_base
+from tests.support.sim.moods import MOODS, pulls, tight_pulls
+from tests.support.sim.plan import PULL_FAULTS, ClusterPlan, draw_base
 
 SEEDS = range(100_000, 100_012)
+TIGHT_SEEDS = (400_000, 400_003, 400_009, 400_011)  # loans and pulls give way here, and nodes die while they lend
 
 
-def plan_of(seed: int) -> ClusterPlan:
-    return pulls(draw_base(seed), random.Random(seed ^ MOODS))
+def ends_of(seeds: Sequence[int], make: Callable[[ClusterPlan, random.Random], ClusterPlan]) -> Counter[str]:
+    """Run the seeds; return how often each rare event came about, and each fault that hit a request."""
+    from tests.support.sim.cluster import run_seed
+
+    def plan_of(seed: int) -> ClusterPlan:
+        return make(draw_base(seed), random.Random(seed ^ MOODS))
+
+    ends: Counter[str] = Counter()
+    for seed in seeds:
+        report = run_seed(seed, change=lambda plan, seed=seed: plan_of(seed))  # type: ignore[misc]
+        assert not report.failure, f"seed {seed}: {report.failure}"
+        ends += report.rare + report.hits
+    return ends
 
 
 def test_pulls_under_faults() -> None:
-    from tests.support.sim.cluster import run_seed
-
-    ends: Counter[str] = Counter()
-    for seed in SEEDS:
-        report = run_seed(seed, change=lambda plan, seed=seed: plan_of(seed))  # type: ignore[misc]
-        assert not report.failure, f"seed {seed}: {report.failure}"
-        ends += report.rare
+    ends = ends_of(SEEDS, pulls)
     assert ends["pull.pulled"] >= 10, ends
+
+
+def test_pulls_with_little_memory() -> None:
+    ends = ends_of(TIGHT_SEEDS, tight_pulls)
+    assert ends["pull.pulled"] >= 20 and ends["pull.gave_way"] and ends["loans_gave_way"], ends
+    assert ends["slow frames"] and sum(ends[kind] for kind in PULL_FAULTS) >= 2, ends

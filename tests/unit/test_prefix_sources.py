@@ -16,6 +16,7 @@ from shared.wire.messages import CacheEvents, Generate, Heartbeat, PrefixSource
 from shared.wire.tickets import is_genuine
 from tests.support.router_rig import FINGERPRINT, RouterRig, load
 from tests.unit.test_prefix_index import PROMPT, names_of
+from tests.unit.test_router_prompt_cost import learnt
 
 TOKEN_S = 0.001
 
@@ -103,6 +104,15 @@ def test_where_pulls_were_slower_lately_the_node_computes() -> None:
     assert site.choose() is None and site.effects.sought == ["slower"]
     site.now = FRESH_S + 1
     assert site.choose() is not None
+
+
+def test_a_rate_of_short_prompts_makes_no_pull_worth_it() -> None:
+    """Node a has a rate, from prompts of 112 tokens: with it, 80 tokens would take 10 ms. The line of node b shows that
+    they take 0.8 ms more, beside what the step costs anyway."""
+    site = Site()
+    site.a.prompts, site.b.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.now = 20.0
+    assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
 
 def test_pulls_in_vain_count_as_slow() -> None:

@@ -14,9 +14,17 @@ from router.api.admin import node_status
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from router.placement import Placer
-from router.policy.interface import Wanted
+from router.policy.interface import Reason, Wanted
 from router.policy.least_load import LeastLoad
-from router.prompt_cost import ENOUGH_STEPS, FRESH_S, HALF_LIFE_STEPS, MOST_LOCAL_TOKENS, PromptFigures
+from router.policy.prefix_aware import PrefixAware
+from router.prompt_cost import (
+    ENOUGH_STEPS,
+    FRESH_S,
+    HALF_LIFE_STEPS,
+    MOST_LOCAL_TOKENS,
+    SETTLED_STEPS,
+    PromptFigures,
+)
 from router.registry import RegisteredNode
 from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.sampling_params import SamplingParams
@@ -50,10 +58,12 @@ class Reporter:
         return counters(self.steps, self.tokens, self.seconds)
 
 
-def learnt(step_s: float = STEP_S, token_s: float = TOKEN_S, beats: int = 40) -> PromptFigures:
+def learnt(
+    step_s: float = STEP_S, token_s: float = TOKEN_S, beats: int = 40, lengths: Sequence[int] = LENGTHS
+) -> PromptFigures:
     node, figures = Reporter(step_s, token_s), PromptFigures()
     for beat in range(beats):
-        figures.learn(node.compute([LENGTHS[beat % len(LENGTHS)]]), (), 0.5 * beat)
+        figures.learn(node.compute([lengths[beat % len(lengths)]]), (), 0.5 * beat)
     return figures
 
 
@@ -266,6 +276,37 @@ def test_the_operator_sees_what_was_measured() -> None:
     for row in old:
         del row["handoff_s"]
     assert table({"open_requests": 0, "nodes": old}), "an older router says nothing of it"
+
+
+# ---- which prefill node
+
+
+def picked(a: PromptFigures, b: PromptFigures, waiting: tuple[int, int]) -> str:
+    """Which of two nodes with these figures and waiting tokens gets a prompt of 100 tokens."""
+    site = RouterRig(policy="prefix_aware")
+    nodes = [site.join("prefill", "a"), site.join("prefill", "b")]
+    for node, figures, num_tokens in zip(nodes, (a, b), waiting, strict=True):
+        node.prompts, node.open_prompt_tokens, node.open_prompt_work = figures, num_tokens, num_tokens
+    one, other = (PrefixAware().pick(ordered, Wanted(100, site.now)) for ordered in (nodes, nodes[::-1]))
+    assert one == other and one.reason is Reason.LOAD
+    return one.node.node_id
+
+
+@pytest.mark.parametrize(
+    "slowness, waiting, target", [(1, (236, 500), "a"), (1, (500, 236), "b"), (3, (236, 236), "b")]
+)
+def test_a_node_with_a_rate_is_compared_by_a_line(slowness: int, waiting: tuple[int, int], target: str) -> None:
+    """Node a has computed prompts of 112 tokens only, which took 20 ms, mostly the fixed part of a step. At that rate
+    336 tokens would take longer than 600 tokens take on node b, which has a line."""
+    beats = 3 * SETTLED_STEPS
+    a = learnt(slowness * 0.014, slowness * 5e-5, beats, lengths=(112,))
+    assert picked(a, learnt(0.014, 5e-5, beats), waiting) == target
+
+
+@pytest.mark.parametrize("num_steps, target", [(SETTLED_STEPS // 2, "a"), (3 * SETTLED_STEPS, "b")])
+def test_few_steps_do_not_tell_two_nodes_apart(num_steps: int, target: str) -> None:
+    """The first steps of node a took three times as long. It has less to compute, so it gets the prompt."""
+    assert picked(learnt(3 * STEP_S, 3 * TOKEN_S, num_steps), learnt(beats=3 * SETTLED_STEPS), (100, 200)) == target
 
 
 # ---- what is learnt

@@ -97,7 +97,7 @@ def test_plans_cover_what_they_promise() -> None:
     assert any(request.sampling.needs_history for request in requests)
     assert any(request.sampling.num_logprobs > 0 for request in requests)
     assert any(client.hangs_up_after is not None for plan in plans for client in plan.clients)
-    assert len({fault.kind for plan in plans for fault in plan.faults}) == 23
+    assert len({fault.kind for plan in plans for fault in plan.faults}) == 27
 
 
 def test_nothing_strikes_after_the_faults_are_over() -> None:

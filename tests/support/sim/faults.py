@@ -6,18 +6,20 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from prefill_node.side import PrefillSide
 from shared.core.request import RequestState
 from shared.model.interface import Model
 from shared.wire.messages import Drain, Message
 from tests.support.sim.hosts import NodeHost, RouterHost
-from tests.support.sim.plan import FaultPlan
+from tests.support.sim.plan import PULL_FAULTS, FaultPlan
 from tests.support.sim.wire import MAX_STRAY_S, Conn, Harshness, Network
 
 MAX_TRIES, RETRY_S = 80, 0.025
 AROUND_S = 0.05  # a cause in the ledger lasts at least so long
+FRAME_BYTE_S = (1e-4, 2e-4)  # a page of 16 tokens has 256 bytes or more
 Then = Literal["", "stop", "restart", "prefill", "decode"]
 AIM = 0.9  # share of faults that look for a host with open requests
 NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
@@ -109,13 +111,18 @@ class Faults:
         if fault.pair:
             self._strike_pair(fault.kind, fault.pair, fault.lasts)
             return
-        candidates = self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
+        candidates = self._candidates(fault)
         if (not candidates or self._is_too_much(fault)) and tries:
             self.net.timers.after(RETRY_S, lambda: self.strike(fault, tries - 1))
             return
         if not candidates or self._is_too_much(fault):
             return
         self.hit(self.rng.choice(candidates), fault)
+
+    def _candidates(self, fault: FaultPlan) -> list[NodeHost]:
+        if fault.kind in PULL_FAULTS:
+            return in_a_pull(self.nodes, lends=fault.kind != "borrower dies")
+        return self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
 
     def hit(self, host: NodeHost, fault: FaultPlan) -> None:
         self._count(fault.kind, host.name, host in self.engaged())
@@ -163,6 +170,9 @@ class Faults:
             "admin drain": self._admin_drain,
             "role change": self._change_role,
             "drain at one router": self._drain_at_one,
+            "lender dies": self._die,
+            "borrower dies": self._die,
+            "lender freezes": self._freeze,
             **{kind: self._on_a_path(act) for kind, act in self._acts_on_paths().items()},
         }
 
@@ -172,6 +182,7 @@ class Faults:
             "no answer": self._no_answer,
             "full queue": self._fill_queue,
             "cut within": self._cut_within,
+            "slow frames": self._slow_frames,
         }
 
     def _on_a_path(self, act: Callable[[tuple[str, str], float], None]) -> Callable[[NodeHost, FaultPlan], None]:
@@ -212,6 +223,11 @@ class Faults:
         if self.rng.random() < 0.3:
             host.wall_offset_us -= self.rng.randint(10**6, 10**8)
         self.net.timers.after(fault.lasts, host.restart)
+
+    def _die(self, host: NodeHost, fault: FaultPlan) -> None:
+        """Under the kind that the ledger knows."""
+        die, kind = (self._crash, "crash") if fault.draw < 0.5 else (self._power_loss, "power loss")
+        die(host, replace(fault, kind=kind))
 
     def _pair(self, host: NodeHost) -> frozenset[str]:
         return frozenset((host.name, self.rng.choice(self.partners(host) or [self.routers[0].name])))
@@ -291,6 +307,13 @@ class Faults:
         self._broke("cut within", pair, lasts)
         self.net.cut_within.add(pair)
         self.net.timers.after(lasts, lambda: self.net.cut_within.discard(pair))
+
+    def _slow_frames(self, path: tuple[str, str], lasts: float) -> None:
+        """Messages come in time, and pages take long, as they do on a narrow way."""
+        pair = frozenset(path)
+        self.net.byte_s[pair] = self.rng.choice(FRAME_BYTE_S)
+        self._broke("slow frames", pair, lasts)
+        self.net.timers.after(lasts, lambda: self.net.byte_s.pop(pair, None) and None)
 
     # ---- hosts that are slow, or leave
 
@@ -375,6 +398,16 @@ class Faults:
         kinds = [kind for kind in (running, prompts, granted) if kind]
         if kinds:
             scheduler.retract(self.rng.choice(self.rng.choice(kinds)))
+
+
+def in_a_pull(hosts: Sequence[NodeHost], *, lends: bool) -> list[NodeHost]:
+    """Return the hosts that lend pages to another prefill node now, or else that copy some."""
+    found = []
+    for host in hosts:
+        side = host.node.side if host.node is not None else None
+        if isinstance(side, PrefillSide) and host.is_up and (side.loans.open if lends else side.pulls.open):
+            found.append(host)
+    return found
 
 
 def disarm(model: Model) -> None:

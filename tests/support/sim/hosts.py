@@ -45,6 +45,7 @@ from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks
 TIMED_EVERY = 7
+PULL_NAMES = (PULL_PREFIX, "loans_")  # of counters
 PULL_TOKEN_S = 0.005  # of computing, before nodes have measured it
 COMPILE_S = 0.05  # of a grammar, at most
 
@@ -123,9 +124,9 @@ class NodeHost:
         self.on_round: Callable[[NodeHost], None] = lambda host: None
 
     def pulls_of_this_life(self) -> Counter[str]:
-        """Return how often each end of a pull came about."""
+        """Return how often each end of a pull and of a loan came about."""
         told = self.node.ctx.metrics.counters() if self.node is not None else {}
-        return Counter({name: int(count) for name, count in told.items() if name.startswith(PULL_PREFIX) and count})
+        return Counter({name: int(count) for name, count in told.items() if name.startswith(PULL_NAMES) and count})
 
     # ---- life and death
 

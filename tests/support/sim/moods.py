@@ -6,6 +6,8 @@
     drains      long streams of two or three routers, and nodes that are told to leave
     twins       a second router says the id of the first
     pulls       prefill nodes copy cached pages from each other; faults and moods of the base
+    tight pulls the same with pools that hold a few prompts, slow frames between prefill nodes, and nodes that die
+                or freeze while they lend or copy
 
 In overload, one way, drains and twins nothing may fail. What is drawn here comes from a second source, so that the
 base stays what it was.
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from tests.support.sim.plan import (
     ARRIVALS_FROM_S,
     PATH_FAULTS,
+    PULL_FAULTS,
     ClientPlan,
     ClusterPlan,
     FaultPlan,
@@ -217,10 +220,54 @@ def pulling_client(rng: random.Random, stems: list[tuple[int, ...]], spread: flo
     return ClientPlan(ARRIVALS_FROM_S + rng.uniform(0, spread), (replace(request, prompt=prompt),), hangs_up_after)
 
 
+def tight_pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """Prompts come in waves. Loans and pulls take a good part of each pool, so they give way to the rest of a wave and
+    to rows that grow."""
+    plan = pulls(plan, rng)
+    stems = [tuple(rng.randrange(95) for _ in range(rng.randrange(80, 150))) for _ in range(5)]
+    clients = [growing(pulling_client(rng, stems, 0.5), rng) for _ in range(64)]
+    clients = [replace(client, at=client.at + 1.2 * (number % 4)) for number, client in enumerate(clients)]
+    clients.sort(key=lambda client: client.at)
+    prefills, decodes = rng.choice(((3, 0), (4, 0), (4, 1)))
+    nodes = draw_nodes_of(rng, prefills, decodes, has_limits=not plan.is_gentle)
+    names = [node.node_id for node in nodes if node.role == "prefill"]
+    until = clients[-1].at
+    ways = [
+        FaultPlan(rng.uniform(0.5, until), "slow frames", until, 0.0, tuple(rng.sample(names, 2))) for _ in range(3)
+    ]
+    deaths = [pull_fault(rng, until) for _ in range(rng.randint(1, 3))] if not plan.is_gentle else []
+    return replace(
+        plan,
+        clients=tuple(clients),
+        routers=tuple(replace(router, policy="round_robin") for router in plan.routers),
+        nodes=tuple(tight(node, rng) for node in nodes),
+        faults=tuple(sorted((*plan.faults, *ways, *deaths), key=lambda fault: fault.at)),
+    )
+
+
+def tight(node: NodePlan, rng: random.Random) -> NodePlan:
+    """A decode node has room for all: it must not keep prompts waiting until their time is over."""
+    knobs = replace(node.knobs, prefix_cache=True, chunk_size=32)
+    pages = 400 if node.role == "decode" else rng.choice((32, 40, 48))
+    return sized(replace(node, knobs=knobs), pages, 32 if node.role == "decode" else 8, 0.01)
+
+
+def growing(client: ClientPlan, rng: random.Random) -> ClientPlan:
+    """Its row grows by a few pages."""
+    (request,) = client.requests
+    sampling = replace(request.sampling, max_tokens=rng.choice((40, 60, 100)))
+    return replace(client, requests=(replace(request, sampling=sampling, closes=()),))
+
+
+def pull_fault(rng: random.Random, until: float) -> FaultPlan:
+    return FaultPlan(rng.uniform(ARRIVALS_FROM_S, until), rng.choice(PULL_FAULTS), rng.choice((0.5, 2.0)), rng.random())
+
+
 LOADS = (
     Load("overload", 0.05, "E1", False, overload),
     Load("one way", 0.04, "E2", True, one_way),
     Load("drains", 0.04, "E18", False, drains),
     Load("twins", 0.03, "E19", True, twins),
     Load("pulls", 0.04, "E1", False, pulls),
+    Load("tight pulls", 0.05, "E1", False, tight_pulls),
 )

@@ -35,15 +35,17 @@ class Violation(AssertionError):
 
 
 def check_node_s_friends(host: NodeHost) -> None:
-    """After a round. Whoever a node was told is gone is of no use to any request there."""
+    """After a round. A peer that a node was told is gone is of no use to any request there.
+
+    A pull uses the connection that its node dialled. The connection that its source dialled may end alone."""
     assert host.node is not None and host.port is not None
     routers, gone = host.node.ctx.routers, host.port.told_gone
     for key in host.node.ctx.core.scheduler.requests:
         if routers.peer_of(key) is None:
             raise Violation(f"{host.name} works on {key}, whose router is gone", host.name)
-    for key, peer in waited_for(host):
-        if peer in gone:
-            raise Violation(f"{host.name} waits for {peer} with {key}, and was told that it is gone", host.name)
+    waits = [(key, peer) for key, peer in waited_for(host) if peer in gone]
+    for key, peer in waits + [(key, peer) for key, peer in pulled_from(host) if peer in host.port.lost_dials]:
+        raise Violation(f"{host.name} waits for {peer} with {key}, and was told that it is gone", host.name)
 
 
 def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
@@ -53,14 +55,19 @@ def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
     if isinstance(side, PrefillSide):
         for handoff in [*side.bootstrap.offered.values(), *side.inflight.granted.values()]:
             yield handoff.key, handoff.peer
-        for pull in side.pulls.open.values():
-            yield pull.request.key, pull.source
     elif isinstance(side, DecodeSide):
         for waiting in side.prealloc._offers.values():
             yield waiting.request.key, waiting.source
         for arriving in side.transfers.open.values():
             if arriving.needs_source:
                 yield arriving.key, arriving.source
+
+
+def pulled_from(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
+    side = host.node.side if host.node is not None else None
+    if isinstance(side, PrefillSide):
+        for pull in side.pulls.open.values():
+            yield pull.request.key, pull.source
 
 
 DRAIN_SLACK_S = 3.0  # word of it, a heartbeat, two ticks, and the steps that are under way

@@ -18,6 +18,7 @@ FAULTS = (
     "stuck loop", "skew", "stop signal", "router restart", "router freeze", "forced retraction", "failed step",
     "admin drain", "role change",
 )  # fmt: skip
+PULL_FAULTS = ("lender dies", "borrower dies", "lender freezes")  # they hit a node while pages are pulled
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
 GENTLE = ("gentle", "overload", "one way", "drains", "twins")
 GRAMMAR_EVERY = 7  # on average one request in seven follows a grammar

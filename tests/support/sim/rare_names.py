@@ -33,6 +33,8 @@ EVENTS = (
     "pull.lost",
     "pull.ended",
     "pull.no_memory",
+    "pull.not_asked",
+    "pull.cached_here",
 )
 
 

@@ -104,6 +104,7 @@ class Network:
         self.cut_within: set[frozenset[str]] = set()  # pairs whose next message of several parts is cut in the middle
         self.dark: set[str] = set()  # hosts without power: no answer, not even a refusal
         self.extra_latency: dict[frozenset[str], float] = {}
+        self.byte_s: dict[frozenset[str], float] = {}  # pair of hosts -> seconds for each byte of a frame
         self.harsh = Harshness()
         self.on_hit: Callable[[str, Message, frozenset[str]], None] = lambda kind, message, hosts: None
         self.on_send: Callable[[Port, str, Message, bool], None] = lambda port, peer, message, sent: None
@@ -128,6 +129,7 @@ class Network:
         for broken in (self.blocked, self.one_way, self.unanswered, self.cut_within, self.stuffed):
             broken.clear()
         self.extra_latency.clear()
+        self.byte_s.clear()
         self.harsh = Harshness()
         self.kick()
 
@@ -272,7 +274,8 @@ class Network:
         self.timers.after(0.0, lambda: self.close(conn, conn.other(end), "was cut within a message"))
 
     def _push(self, conn: Conn, end: End, parcel: Parcel) -> None:
-        parcel.arrives = end.last_arrival = max(end.last_arrival, self.timers.now + self.latency(conn))
+        frames_s = self.byte_s.get(conn.hosts, 0.0) * sum(memoryview(frame).nbytes for frame in parcel.frames)
+        parcel.arrives = end.last_arrival = max(end.last_arrival, self.timers.now + self.latency(conn) + frames_s)
         end.inbound.append(parcel)
         self.timers.at(parcel.arrives, lambda: self._deliver(conn, end))
 
@@ -399,6 +402,7 @@ class Port:
         self.is_frozen = False
         self.was_refused = False
         self.told_gone: set[str] = set()  # peers reported as closed that have not been heard or dialled since
+        self.lost_dials: set[str] = set()  # those of them whose dialled connection was reported
         self.accepted: dict[str, Conn] = {}
         self._dealers: dict[str, Dealer] = {}
         self._inbox: list[tuple[Conn, End, Parcel]] = []
@@ -415,7 +419,7 @@ class Port:
 
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         if peer not in self._dealers:
-            self.told_gone.discard(peer)
+            self._is_there(peer)
             self._dealers[peer] = Dealer(self, peer, endpoint, brings_pages=brings_pages)
             self.net.connect(self._dealers[peer])
 
@@ -457,8 +461,17 @@ class Port:
         for dealer in list(self._dealers.values()):
             inbound.extend(dealer.poll())
         for item in inbound:
-            (self.told_gone.add if isinstance(item, PeerClosed) else self.told_gone.discard)(item.peer)
+            if not isinstance(item, PeerClosed):
+                self._is_there(item.peer)
+                continue
+            self.told_gone.add(item.peer)
+            if not item.accepted:
+                self.lost_dials.add(item.peer)
         return inbound
+
+    def _is_there(self, peer: str) -> None:
+        self.told_gone.discard(peer)
+        self.lost_dials.discard(peer)
 
     def arrived(self, conn: Conn, end: End, parcel: Parcel) -> None:
         if end is conn.far:
