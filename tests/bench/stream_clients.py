@@ -21,7 +21,7 @@ import uvloop
 
 from shared.wire.descriptors import raise_limit
 
-EVENT, DONE = b"data: {", b"data: [DONE]"
+HEAD, EVENT, DONE = b"HTTP/1.1 ", b"data: {", b"data: [DONE]"
 OPEN_TIMEOUT_S = 240.0
 
 
@@ -56,11 +56,11 @@ class Stream(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if not self._has_status:
-            self._has_status = True
-            status = data[9:12].decode("latin-1")
-            self._counts.statuses[status] = self._counts.statuses.get(status, 0) + 1
         text = self._tail + data
+        if not self._has_status and (at := text.find(HEAD)) >= 0:  # the end of the answer before it may come first
+            self._has_status = True
+            status = text[at + len(HEAD) :][:3].decode("latin-1")
+            self._counts.statuses[status] = self._counts.statuses.get(status, 0) + 1
         found = text.count(EVENT)
         self._counts.events += found
         if found and not self._has_begun:
