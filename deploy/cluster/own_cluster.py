@@ -22,8 +22,10 @@ SHOWN_LOG_CHARS = 2000
 
 
 @contextlib.contextmanager
-def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
+def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]:
     """Yield the cluster's address once all nodes are ready. Stop the cluster after the `with` block.
+
+    `key`: if the flags name a keys file, a key that may see the nodes.
 
     The cluster also ends if this process dies. Ctrl-C reaches only this process, not the cluster, so this process can
     clean up first.
@@ -36,7 +38,7 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_ready(process, port, num_nodes(flags), log)
+        wait_ready(process, port, num_nodes(flags), log, key)
         yield url(HOST, port)
     finally:
         stop(process)
@@ -49,9 +51,9 @@ def num_nodes(flags: Sequence[str]) -> int:
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))
 
 
-def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path) -> None:
+def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path, key: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not is_ready(HOST, port, nodes):
+    while not is_ready(HOST, port, nodes, key):
         if process.poll() is not None or time.monotonic() > deadline:
             raise ConfigError(f"the cluster did not start:\n{log.read_text(errors='replace')[-SHOWN_LOG_CHARS:]}")
         time.sleep(POLL_S)
