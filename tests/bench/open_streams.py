@@ -87,6 +87,11 @@ def lag_ms(lags: list[float]) -> dict[str, float]:
     return {name: round(1e3 * percentile(lags, share), 2) for name, share in shares.items()} | {"samples": len(lags)}
 
 
+def core_wait_s(pid: int) -> float:
+    """Return how long the event loop's thread was runnable, but other programs had the cores."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def usage(process: psutil.Process) -> tuple[float, int]:
     """Return CPU seconds and resident bytes."""
     times = process.cpu_times()
@@ -107,9 +112,10 @@ def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, An
             opened = clients.read()
             cpu_opened, _ = usage(process)
             time.sleep(BEFORE_S)
-            before, (cpu_begin, _) = clients.ask(), usage(process)
+            before, (cpu_begin, _), waited_s = clients.ask(), usage(process), core_wait_s(process.pid)
             time.sleep(args.seconds)
             after, (cpu_end, full_bytes) = clients.ask(), usage(process)
+            waited_s = core_wait_s(process.pid) - waited_s
     seconds, events = after["at"] - before["at"], after["events"] - before["events"]
     figures = {
         "streams": after["begun"],
@@ -121,6 +127,7 @@ def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, An
         "router_full_mb": round(full_bytes / 1e6, 1),
         "kb_per_stream": round((full_bytes - idle_bytes) / 1e3 / args.streams, 1),
         "cpu_share": round((cpu_end - cpu_begin) / seconds, 3),
+        "core_wait_share": round(waited_s / seconds, 3),
         "cpu_us_per_token": round(1e6 * (cpu_end - cpu_begin) / events, 1),
         "cpu_us_per_opening": round(1e6 * (cpu_opened - cpu_before) / args.streams, 1),
     }
