@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import uvloop
@@ -24,6 +25,7 @@ from router.api.routes import build_routes
 from router.api.stream_token import Signer
 from router.api.web_rules import WebRules
 from router.dispatch import Dispatcher, DispatchLimits
+from router.full_collections import run_full_collections
 from router.gateway import Gateway
 from router.http_protocol import HttpRules
 from router.journal import Journal
@@ -146,7 +148,7 @@ async def serve_all(
     admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on, desk.limits)
     app = build_routes(rules, handlers, Playground(), admin, keys.operators)
     http_rules = HttpRules(config.http, metrics, LogOnce(log), config.timeouts.retry_after_s)
-    tasks = start_background(config, keys, log)
+    tasks = start_background(config, keys, log, lambda: gateway.num_open)
     try:
         return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)
     finally:
@@ -154,10 +156,13 @@ async def serve_all(
             task.cancel()
 
 
-def start_background(config: RouterProcessConfig, keys: RouterKeys, log: Logger) -> list[asyncio.Task[None]]:
+def start_background(
+    config: RouterProcessConfig, keys: RouterKeys, log: Logger, num_open: Callable[[], int]
+) -> list[asyncio.Task[None]]:
     return [
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
         asyncio.create_task(return_freed_memory()),
+        asyncio.create_task(run_full_collections(num_open)),
     ]
 
 

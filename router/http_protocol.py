@@ -123,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
             self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
-        self.scope["state"][HANG_UP] = self._hang_up
+        self.scope["state"][HANG_UP] = self.transport.abort  # no method of `self`, which has the scope
         super().on_headers_complete()  # raises for a bad URL; then the head has not ended
         self._is_in_head = False
         self._head_bytes = 0

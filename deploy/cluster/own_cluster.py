@@ -22,9 +22,12 @@ SHOWN_LOG_CHARS = 2000
 
 
 @contextlib.contextmanager
-def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
+def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]:
     """Yield the cluster's address once all nodes are ready. The cluster ends with the `with` block or with this
-    process. Ctrl-C reaches only this process, which then stops the cluster."""
+    process. Ctrl-C reaches only this process, which then stops the cluster.
+
+    `key`: if the flags name a keys file, a key that may see the nodes.
+    """
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
     command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]
@@ -33,7 +36,7 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_ready(process, port, num_nodes(flags), log)
+        wait_ready(process, port, num_nodes(flags), log, key)
         yield url(HOST, port)
     finally:
         stop(process)
@@ -45,9 +48,9 @@ def num_nodes(flags: Sequence[str]) -> int:
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))
 
 
-def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path) -> None:
+def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path, key: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not is_ready(HOST, port, nodes):
+    while not is_ready(HOST, port, nodes, key):
         if process.poll() is not None or time.monotonic() > deadline:
             raise ConfigError(f"the cluster did not start:\n{log.read_text(errors='replace')[-SHOWN_LOG_CHARS:]}")
         time.sleep(POLL_S)

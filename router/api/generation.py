@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
@@ -72,6 +73,17 @@ def session_of(connection: Connection) -> str:
     return given[:MAX_SESSION_CHARS]
 
 
+def count_tokens(plan: GenerationPlan, choices: Sequence[ChoiceText], cached: Sequence[int]) -> Counts:
+    """Return a request's counts so far. `cached`: the cached tokens of each prompt."""
+    thinks = plan.show.form.thought is not None
+    return Counts(
+        prompt=sum(len(job.ids) for job in plan.jobs),
+        answer=sum(choice.num_tokens for choice in choices),
+        cached=sum(cached),
+        reasoning=sum(choice.num_reasoning for choice in choices) if thinks else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Asker:
     affinity: str = ""
@@ -121,6 +133,7 @@ class Generation:
         self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
+        self._counts = partial(count_tokens, plan, self._choices, self._cached)  # does not refer to `self`
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
@@ -312,16 +325,6 @@ class Generation:
         job = self._job_of[rid]
         limit = len(self._plan.jobs[job].ids)
         self._cached[job] = max(self._cached[job], min(cached_tokens, limit))
-
-    def _counts(self) -> Counts:
-        plan, choices = self._plan, self._choices
-        thinks = plan.show.form.thought is not None
-        return Counts(
-            prompt=sum(len(job.ids) for job in plan.jobs),
-            answer=sum(choice.num_tokens for choice in choices),
-            cached=sum(self._cached),
-            reasoning=sum(choice.num_reasoning for choice in choices) if thinks else None,
-        )
 
     def _outcome(self) -> FinishReason:
         reasons = {choice.finish_reason for choice in self._choices}

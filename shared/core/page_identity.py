@@ -36,8 +36,8 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
     """
     if lookahead:
         halves = array("I", tokens)
-        halves[1::2] = halves[0::2]
-        halves[0:-2:2] = halves[2::2]
+        halves[1::2] = ids = halves[0::2]
+        halves[0:-2:2] = ids[1:]
         keys = bytearray(memoryview(halves).cast("B")[:-KEY_BYTES])
     else:
         keys = bytearray(tokens)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import os
 import random
 import statistics
 import subprocess
@@ -180,7 +181,8 @@ def per_token(seconds: dict[str, float]) -> dict[str, float]:
 async def tokens_with_sockets() -> dict[str, float]:
     link = RouterLink("tcp://127.0.0.1:0")
     router = Router(link)
-    node = subprocess.Popen([sys.executable, "-P", __file__, "--nodes-of", link.endpoint])
+    same_code = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    node = subprocess.Popen([sys.executable, "-P", __file__, "--nodes-of", link.endpoint], env=same_code)
     try:
         gateway = asyncio.create_task(router.gateway.run())
         while len(router.rig.registry) < len(DECODE_NODES):

@@ -43,14 +43,16 @@ def num_ids(event: dict[str, Any]) -> int:
 
 
 async def stream_completion(
-    port: int, body: dict[str, Any], num_tokens_of: Callable[[dict[str, Any]], int] = num_ids
+    port: int, body: dict[str, Any], num_tokens_of: Callable[[dict[str, Any]], int] = num_ids, key: str = ""
 ) -> Stream:
-    """POST /v1/completions with stream on; one entry per token that arrives, by default per id (return_token_ids)."""
+    """POST /v1/completions with stream on; one entry per token that arrives, by default per id (return_token_ids).
+    `key`: the tenant's, if any."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     payload = json.dumps({**body, "stream": True, "return_token_ids": True}).encode()
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n{authorization}\r\n"
     )
     stream = Stream(time.monotonic())
     writer.write(head.encode() + payload)

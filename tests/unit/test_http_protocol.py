@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -305,3 +307,23 @@ def test_what_is_no_http_gets_json() -> None:
         assert status(answer) == 400 and b'"code":"bad_http"' in answer
 
     assert serve(told).metric("bad_http")
+
+
+def test_a_connection_that_closed_leaves_no_garbage() -> None:
+    """10,000 connections would otherwise wait for a collection that stops the event loop."""
+    found: list[weakref.ref[object]] = []
+
+    async def told(site: Site, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(GET + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n0")
+        found.extend(map(weakref.ref, site.state.connections))
+        await close(writer)
+
+    gc.disable()
+    try:
+        serve(told)
+        assert len(found) == 1 and found[0]() is None
+    finally:
+        gc.enable()

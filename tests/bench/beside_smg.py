@@ -1,0 +1,169 @@
+"""Measure a router's cost for each event that it streams, beside smg, a router in Rust for SGLang and vLLM.
+
+    python -m tests.bench.beside_smg [--seconds 20] [--loads 64:2000,1000:4000] [--modes regular,pd]
+
+Each router is a process, its nodes are another one, and the clients a third. The clients hold `streams` chats open, at
+`tokens per second` in total, each with answers of `--max-tokens`, one after another. Behind smg are mock HTTP servers
+that stream one event per token (tests.bench.paced_workers): smg passes their events on, and makes no text. Behind
+Baton's router are nodes that send token ids over ZeroMQ (tests.bench.paced_nodes): it applies the chat template,
+tokenizes, keeps a journal, and makes text and events. So the two do different work for the same clients. With `pd`
+there are servers for prefill too: smg sends each request to a server of both kinds. The first run installs smg into
+build/peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shared.wire.descriptors import raise_limit
+from tests.bench.cluster import free_port
+from tests.bench.open_streams import BEFORE_S, Child, running, wait_for_nodes
+from tests.bench.peers.environments import smg
+from tests.bench.report import report
+from tests.support.mock_openai import MODEL
+from tests.support.router_process import RouterProcess
+
+NUM_DECODE = 2
+MODES = {"regular": 0, "pd": 2}  # the number of prefill nodes
+SMG_FLAGS = ("--backend", "sglang", "--policy", "round_robin", "--disable-tokenizer-autoload", "--log-level", "warn")
+START_S = 60.0
+PER_S = 200.0  # streams that are opened in a second
+
+
+class Load:
+    def __init__(self, text: str) -> None:
+        """`text`: STREAMS:TOKENS_PER_S"""
+        streams, _, rate = text.partition(":")
+        self.streams, self.tokens_per_s = int(streams), float(rate)
+
+    @property
+    def itl_s(self) -> float:
+        return self.streams / self.tokens_per_s
+
+
+def usage(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes of a process and its children."""
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    times = [one.cpu_times() for one in family]
+    return sum(one.user + one.system for one in times), sum(one.memory_info().rss for one in family)
+
+
+def watch(pid: int, port: int, load: Load, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a router under a load."""
+    _, idle_bytes = usage(pid)
+    words = [str(port), "--streams", str(load.streams), "--per-s", str(PER_S), "--chat", "--again", "--model", MODEL]
+    words += ["--max-tokens", str(args.max_tokens), "--prompt-tokens", str(args.prompt_words)]
+    with running(Child("tests.bench.stream_clients", *words)) as clients:
+        clients.read()
+        time.sleep(BEFORE_S)
+        before, (cpu_begin, _) = clients.ask(), usage(pid)
+        time.sleep(args.seconds)
+        after, (cpu_end, full_bytes) = clients.ask(), usage(pid)
+    seconds, events = after["at"] - before["at"], after["events"] - before["events"]
+    return {
+        "events_per_s": round(events / seconds, 1),
+        "answers": after["whole"] - before["whole"],
+        "lost": after["lost"],
+        "statuses": after["statuses"],
+        "cpu_share": round((cpu_end - cpu_begin) / seconds, 3),
+        "cpu_us_per_event": round(1e6 * (cpu_end - cpu_begin) / events, 1),
+        "idle_mb": round(idle_bytes / 1e6, 1),
+        "kb_per_stream": round((full_bytes - idle_bytes) / 1e3 / load.streams, 1),
+    }
+
+
+def measure_baton(load: Load, num_prefill: int, args: argparse.Namespace) -> dict[str, Any]:
+    room = str(load.streams + 1000)
+    flags = ["--served-model-name", MODEL, "--max-connections", room, "--max-open-requests", room]
+    router = RouterProcess(*flags, "--max-queued-requests", room, model=args.model)
+    try:
+        paced = [router.nodes, "--tokens-per-s", str(load.tokens_per_s), "--streams", str(load.streams)]
+        nodes = Child("tests.bench.paced_nodes", *paced, "--nodes", str(NUM_DECODE), "--prefill", str(num_prefill))
+        with running(nodes):
+            wait_for_nodes(router, NUM_DECODE + num_prefill)
+            found = watch(router.process.pid, int(router.url.rsplit(":", 1)[1]), load, args)
+            nodes.process.terminate()
+            return found | {"hand_offs": nodes.read()["num_hand_offs"]}
+    finally:
+        router.stop()
+
+
+@contextlib.contextmanager
+def smg_process(ports: dict[str, list[int]], folder: Path) -> Iterator[tuple[int, int]]:
+    """Yield the process id and the port of a router that is ready."""
+    port, command = free_port(), [str(smg() / "smg"), "launch", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    urls = {kind: [f"http://127.0.0.1:{one}" for one in found] for kind, found in ports.items()}
+    if urls["prefill"]:
+        command += ["--pd-disaggregation", *(word for url in urls["prefill"] for word in ("--prefill", url, "8998"))]
+        command += [word for url in urls["decode"] for word in ("--decode", url)]
+    else:
+        command += ["--worker-urls", *urls["decode"]]
+    with (folder / "smg.log").open("wb") as log:
+        process = subprocess.Popen([*command, *SMG_FLAGS], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_for_models(port)
+        yield process.pid, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_models(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as reply:
+            if MODEL.encode() in reply.read():
+                time.sleep(1.0)  # all servers are registered
+                return
+        time.sleep(0.1)
+    raise RuntimeError("smg did not start")
+
+
+def measure_smg(load: Load, num_prefill: int, args: argparse.Namespace) -> dict[str, Any]:
+    counts = ["--decode", str(NUM_DECODE), "--prefill", str(num_prefill), "--itl", str(load.itl_s)]
+    with tempfile.TemporaryDirectory() as folder, running(Child("tests.bench.paced_workers", *counts)) as workers:
+        with smg_process(workers.read(), Path(folder)) as (pid, port):
+            found = watch(pid, port, load, args)
+        return found | {"hand_offs": workers.ask()["prefill"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--loads", default="64:2000,1000:4000", help="streams and their tokens a second in total")
+    parser.add_argument("--modes", default="regular,pd")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--prompt-words", type=int, default=64)
+    parser.add_argument("--model", default="smollm2", help="whose tokenizer and chat template Baton's router has")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    raise_limit()
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    smg()  # it is installed before the first measurement
+    rows = []
+    for load in map(Load, args.loads.split(",")):
+        for mode in args.modes.split(","):
+            for name, measure in (("baton", measure_baton), ("smg", measure_smg)):
+                row = {"router": name, "mode": mode, "streams": load.streams, "tokens_per_s": load.tokens_per_s}
+                rows.append(row | measure(load, MODES[mode], args))
+                print(rows[-1], file=sys.stderr, flush=True)
+    report({"rows": rows}, args.json)
+    return 0 if all(not row["lost"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

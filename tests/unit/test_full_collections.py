@@ -1,0 +1,101 @@
+"""A router's full garbage collections run while few requests are open, and nothing that ends needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from router.api.generation import Generation
+from router.full_collections import FEW_OPEN, LOOKS_BETWEEN, NEVER, STREAM_BYTES, FullCollections, run_full_collections
+from router.text.hashlm import HashTokenizer
+from shared.observe.metrics import RequestMetrics
+from tests.support.patience import HANG_GUARD_S
+from tests.unit.test_router_exchange import PLAN, CollectorRegistry, Waiting, written
+
+REST = 100 << 20
+
+
+def due(collections: FullCollections, *looks: tuple[int, int]) -> list[bool]:
+    """Whether each look, as (open requests, memory), finds a collection due. It then runs and frees nothing."""
+    found = []
+    for num_open, memory in looks:
+        found.append(collections.is_due(num_open, memory))
+        if found[-1]:
+            collections.ran(memory)
+    return found
+
+
+def test_an_idle_router_collects_once_a_minute() -> None:
+    found = due(FullCollections(), *[(FEW_OPEN - 1, REST)] * 2 * LOOKS_BETWEEN)
+    assert [look for look, is_due in enumerate(found, 1) if is_due] == [LOOKS_BETWEEN, 2 * LOOKS_BETWEEN]
+
+
+def test_a_busy_router_collects_only_when_memory_doubled() -> None:
+    collections, doubled = FullCollections(), 2 * REST + FEW_OPEN * STREAM_BYTES
+    assert not any(due(collections, *[(FEW_OPEN, REST)] * 3 * LOOKS_BETWEEN, (FEW_OPEN, doubled - 1)))
+    assert due(collections, (FEW_OPEN, doubled), (FEW_OPEN, doubled)) == [True, False]
+
+
+def test_memory_of_open_streams_is_no_garbage() -> None:
+    num_open = 10_000
+    full = 2 * REST + num_open * STREAM_BYTES
+    assert due(FullCollections(), (0, REST), (num_open, full - 1), (num_open, full)) == [False, False, True]
+
+
+def test_memory_that_fell_counts_from_its_lowest() -> None:
+    looks = [(FEW_OPEN, memory * REST) for memory in (4, 1, 3)]
+    assert due(FullCollections(), *looks) == [False, False, True]
+
+
+def test_python_starts_no_full_collection_meanwhile() -> None:
+    before = gc.get_threshold()
+
+    async def thresholds() -> tuple[int, int, int]:
+        ran = asyncio.Event()
+        task = asyncio.create_task(run_full_collections(lambda: 0, ran.set, 0.001))
+        await asyncio.wait_for(ran.wait(), HANG_GUARD_S)
+        found = gc.get_threshold()
+        task.cancel()
+        await asyncio.wait([task])
+        return found
+
+    assert asyncio.run(thresholds()) == (*before[:2], NEVER)
+    assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("ends", ["whole", "hangs up"])
+def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
+    class Sink:
+        status, header, tenant = None, staticmethod(lambda name: None), PLAN
+
+        async def start(self, *given: Any) -> None:
+            if ends == "hangs up":
+                raise asyncio.CancelledError
+
+        async def write(self, data: bytes, *, last: bool = False) -> None: ...
+
+    async def run() -> weakref.ref[Generation]:
+        news = Waiting(*whole_answer())
+        made = Generation(PLAN, written, HashTokenizer(), news, RequestMetrics(CollectorRegistry()), 0.0)  # type: ignore[arg-type]
+        task = asyncio.create_task(made.run(Sink()))  # type: ignore[arg-type]
+        await asyncio.wait([task])
+        assert task.cancelled() == (ends == "hangs up")
+        return weakref.ref(made)
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
+
+
+def whole_answer() -> list[Any]:
+    from router.effects import Update
+    from shared.wire.messages import Key, SequenceEnd
+
+    end = SequenceEnd(Key("r", 1, "r", 0, 0), "length", 5, 0, "", "")
+    return [Update("r", 0, [65, 66, 67, 68], [], None), Update("r", 0, [69], [], end)]
