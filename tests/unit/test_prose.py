@@ -77,6 +77,23 @@ def test_words_are_those_of_comments_and_docstrings() -> None:
     assert prose.count_words(source) == 7
 
 
+def test_lines_of_code_are_neither_docstrings_nor_comments() -> None:
+    source = '"""One\ntwo."""\n\n# three\nx = (  # six\n    1,\n)\n\ndef f():\n    """Seven."""\n    y = """a\nb"""\n'
+    assert prose.count_code_lines(source) == 3 + 1 + 2
+
+
+def test_too_many_words_for_the_code_are_a_complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    path = tmp_path / "router" / "one.py"
+    path.parent.mkdir()
+    lines = 10 * "x = 1\n"
+    path.write_text(f"# {' '.join(16 * ['word'])}\n{lines}", "utf-8")
+    assert prose.complaints_of_length() == []
+    path.write_text(f"# {' '.join(17 * ['word'])}\n{lines}", "utf-8")
+    (said,) = prose.complaints_of_length()
+    assert "17 words, and 16 at most" in said
+
+
 def test_a_finding_is_said_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "one.py"
     path.write_text('"""Head.\n\nnobody\n"""\n# fine\n\n# fine\n# so many\n', "utf-8")
