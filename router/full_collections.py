@@ -2,8 +2,8 @@
 
 A full collection visits every object: 10,000 open streams have two million, which takes half a second. Python starts
 one whenever the objects have grown by a quarter. Here Python collects only young objects, and the task in this module
-runs the full collections. Answers and connections are freed without them, so only rare paths, such as errors, leave
-garbage that needs one.
+runs the full collections. Answers and connections are freed without them, so only rare paths leave garbage that needs
+one.
 """
 
 from __future__ import annotations
@@ -11,35 +11,41 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import time
 from collections.abc import Callable
 
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 12  # number of looks between two collections, except when memory has grown
-FEW_OPEN = 100  # number of open requests below which a collection takes a few milliseconds
+LOOKS_BETWEEN = 12  # number of looks between two short collections
+MOST_LOOKS = 720  # number of looks, an hour, after which a collection runs even if it is long
+FEW_OPEN = 100  # from this number of open requests on, a collection may be long
+SHORT_S = 0.01  # streams hardly notice a stop of this length
 GROWTH = 2.0  # from this growth of the memory on, beside that of open streams, garbage may be the reason
 STREAM_BYTES = 64 << 10  # an open stream needs less, without its prompt
 NEVER = (1 << 31) - 1  # the threshold of full collections, in collections of young objects
 
 
 class FullCollections:
-    """Decides when a full collection runs. Without open streams, memory at most doubles between two of them."""
+    """Decides when a full collection runs."""
 
     def __init__(self) -> None:
-        self._memory = math.inf  # after the last collection
+        self._memory = math.inf  # the lowest since the last collection
         self._looks = 0  # number of looks since the last collection
+        self._took_s = 0.0  # seconds that the last collection took
 
     def is_due(self, num_open: int, memory: int) -> bool:
         """Call it every LOOK_S. `memory`: the process's bytes now."""
         self._looks += 1
         self._memory = min(self._memory, memory)
-        is_short = num_open < FEW_OPEN and self._looks >= LOOKS_BETWEEN
-        return is_short or memory - num_open * STREAM_BYTES >= GROWTH * self._memory
+        is_short = num_open < FEW_OPEN and self._took_s < SHORT_S
+        if self._looks >= (LOOKS_BETWEEN if is_short or not num_open else MOST_LOOKS):
+            return True
+        return memory - num_open * STREAM_BYTES >= GROWTH * self._memory
 
-    def ran(self, memory: int) -> None:
-        """Record a collection. `memory`: the process's bytes afterwards."""
-        self._memory, self._looks = memory, 0
+    def ran(self, memory: int, took_s: float) -> None:
+        """Record a collection. `memory`: the process's bytes afterwards. `took_s`: the seconds that it took."""
+        self._memory, self._looks, self._took_s = memory, 0, took_s
 
 
 async def run_full_collections(
@@ -47,15 +53,19 @@ async def run_full_collections(
     collect: Callable[[], object] = gc.collect,
     look_s: float = LOOK_S,
 ) -> None:
-    """Run until cancelled. `num_open` returns the number of open requests."""
+    """Run until cancelled. `num_open` returns the number of open requests.
+
+    End at once where Python collects old objects little by little (3.14), because no collection is long there.
+    """
     before, memory, collections = gc.get_threshold(), ProcessMemory(), FullCollections()
     gc.set_threshold(*before[:2], NEVER)
     try:
-        while True:
+        while gc.get_threshold()[2] == NEVER:
             await asyncio.sleep(look_s)
             if collections.is_due(num_open(), memory()):
+                start = time.monotonic()
                 collect()
-                collections.ran(memory())
+                collections.ran(memory(), time.monotonic() - start)
     finally:
         gc.set_threshold(*before)
         memory.close()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
-MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 150 MB
+MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 120 MB
 MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one scheme
 
 

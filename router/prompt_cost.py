@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # a step's weight halves after this number of steps
@@ -142,7 +143,8 @@ def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] |
     speeds = [speed for node in nodes if node.is_settled and (speed := node.speed(now)) is not None]
     if len(speeds) < len(nodes):
         return None
-    line = next((speed for speed in speeds if speed.step_s), None)
+    lines = [speed for speed in speeds if speed.step_s]
+    line = min(lines, key=attrgetter("step_s", "token_s"), default=None)  # the same for any order of the nodes
     return speeds if line is None else [node.speed_beside(line, now) for node in nodes]
 
 

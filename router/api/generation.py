@@ -159,7 +159,7 @@ class Generation:
             outcome = error.code
             if connection.status is None:
                 raise
-            connection.failure = error
+            connection.failure = error.with_traceback(None)  # its frames refer to the connection
             await connection.write(self._writer.failed(error), last=True)
         except ClientGone:
             raise

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 from typing import Any
 
 import pytest
 
 from router.api.generation import Generation
-from router.full_collections import FEW_OPEN, LOOKS_BETWEEN, NEVER, STREAM_BYTES, FullCollections, run_full_collections
+from router.full_collections import (
+    FEW_OPEN,
+    LOOKS_BETWEEN,
+    MOST_LOOKS,
+    NEVER,
+    SHORT_S,
+    STREAM_BYTES,
+    FullCollections,
+    run_full_collections,
+)
 from router.text.hashlm import HashTokenizer
 from shared.observe.metrics import RequestMetrics
 from tests.support.patience import HANG_GUARD_S
@@ -19,19 +29,40 @@ from tests.unit.test_router_exchange import PLAN, CollectorRegistry, Waiting, wr
 REST = 100 << 20
 
 
-def due(collections: FullCollections, *looks: tuple[int, int]) -> list[bool]:
-    """Whether each look, as (open requests, memory), finds a collection due. It then runs and frees nothing."""
+def due(collections: FullCollections, *looks: tuple[int, int], took_s: float = 0.0) -> list[bool]:
+    """Whether each look, as (open requests, memory), finds a collection due. It then runs, and frees nothing."""
     found = []
     for num_open, memory in looks:
         found.append(collections.is_due(num_open, memory))
         if found[-1]:
-            collections.ran(memory)
+            collections.ran(memory, took_s)
     return found
 
 
-def test_an_idle_router_collects_once_a_minute() -> None:
+def numbers(found: list[bool]) -> list[int]:
+    """Return the numbers of the looks that found a collection due."""
+    return [look for look, is_due in enumerate(found, 1) if is_due]
+
+
+def test_a_router_with_few_requests_collects_once_a_minute() -> None:
     found = due(FullCollections(), *[(FEW_OPEN - 1, REST)] * 2 * LOOKS_BETWEEN)
-    assert [look for look, is_due in enumerate(found, 1) if is_due] == [LOOKS_BETWEEN, 2 * LOOKS_BETWEEN]
+    assert numbers(found) == [LOOKS_BETWEEN, 2 * LOOKS_BETWEEN]
+
+
+def test_long_collections_wait_until_no_request_is_open() -> None:
+    """A page index may make a collection long, with few requests open, too."""
+    collections = FullCollections()
+    assert any(due(collections, *[(1, REST)] * LOOKS_BETWEEN, took_s=SHORT_S))
+    assert not any(due(collections, *[(1, REST)] * 3 * LOOKS_BETWEEN))
+    assert due(collections, (0, REST)) == [True]
+
+
+def test_a_router_that_is_always_busy_collects_once_an_hour() -> None:
+    """Memory that Python can't return hides how much of it is garbage."""
+    collections = FullCollections()
+    doubled = 2 * REST + FEW_OPEN * STREAM_BYTES
+    assert any(due(collections, (FEW_OPEN, REST), (FEW_OPEN, doubled)))
+    assert numbers(due(collections, *[(FEW_OPEN, doubled)] * 2 * MOST_LOOKS)) == [MOST_LOOKS, 2 * MOST_LOOKS]
 
 
 def test_a_busy_router_collects_only_when_memory_doubled() -> None:
@@ -51,6 +82,7 @@ def test_memory_that_fell_counts_from_its_lowest() -> None:
     assert due(FullCollections(), *looks) == [False, False, True]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 collects old objects little by little")
 def test_python_starts_no_full_collection_meanwhile() -> None:
     before = gc.get_threshold()
 
@@ -67,10 +99,11 @@ def test_python_starts_no_full_collection_meanwhile() -> None:
     assert gc.get_threshold() == before
 
 
-@pytest.mark.parametrize("ends", ["whole", "hangs up"])
+@pytest.mark.parametrize("ends", ["whole", "hangs up", "fails"])
 def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
     class Sink:
-        status, header, tenant = None, staticmethod(lambda name: None), PLAN
+        status = 200 if ends == "fails" else None  # then the headers are out
+        header, tenant = staticmethod(lambda name: None), PLAN
 
         async def start(self, *given: Any) -> None:
             if ends == "hangs up":
@@ -79,7 +112,7 @@ def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
         async def write(self, data: bytes, *, last: bool = False) -> None: ...
 
     async def run() -> weakref.ref[Generation]:
-        news = Waiting(*whole_answer())
+        news = Waiting(*failing_answer() if ends == "fails" else whole_answer())
         made = Generation(PLAN, written, HashTokenizer(), news, RequestMetrics(CollectorRegistry()), 0.0)  # type: ignore[arg-type]
         task = asyncio.create_task(made.run(Sink()))  # type: ignore[arg-type]
         await asyncio.wait([task])
@@ -91,6 +124,13 @@ def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
         assert asyncio.run(run())() is None
     finally:
         gc.enable()
+
+
+def failing_answer() -> list[Any]:
+    from router.effects import Failure, Update
+    from shared.core.errors import NodeLost
+
+    return [Update("r", 0, [65, 66, 67, 68], [], None), Failure("r", NodeLost("gone"))]
 
 
 def whole_answer() -> list[Any]:
