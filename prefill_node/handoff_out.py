@@ -24,7 +24,7 @@ class HandoffOut:
     peer: str
     endpoint: str
     ticket: Ticket | None
-    since: float  # when it entered its present queue
+    since: float  # time when the hand-off entered its present queue
     touched: float = 0.0  # time of the last message to or from the peer
     heard_at: float | None = None  # time of the peer's last answer
     offered: list[str] = field(default_factory=list)

@@ -35,7 +35,7 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     max_open: int  # limit on requests that run on nodes
-    max_attempts: int  # limit on a request's failed attempts, without those on draining nodes
+    max_attempts: int  # limit on a request's failed attempts; on draining nodes they don't count
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest time that an interrupted request waits for a usable node
     max_queued: int = 512
@@ -229,7 +229,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> Effects:
         effects = Effects(now)
-        self._placer.is_possible(now)  # records when nodes were last connected
+        self._placer.is_possible(now)  # called to record the time when nodes were last connected
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:

@@ -1,9 +1,9 @@
 """Run full garbage collections only while they are short, because each one stops all streams.
 
 A full collection visits every object: 10,000 open streams have two million, which takes half a second. Python starts
-one whenever the objects have grown by a quarter. Here Python collects only young objects, and the task in this module
-runs the full collections. Answers and connections are freed without them, so only rare paths, such as errors, leave
-garbage that needs one.
+one whenever the number of objects has grown by a quarter. Here Python collects only young objects, and this module runs
+the full collections. They are rarely needed: they don't free answers and connections, only garbage of rare paths such
+as errors.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 12  # number of looks between two collections, except when memory has grown
+LOOKS_BETWEEN = 12  # calls of is_due() between two collections, unless memory has grown
 FEW_OPEN = 100  # number of open requests below which a collection takes a few milliseconds
-GROWTH = 2.0  # from this growth of the memory on, beside that of open streams, garbage may be the reason
-STREAM_BYTES = 64 << 10  # an open stream needs less, without its prompt
-NEVER = (1 << 31) - 1  # the threshold of full collections, in collections of young objects
+GROWTH = 2.0  # if memory without open streams has grown by this factor, garbage may be the reason
+STREAM_BYTES = 64 << 10  # assumed for an open stream, which needs less, apart from its prompt
+NEVER = (1 << 31) - 1  # number of younger collections before Python starts a full one
 
 
 class FullCollections:
-    """Decides when a full collection runs. Without open streams, memory at most doubles between two of them."""
+    """Decides when a full collection runs. Without open streams, memory can at most double until the next one."""
 
     def __init__(self) -> None:
-        self._memory = math.inf  # after the last collection
-        self._looks = 0  # number of looks since the last collection
+        self._memory = math.inf  # in bytes: the least since the last collection
+        self._looks = 0  # calls of is_due() since the last collection
 
     def is_due(self, num_open: int, memory: int) -> bool:
         """Call it every LOOK_S. `memory`: the process's bytes now."""

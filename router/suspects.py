@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Suspects:
-    """Holds open suspects. The limit on open requests bounds their number."""
+    """Holds suspects. There are at most as many as open requests."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 
 class UsageShown(enum.Enum):
-    """The chunks in which a stream shows usage. Whole answers always show it."""
+    """Which chunks of a stream show the usage. Whole answers always show it."""
 
     NEVER = "never"
     LAST = "last"
@@ -24,7 +24,7 @@ class UsageShown(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The largest and the smallest limit of any node on prompt plus answer tokens."""
+    """The nodes' largest and smallest limits on prompt plus answer tokens."""
 
     largest: int
     common: int

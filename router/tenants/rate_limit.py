@@ -17,7 +17,7 @@ from router.tenants.tenant import NO_LIMIT, Tenant
 from shared.core.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
-SLACK_S = 1e-6  # rounding error of summed seconds
+SLACK_S = 1e-6  # allowance for rounding errors of summed seconds
 MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move `earned_at` at most this far beyond now
 REQUESTS, TOKENS = "requests", "tokens"
 

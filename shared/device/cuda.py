@@ -70,7 +70,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # first: a pending event may be completed by the watcher thread
+        self._go_on_behind(event)  # called first, because the watcher thread may complete a pending event
         self._pending.put((event, mark))
         return True
 

@@ -104,7 +104,8 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each comes once per unlock."""
+        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each unlock returns a node
+        once."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:

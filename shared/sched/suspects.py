@@ -36,7 +36,7 @@ class Suspects:
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:
-        """In turns, return only the oldest suspect, and all requests that are not suspects."""
+        """Alternate: return only the oldest suspect, then all requests that are not suspects."""
         ready = set(ready)
         others = ready - self._suspected
         alone = min(ready & self._suspected, key=lambda req: req.arrival, default=None)

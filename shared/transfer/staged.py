@@ -34,7 +34,7 @@ MAX_STAGING_BYTES = 64 << 20
 # size of a buffer, which holds a Ready's pages, and number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# pages per check: gloo's are checked one at a time, while in the core's cache, and nccl's all together
+# pages per check: one for gloo, so that the page is still in the core's cache; all for nccl
 PAGES_AT_ONCE = {"gloo": 1}
 
 
