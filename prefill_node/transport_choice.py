@@ -1,8 +1,7 @@
 """Choose which transport an Offer to a decode node names first.
 
-Each transport that both nodes have is tried TRIALS times. Then the transport with the shortest time from a prompt's
-last chunk to its installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next
-transport again.
+Each transport that both nodes have is tried TRIALS times. Then the fastest from a prompt's last chunk to Installed is
+kept, because requests wait that long. Every AGAIN_EVERY-th offer tries the next transport again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 

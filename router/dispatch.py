@@ -195,7 +195,7 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Charge no attempt for nodes that are lost before `excused_until`. This router was frozen, and notices broken
+        """Excuse attempts on nodes that are lost before `excused_until`. This router was frozen, and notices broken
         links late."""
         self._attempts.excuse(excused_until)
 
@@ -244,7 +244,7 @@ class Dispatcher:
         return effects
 
     def _look_at_pairs(self, effects: Effects) -> None:
-        """Report broken pairs one tick late: pairs of dead nodes are dropped by then."""
+        """Report broken pairs one tick late, when pairs of dead nodes are already dropped."""
         pairs = self._placer.pairs
         pairs.look(self._journal.find)
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())

@@ -117,7 +117,7 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """Choose a node without requests of ours, else the node with the fewest sequences.
+        """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)

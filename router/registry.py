@@ -284,8 +284,8 @@ class Registry:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides; on a tie, the oldest node.
-        So one node can't redefine a name."""
+        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, so one node can't redefine
+        a name. On a tie, the oldest node decides."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:

@@ -29,7 +29,7 @@ CLEARED_AFTER = 32
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`spares_others`: suspects ran on the node, so other requests are not charged."""
+    """`spares_others`: suspects ran on the node, so other requests' attempts are excused."""
 
     culprit: OpenRequest | None
     suspects: Sequence[OpenRequest]

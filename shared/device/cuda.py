@@ -115,8 +115,8 @@ class CudaStream:
     `taken`: handles that this stream must not reuse. Leases keep the tensors alive that cross streams.
 
     A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that holds
-    launches. A stream that waits for such an event holds its later launches. The thread that fires the event launches
-    the held work, so one thread must do all launches and fire these events.
+    launches. A stream that waits for such an event keeps back its later launches. The thread that fires the event
+    launches this work, so one thread must do all launches and fire these events.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ FRUITLESS_POLLS = 8  # the world runs after this many polls in vain, because som
 
 
 class DeadlockError(RuntimeError):
-    """Raised if the host waits and no stream can run. The message says why."""
+    """Raised if the host waits and no stream can run."""
 
 
 class SimulatedStream:

@@ -75,7 +75,7 @@ def make_streams(
 
     - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
-      The host waits only for these streams. More calls would slow steps down.
+      The host waits only for these streams.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
     - `world`: the simulated kind needs it.
     - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even inline.

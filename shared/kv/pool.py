@@ -132,7 +132,7 @@ class KVPool:
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
-            raise IndexError(f"there is no page {page}: the pool has {self.num_pages} pages")
+            raise IndexError(f"page {page} does not exist; number of pages: {self.num_pages}")
         view: ByteArray = self._host[page]
         return view
 

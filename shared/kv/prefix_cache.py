@@ -56,7 +56,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether the lock is for a copy, which does not count as a use
+    is_copy: bool = False  # whether the lock is for a copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Queues:
         self.running.merge_batch(batch)
 
     def remember(self, req: Request) -> None:
-        """Cache the KV of processed steps only, because a step in flight may fail."""
+        """Cache only the KV of processed steps, because a step in flight may fail."""
         self.budget.remember(req, req.all_ids()[: req.computed])
 
     def holders(self) -> Iterable[Request]:
