@@ -1,4 +1,4 @@
-"""Bootstrap: requests whose Offer has no Grant yet. Some of them are already prefilled.
+"""Bootstrap: requests whose Offer has no Grant yet. Some of these requests are already prefilled.
 
 With a prefix cache, siblings (n > 1) are offered after their leader, the first sequence, is installed. By then the
 decode node has cached the shared pages, so only later pages travel.

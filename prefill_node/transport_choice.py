@@ -1,4 +1,4 @@
-"""Choose which transport an Offer to a decode node names first.
+"""Choose the first transport in the list of an Offer to a decode node.
 
 Each transport that both nodes have is tried TRIALS times. Then the fastest from a prompt's last chunk to Installed is
 kept, because requests wait that long. Every AGAIN_EVERY-th offer tries the next transport again.

@@ -35,7 +35,7 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     max_open: int  # limit on requests that run on nodes
-    max_attempts: int  # limit on a request's failed attempts; on draining nodes they don't count
+    max_attempts: int  # limit on a request's failed attempts; attempts on draining nodes don't count
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest time that an interrupted request waits for a usable node
     max_queued: int = 512

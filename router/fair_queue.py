@@ -56,7 +56,7 @@ class FairQueue:
 
     def push(self, request: OpenRequest) -> None:
         line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
-        line.tenant = request.tenant  # its priority may have changed
+        line.tenant = request.tenant  # the tenant's priority may have changed
         line.requests.append(request)
         line.num_tokens += request.cost
         self._num += 1

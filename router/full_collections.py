@@ -2,8 +2,8 @@
 
 A full collection visits every object: 10,000 open streams have two million, which takes half a second. Python starts
 one whenever the number of objects has grown by a quarter. Here Python collects only young objects, and this module runs
-the full collections. They are rarely needed: they don't free answers and connections, only garbage of rare paths such
-as errors.
+the full collections. Answers and connections are freed without them; only rare paths, such as errors, leave garbage for
+them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ LOOKS_BETWEEN = 12  # calls of is_due() between two collections, unless memory h
 FEW_OPEN = 100  # number of open requests below which a collection takes a few milliseconds
 GROWTH = 2.0  # if memory without open streams has grown by this factor, garbage may be the reason
 STREAM_BYTES = 64 << 10  # assumed for an open stream, which needs less, apart from its prompt
-NEVER = (1 << 31) - 1  # number of younger collections before Python starts a full one
+NEVER = (1 << 31) - 1  # younger collections until Python starts a full one
 
 
 class FullCollections:
-    """Decides when a full collection runs. Without open streams, memory can at most double until the next one."""
+    """Decides when a full collection runs."""
 
     def __init__(self) -> None:
         self._memory = math.inf  # in bytes: the least since the last collection
         self._looks = 0  # calls of is_due() since the last collection
 
     def is_due(self, num_open: int, memory: int) -> bool:
-        """Call it every LOOK_S. `memory`: the process's bytes now."""
+        """Call this every LOOK_S. `memory`: the process's bytes now."""
         self._looks += 1
         self._memory = min(self._memory, memory)
         is_short = num_open < FEW_OPEN and self._looks >= LOOKS_BETWEEN

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # a step's weight halves after this number of steps
 ENOUGH_STEPS = 8
-SETTLED_STEPS = 40  # two nodes' times are compared from this weight of steps; times of fewer steps vary too much
+SETTLED_STEPS = 40  # least weight of steps for comparing two nodes' times; times of fewer steps vary too much
 UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped: speeds may have changed

@@ -1,7 +1,7 @@
 """Run the HTTP server and the gateway on one uvloop.
 
 SIGTERM, SIGINT -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
-a second signal -> the rest get an error at once
+a second signal -> the rest get an error immediately
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Connection:
     """One request and its answer. `status` is None until the headers are sent.
 
     The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
-    owner must return them with `release_body`.
+    owner must return these bytes with `release_body`.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class OtherTool:
-    """A tool that is not a function. Endpoints skip or refuse it."""
+    """A tool that is not a function. Endpoints skip or refuse such a tool."""
 
     index: int
     type: str

@@ -114,8 +114,8 @@ class CudaStream:
 
     `taken`: handles that this stream must not reuse. Leases keep the tensors alive that cross streams.
 
-    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that holds
-    launches. A stream that waits for such an event keeps back its later launches. The thread that fires the event
+    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that keeps
+    back launches. A stream that waits for such an event keeps back its later launches. The thread that fires the event
     launches this work, so one thread must do all launches and fire these events.
     """
 
@@ -163,7 +163,7 @@ class CudaStream:
             work.settle(None, error)
 
     def wait(self, event: Event) -> None:
-        """Let later launches run after the event: the device waits, or the stream holds these launches.
+        """Let later launches run after the event: the device waits, or the stream keeps back these launches.
 
         For an event of a threaded stream, block the calling thread.
         """

@@ -130,7 +130,7 @@ class PrefixCache:
         return node.identity
 
     def pin(self, node: CachedPage, owner: str) -> Lock:
-        """Lock the path from the root to a node while its pages are copied.
+        """Lock the path from the root to a node while the path's pages are copied.
 
         `take_cold` does not count this lock as a use: otherwise a tier smaller than the cache would copy pages forever.
         """

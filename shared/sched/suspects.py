@@ -1,4 +1,4 @@
-"""Isolate requests that shared a failed step. Each of them runs alone until a step with it succeeds.
+"""Isolate requests that shared a failed step. Each runs alone until one of its steps succeeds.
 
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns

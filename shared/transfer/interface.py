@@ -128,7 +128,7 @@ class PageSender(Protocol):
 
 
 class PageReceiver(Protocol):
-    """A node's receiving side. All methods run on its transfer stream, so they never race."""
+    """A node's receiving side. All methods run on the node's transfer stream, so they never race."""
 
     name: str
 

@@ -112,7 +112,8 @@ class StagedReceiver:
         staging_bytes(len(ready.pages), ready.staged_bytes)
 
     def make_staging(self, ready: Ready) -> torch.Tensor:
-        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills it."""
+        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills the
+        tensor."""
         count = len(ready.pages)
         return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 
