@@ -41,7 +41,7 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    # Sums of the last report, kept because each placement reads them for every node.
+    # Sums of the last report, which each placement reads for every node.
     free_tokens: float = float("inf")
     num_reported: int = 0  # reported sequences that run or wait
     num_running: int = 0  # reported sequences that decode

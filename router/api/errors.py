@@ -111,7 +111,7 @@ class HeaderTimeout(InvalidRequest):
 
 
 class HostNotAllowed(InvalidRequest):
-    """The host name may belong to another site, which points it at this server."""
+    """The host name may be another site's, pointed at this server."""
 
     code = "host_not_allowed"
     status = 421

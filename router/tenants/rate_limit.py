@@ -3,8 +3,8 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before its request runs, a tenant is charged for the prompt and the longest answer. Afterwards the tenant gets unused
-tokens back. Routers exchange their charges (spending.py), so each router's meters include all charges.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back.
+Routers exchange their charges (spending.py), so each router's meters include all charges.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class StreamSet:
     copy: Stream
     transfer: Stream
     cold: Stream
-    clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the time of the forward stream's work
+    clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the forward stream's work
     # a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
     # a call waits for device work outside these streams, such as loading weights or zeroing the pool
