@@ -35,7 +35,7 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `transports`: ordered by expected speed. Each `why` ends with the text `about`."""
+    """Owned by the node's loop. `transports`: the likely fastest first. `about` ends each of `reasons()`."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)
