@@ -62,7 +62,7 @@ class GroupsIn:
     def meet(self, peer: str, transport: str) -> None:
         """Open a process group with the peer, unless one exists."""
         if self.table.get(peer) is not None or self.table.is_full:
-            return  # if the table is full, fetch() raises
+            return  # the table may be full: then fetch() raises
         self._num_groups += 1
         self._ctx.outbox.send(peer, Join(transport, self._num_groups))
         self._asked[self.table.open(peer, transport, self._num_groups)] = deque()

@@ -1,7 +1,7 @@
 """Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all memory that its request
 needs.
 
-Memory goes to the oldest first, among Offers and the scheduler's waiting requests.
+Among Offers and the scheduler's waiting requests, the oldest gets memory first.
 
 A source that hears nothing for a whole lease fails the hand-off. So the source gets a `Wait` immediately, and again
 every quarter of a lease.

@@ -10,11 +10,11 @@ from decode_node.handoff_in import HandoffIn, WaitingOffer
 from shared.kv.manager import page_count
 from shared.node.context import NodeContext
 
-MOST_OF_ONE_SOURCE = 0.75  # share of rows, pages and waiting offers that one source may hold
+MOST_OF_ONE_SOURCE = 0.75  # largest share of rows, pages and waiting offers for one source
 
 
 class Shares:
-    """The sources' shares in one round of grants. A source's only hand-off may be larger than the share."""
+    """Counts what each source holds, for one round of grants. A source's only hand-off may exceed the share."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv

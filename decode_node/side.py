@@ -94,7 +94,7 @@ class DecodeSide:
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
         """End a request that its prefill node has ended, unless the request is installed.
 
-        If it is installed, the messages Abort and Installed have crossed, and the router may know that the request runs
+        An installed request goes on: Abort and Installed have crossed, and the router may know that the request runs
         here.
         """
         key = key_of(abort.key)

@@ -102,7 +102,7 @@ class Transfers:
         )
 
     def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
-        """Keep the record. Raise HandoffFailed if it doesn't fit the request or the vocabulary."""
+        """Keep the record. Raise HandoffFailed if the record doesn't fit the request or the vocabulary."""
         handoff.touched = now
         if handoff.record is not None:
             return
@@ -157,7 +157,7 @@ class Transfers:
         ]
 
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
-        """Forget the hand-off. Its row becomes free when no pull writes to the row's pages."""
+        """Forget the hand-off. `row` becomes free when no pull writes to its pages."""
         handoff = self.open.pop(key, None)
         if handoff is not None:
             self.groups.forget(handoff)

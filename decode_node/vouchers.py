@@ -17,7 +17,7 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # used tickets are remembered this long after their deadline, which a later Welcome may move
+KEPT_LONGER_S = 60.0  # used tickets are kept this long past their deadline, because a later Welcome may move it
 
 
 class Vouchers:

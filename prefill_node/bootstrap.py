@@ -1,4 +1,4 @@
-"""Bootstrap: requests whose Offer has no Grant yet. Some of them are already prefilled.
+"""Bootstrap: requests whose Offer has no Grant yet. Some of these requests are already prefilled.
 
 With a prefix cache, siblings (n > 1) are offered after their leader, the first sequence, is installed. By then the
 decode node has cached the shared pages, so only later pages travel.
@@ -79,7 +79,7 @@ class Bootstrap:
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
 
     def forget(self, key: RequestKey) -> HandoffOut | None:
-        """Forget a hand-off. Return it only if the peer has its Offer."""
+        """Forget a hand-off. Return the hand-off if it was offered."""
         for leader, handoffs in list(self._followers.items()):
             self._followers[leader] = [handoff for handoff in handoffs if handoff.key != key]
         return self.offered.pop(key, None)

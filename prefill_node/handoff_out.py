@@ -14,7 +14,7 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """For pages before `layers_end`, the first layers are described as soon as they are computed.
+    """Of pages before `layers_end`, the first layers are described as soon as these layers are computed.
 
     | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
                                            ^ next_page                                 ^ layers_end
@@ -24,9 +24,9 @@ class HandoffOut:
     peer: str
     endpoint: str
     ticket: Ticket | None
-    since: float  # when it entered its present queue
+    since: float  # time when the hand-off entered its present queue
     touched: float = 0.0  # time of the last message to or from the peer
-    heard_at: float | None = None  # time of the peer's last answer
+    heard_at: float | None = None  # time of the peer's last answer; None before any
     offered: list[str] = field(default_factory=list)
     lease: int = 0
     sender: PageSender | None = None  # None until granted

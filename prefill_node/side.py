@@ -57,7 +57,7 @@ NOTHING: Mapping[str, PageReceiver] = MappingProxyType({})
 
 
 class PrefillSide:
-    """Implements `shared.node.side.Side`. All requests of this side are in the scheduler too."""
+    """Implements `shared.node.side.Side`. The scheduler also has all requests of this side."""
 
     def __init__(
         self, ctx: NodeContext, senders: Mapping[str, PageSender], receivers: Mapping[str, PageReceiver] = NOTHING
@@ -193,7 +193,7 @@ class PrefillSide:
 
     def _launched(self, event: ChunkLaunched) -> None:
         handoff = self.inflight.granted.get(event.key)
-        if handoff is not None and handoff.request.row:  # without a row, the request was unpinned meanwhile
+        if handoff is not None and handoff.request.row:  # no row: the request's pages were unpinned meanwhile
             self.inflight.launched(handoff, event)
         elif (handoff := self.bootstrap.find(event.key)) is not None:
             handoff.launched.append(event)
@@ -236,7 +236,7 @@ class PrefillSide:
         self._reach.up(peer)
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """Handle a lost connection. Connections that peers dialled serve only loans."""
+        """Handle a lost connection. A connection that the peer dialled serves only loans."""
         if accepted:
             self.loans.peer_closed(peer)
         else:

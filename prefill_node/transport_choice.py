@@ -1,12 +1,11 @@
-"""Choose which transport an Offer to a decode node names first.
+"""Choose the first transport in the list of an Offer to a decode node.
 
-Each common transport is tried TRIALS times. Then the transport with the shortest time from a prompt's last chunk to its
-installation is kept, because requests wait for that time. Every AGAIN_EVERY-th offer tries the next transport again.
+Each transport that both nodes have is tried TRIALS times. Then the fastest from a prompt's last chunk to Installed is
+kept, because requests wait that long. Every AGAIN_EVERY-th offer tries the next transport again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use. So it can't use the transports offered before the
-granted one.
+A decode node takes the first offered transport that it can use, so it can't use those before.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `transports`: the likely fastest first. `about` is appended to each reason."""
+    """Owned by the node's loop. `transports`: the likely fastest first. `about` ends each of `reasons()`."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)

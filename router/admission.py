@@ -2,7 +2,7 @@
 
 open --no room--> queue --nodes have room, in turn--> start
   |                 |--deadline, client gone, pushed out by a lighter tenant
-  '--queue full, or the deadline can't be met: refused at once, with Retry-After
+  '--queue full, or the deadline can't be met: refused immediately, with Retry-After
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def run(config: RouterProcessConfig) -> int:
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
-    """Return the name from the key ring, else from the settings, else a random name. Of routers with equal names, a
+    """Return the name from the key ring, else from the settings, else a random name. If routers have equal names, a
     node serves only the first."""
     if ring is not None:
         return ring.name

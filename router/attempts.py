@@ -24,7 +24,7 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # limit of a request's failed attempts that are not charged
+MAX_EXCUSED = 4  # limit on a request's failed attempts that don't count as failed
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
@@ -124,9 +124,9 @@ class Attempts:
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Resume this node's requests elsewhere. Charge no request that was sent after the node's last message.
+        """Resume this node's requests elsewhere. Excuse attempts that were sent after the node's last message.
 
-        The node was probably unreachable already: when this router loses its network, its links end one by one."""
+        The node was probably unreachable by then: when this router loses its network, its links break one by one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
@@ -202,7 +202,7 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Charge or excuse the attempt. MAX_EXCUSED keeps two nodes from passing a request back and forth for ever."""
+        """Count the attempt as failed or excused. MAX_EXCUSED ends an endless exchange between two nodes."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:

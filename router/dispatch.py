@@ -35,7 +35,7 @@ from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
     max_open: int  # limit on requests that run on nodes
-    max_attempts: int  # limit on a request's failed attempts, without those on draining nodes
+    max_attempts: int  # limit on a request's failed attempts; attempts on draining nodes don't count
     request_timeout_s: float
     resume_wait_s: float = 0.0  # longest time that an interrupted request waits for a usable node
     max_queued: int = 512
@@ -195,7 +195,7 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Charge no attempt for nodes that are lost before `excused_until`. This router was frozen, and notices broken
+        """Excuse attempts on nodes that are lost before `excused_until`. This router was frozen, and notices broken
         links late."""
         self._attempts.excuse(excused_until)
 
@@ -229,7 +229,7 @@ class Dispatcher:
 
     def tick(self, now: float) -> Effects:
         effects = Effects(now)
-        self._placer.is_possible(now)  # records when nodes were last connected
+        self._placer.is_possible(now)  # called to record the time when nodes were last connected
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
@@ -244,7 +244,7 @@ class Dispatcher:
         return effects
 
     def _look_at_pairs(self, effects: Effects) -> None:
-        """Report broken pairs one tick late: pairs of dead nodes are dropped by then."""
+        """Report broken pairs one tick late, when pairs of dead nodes are already dropped."""
         pairs = self._placer.pairs
         pairs.look(self._journal.find)
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())

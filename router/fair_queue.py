@@ -4,10 +4,10 @@
     priority 0     bob     [r r r r r r]     these two take turns, by tokens
                    carol   [r]
 
-Requests of a higher priority start first. Tenants of equal priority share by deficit round robin: each round lets each
-tenant start QUANTUM more tokens (prompt and longest answer). Unused tokens return to the tenant's queue, unless that
-queue has been empty since. Requests that other routers start (tenants/spending.py) also lower the tenant's deficit. It
-falls at most MOST_DEBT tokens below the highest deficit of the same priority.
+Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
+each tenant may start QUANTUM more tokens (prompt and longest answer). The tenant's queue gets unused tokens back,
+unless that queue has been empty since. Requests that other routers start (tenants/spending.py) also lower the tenant's
+deficit. The deficit falls at most MOST_DEBT tokens below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FairQueue:
 
     def push(self, request: OpenRequest) -> None:
         line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
-        line.tenant = request.tenant  # its priority may have changed
+        line.tenant = request.tenant  # the tenant's priority may have changed
         line.requests.append(request)
         line.num_tokens += request.cost
         self._num += 1

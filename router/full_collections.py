@@ -1,9 +1,8 @@
 """Run full garbage collections only while they are short, because each one stops all streams.
 
 A full collection visits every object: 10,000 open streams have two million, which takes half a second. Python starts
-one whenever the objects have grown by a quarter. Here Python collects only young objects, and the task in this module
-runs the full collections. Answers and connections are freed without them, so only rare paths leave garbage that needs
-one.
+one whenever the number of objects has grown by a quarter. Here Python collects only young objects, and this module runs
+the full collections. Answers and connections are freed without them. Only rare paths leave garbage that needs one.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from collections.abc import Callable
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 12  # number of looks between two short collections
-MOST_LOOKS = 720  # number of looks, an hour, after which a collection runs even if it is long
+LOOKS_BETWEEN = 12  # calls of is_due() between two short collections
+MOST_LOOKS = 720  # calls of is_due(), in an hour, after which even a long collection runs
 FEW_OPEN = 100  # from this number of open requests on, a collection may be long
 SHORT_S = 0.01  # streams hardly notice a stop of this length
-GROWTH = 2.0  # from this growth of the memory on, beside that of open streams, garbage may be the reason
-STREAM_BYTES = 64 << 10  # an open stream needs less, without its prompt
-NEVER = (1 << 31) - 1  # the threshold of full collections, in collections of young objects
+GROWTH = 2.0  # if memory without open streams has grown by this factor, garbage may be the reason
+STREAM_BYTES = 64 << 10  # assumed for an open stream, which needs less, apart from its prompt
+NEVER = (1 << 31) - 1  # younger collections until Python starts a full one
 
 
 class FullCollections:
     """Decides when a full collection runs."""
 
     def __init__(self) -> None:
-        self._memory = math.inf  # the lowest since the last collection
-        self._looks = 0  # number of looks since the last collection
+        self._memory = math.inf  # in bytes: the least since the last collection
+        self._looks = 0  # calls of is_due() since the last collection
         self._took_s = 0.0  # seconds that the last collection took
 
     def is_due(self, num_open: int, memory: int) -> bool:
-        """Call it every LOOK_S. `memory`: the process's bytes now."""
+        """Call this every LOOK_S. `memory`: the process's bytes now."""
         self._looks += 1
         self._memory = min(self._memory, memory)
         is_short = num_open < FEW_OPEN and self._took_s < SHORT_S

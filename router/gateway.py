@@ -64,7 +64,7 @@ class Link(Protocol):
 
 
 class Gateway:
-    """`is_stopping`: new requests are refused, while open requests continue."""
+    """`is_stopping`: new requests are refused, open requests continue."""
 
     def __init__(
         self,

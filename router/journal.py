@@ -109,7 +109,7 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens, without the first
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens, from the second on
     lacks_scores: bool = False
     adapter: str = ""  # the adapter's digest, because a name may pass to another adapter
     cache_salt: int = 0
@@ -127,7 +127,7 @@ class OpenRequest:
     sent_at: float = 0.0
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
-    waits_since: float | None = None  # when its wait for memory of the decode node began
+    waits_since: float | None = None  # when the request began to wait for the decode node's memory
     num_moves: int = 0
     waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
     prompt_work: int = 0  # prompt tokens that `prefiller` had not cached

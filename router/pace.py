@@ -1,6 +1,6 @@
 """Measure how fast queued requests start, and how long they then take. Sans-IO.
 
-Both measures are recent averages per token of a request's cost (prompt and longest answers).
+Both are averages of recent requests, per token of cost (prompt and longest answers).
 """
 
 from __future__ import annotations

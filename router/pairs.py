@@ -54,7 +54,7 @@ class Pairs:
         return pair is None or pair.breaker.allows(now)
 
     def sent(self, request: OpenRequest) -> None:
-        """Make a request to a broken pair the pair's probe."""
+        """If the request's pair is broken, use this request as the pair's probe."""
         pair = self._of(request)
         if pair is not None:
             pair.breaker.sent()

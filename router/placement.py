@@ -82,7 +82,8 @@ class Placer:
         """Pick the decode node first, then a prefill node that can hand requests to it.
 
         A prompt is short if at most `_local_tokens` of it are uncached on the decode node. Without BY_COST, the decode
-        node runs a short prompt alone. With BY_COST, it does so if no prefill node reaches it; else costs decide."""
+        node runs a short prompt alone. With BY_COST, the decode node does so if no prefill node reaches it; else costs
+        decide."""
         left, first = list(decodes), None
         while left:
             decode = self._pick(left, wanted)
@@ -117,7 +118,7 @@ class Placer:
         return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
-        """Choose a node without requests of ours, else the node with the fewest sequences.
+        """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.most_tokens, request.adapter)
@@ -131,7 +132,6 @@ class Placer:
         return Placement(node, None, is_alone=bool(idle))
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
-        """Return usable nodes with the adapter."""
         usable = self._registry.usable(now)
         there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
         if usable and not there:

@@ -102,9 +102,9 @@ class PromptPages:
         return names
 
     def beginning(self, hello: Hello) -> bytes:
-        """Return an identity shared by prompts that begin alike on this node; b"" if the prompt fills no page.
+        """Return one identity for all prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        `place_in` chooses the page, so that prompts of similar length agree."""
+        It is that of page `place_in`, the same page for prompts of similar length."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

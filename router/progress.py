@@ -115,7 +115,8 @@ class Progress:
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
         """Begin the next attempt and return True if scores are lost.
 
-        Scores precede the first sequence's tokens, so missing scores were lost, in a full queue or with a link."""
+        Scores come before the first sequence's tokens. Missing scores were lost with a link, or dropped by a full
+        queue."""
         if key.seq_index:
             return False
         lost = NodeLost(f"node {node.node_id}'s log-probabilities of the prompt were lost")

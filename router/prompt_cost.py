@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # a step's weight halves after this number of steps
 ENOUGH_STEPS = 8
-SETTLED_STEPS = 40  # weight of the steps from which two nodes' times are compared; fewer steps vary too much
+SETTLED_STEPS = 40  # least weight of steps for comparing two nodes' times; times of fewer steps vary too much
 UNLIKE = 0.1  # no line is fitted if lengths vary by less than this part of their mean
 HANDOFF_WEIGHT = 0.125  # weight of the newest hand-off
 FRESH_S = 60.0  # older figures are dropped: speeds may have changed
-MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over: the cost ignores later streams
+MOST_LOCAL_TOKENS = 2048  # longer prompts are handed over, because the cost ignores streams that begin later
 # Larger values are implausible.
 MOST_STEPS, MOST_TOKENS_PER_S, MOST_STEP_S, MOST_HANDOFF_S = 1e9, 1e8, 600.0, 600.0
 
@@ -166,7 +166,7 @@ class Work:
 
 
 class Lacking(NamedTuple):
-    """A prompt's tokens that each node would have to compute."""
+    """How many of a prompt's tokens each node would compute."""
 
     on_prefill: int
     on_decode: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TOKENS, SECONDS = COUNTERS = ("pulled_tokens", "pull_seconds")
-KEPT = 0.75  # factor for the earlier sums when a heartbeat reports more pulls
+KEPT = 0.75  # each heartbeat with new pulls multiplies the earlier sums by this factor
 FRESH_S = 60.0
 MOST_TOKENS, MOST_SECONDS = 1e12, 1e9
 

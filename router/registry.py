@@ -31,7 +31,7 @@ def age(hello: Hello) -> tuple[int, int]:
 @dataclass(slots=True, eq=False)
 class RegisteredNode:
     """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
-    other router is assumed to have sent as many requests."""
+    other router is assumed to have sent equally many."""
 
     peer: str
     hello: Hello
@@ -41,7 +41,7 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    # Sums of the last report: each placement reads them for every node.
+    # Sums of the last report, which each placement reads for every node.
     free_tokens: float = float("inf")
     num_reported: int = 0  # reported sequences that run or wait
     num_running: int = 0  # reported sequences that decode
@@ -50,7 +50,7 @@ class RegisteredNode:
     pages: PageIndex = field(default_factory=PageIndex)
     pulls: PullFigures = field(default_factory=PullFigures)
     slowness: Slowness = field(default_factory=Slowness)
-    # Limits of our open requests, see room.py.
+    # Limits on our open requests at this node, see room.py.
     most_sequences: float = float("inf")
     most_prompt_tokens: float = float("inf")
     is_draining: bool = False
@@ -146,7 +146,7 @@ class RegisteredNode:
 
 
 def turn_of(router_id: str, node_id: str) -> bytes:
-    """Rank equal nodes differently at each router. Otherwise all routers would fill the same node."""
+    """Order equal nodes differently at each router. Otherwise all routers would fill the same node."""
     return hashlib.blake2b(f"{router_id}\n{node_id}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
@@ -159,7 +159,7 @@ class Registry:
         self._follows_caches = follows_caches
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
-        self.narrowest = 0  # smallest max_context, including silent nodes
+        self.narrowest = 0  # smallest max_context of all nodes, silent ones included
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
@@ -277,15 +277,15 @@ class Registry:
         return max(self._contexts(), default=None)
 
     def common_context(self) -> int | None:
-        """Return the context limit that every node meets. It is the default for requests without a length."""
+        """Return the context limit that every node meets: the default for requests without a length."""
         return min(self._contexts(), default=None)
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides; on a tie, the oldest node.
-        So one node can't redefine a name."""
+        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, so one node can't redefine
+        a name. On a tie, the oldest node decides."""
         votes: dict[str, Counter[str]] = {}
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
         for node in there:

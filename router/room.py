@@ -38,5 +38,5 @@ def sequences_in(load: NodeLoad, num_open: int) -> int:
 
 
 def prompt_tokens_in(load: NodeLoad, num_open: int) -> int:
-    """Return the limit of our open prompt tokens on the node."""
+    """Return the limit on our open prompt tokens at the node."""
     return max(1, num_open + PROMPT_TOKENS_AHEAD - load.waiting_tokens)

@@ -1,7 +1,7 @@
-"""Run the HTTP server and the gateway on one uvloop. Stop them in order.
+"""Run the HTTP server and the gateway on one uvloop.
 
 SIGTERM, SIGINT -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
-a second signal -> the rest get an error at once
+a second signal -> the rest get an error immediately
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bind_http(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Accepted sockets inherit this: a token is smaller than a segment, and must not wait for the next token.
+    # Accepted sockets inherit TCP_NODELAY: a token is smaller than a segment, and must not wait for the next token.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host.strip("[]"), port))

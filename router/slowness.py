@@ -34,7 +34,7 @@ FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
 MOST_SMOOTHED_S = 1.0  # one report counts for at most this time
-MOST = 16.0  # limit of a report's slowness
+MOST = 16.0  # a report's slowness counts at most as this factor
 QUIET_S = 5.0  # after this idle time, an eased node may get the next request
 
 
@@ -134,7 +134,7 @@ class Slowness:
             self.share, self._since = share, None
 
     def take_news(self) -> Share | None:
-        """Return the share if the node has left or reached WHOLE since the last call."""
+        """Return the share if it has changed from or to WHOLE since the last call."""
         is_news, self._is_news = self._is_news, False
         return self.share if is_news else None
 

@@ -29,7 +29,7 @@ CLEARED_AFTER = 32
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`spares_others`: suspects ran on the node, so other requests are not charged."""
+    """`spares_others`: suspects ran on the node, so other requests' attempts are excused."""
 
     culprit: OpenRequest | None
     suspects: Sequence[OpenRequest]
@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Suspects:
-    """Holds open suspects. The limit on open requests bounds their number."""
+    """Holds suspects. There are at most as many as open requests."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -20,7 +20,7 @@ class PageSpan(NamedTuple):
 
 
 class Tickets:
-    """Each router process has one. Nodes get only keys derived from its secret."""
+    """Signs for one router process. Nodes get only keys derived from the process's secret."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(SECRET_BYTES)

@@ -39,7 +39,7 @@ def create(folder: Path, routers: list[str], nodes: list[str]) -> None:
     known = {entry.name: entry.kind for entry in entries}
     for kind, name in wanted:
         if known.get(name, kind) != kind:
-            raise ConfigError(f"create: {name} is a {known[name]}'s name in {folder}")
+            raise ConfigError(f"create: {name} is taken: it names a {known[name]} in {folder}")
     for kind, name in wanted:
         if name in known:
             print(f"{name}: has a key already")

@@ -78,7 +78,7 @@ def base_port(config: RayClusterConfig) -> int:
 def check(config: RayClusterConfig) -> None:
     base_port(config)
     if config.router.port == 0:
-        raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
+        raise ConfigError("[router] port is 0: choose one, because clients find a Ray cluster's routers at fixed ports")
     node = config.nodes.node
     if node.router or node.routers_file or node.node_id or node.bind_port:
         raise ConfigError(

@@ -3,7 +3,7 @@
 Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
   grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
-  shrink  the pressure with one node fewer < SPARE of full, and latency within its objective, for down_after_s.
+  shrink  pressure would stay < SPARE of full without one node, and latency is within its objective, for down_after_s
 
 Under a constant load, a role that has grown does not shrink: with one node fewer, it would be full again. If latency
 made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.

@@ -62,7 +62,7 @@ def grammar_of_answer(
 ) -> str:
     """Return the answer's grammar; "" allows any text.
 
-    Reasoning may come first. Then come calls, or text in the grammar of the request's fields. A required call overrides
+    Reasoning may come first. Then come calls, or text that follows the request's grammar. A required call overrides
     response_format.
     """
     asked = grammar_of(fields, facts)

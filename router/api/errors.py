@@ -111,7 +111,7 @@ class HeaderTimeout(InvalidRequest):
 
 
 class HostNotAllowed(InvalidRequest):
-    """Another site's host name may point here."""
+    """The host name may be another site's, pointed at this server."""
 
     code = "host_not_allowed"
     status = 421
@@ -170,7 +170,7 @@ def internal_error() -> BatonError:
 
 
 def whole(seconds: float, per_second: int) -> int:
-    """Convert a wait to whole units, rounded up. One microsecond above a unit is ignored."""
+    """Convert a wait to whole units, rounded up. An excess of up to one microsecond is ignored."""
     return max(1, math.ceil((seconds - 1e-6) * per_second))
 
 

@@ -46,7 +46,7 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`harmless`: accepted values, because they have no effect."""
+    """`harmless`: values that are accepted, because they have no effect."""
 
     why: str
     harmless: tuple[object, ...] = NOTHING

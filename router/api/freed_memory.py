@@ -1,6 +1,6 @@
 """Return freed memory to the system after a burst of work.
 
-When bodies, connections and answers end, glibc keeps their memory. A return that finds nothing free takes a few
+When bodies, connections and answers end, glibc keeps their memory. Even a call that returns nothing takes a few
 milliseconds.
 """
 
@@ -14,7 +14,7 @@ from shared.device.malloc import give_freed_memory_back
 from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
-LOOKS_BETWEEN = 6  # checks from one return to the next, at least; a return stops all threads for up to 50 ms
+LOOKS_BETWEEN = 6  # fewest checks between two returns, because a return stops all threads for up to 50 ms
 CALM_BYTES = 1 << 20  # growth of this size between two checks defers a return
 WORTH_BYTES = 4 << 20
 

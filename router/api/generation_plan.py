@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 
 class UsageShown(enum.Enum):
-    """The chunks in which a stream shows usage. Whole answers always show it."""
+    """Which chunks of a stream show the usage. Whole answers always show it."""
 
     NEVER = "never"
     LAST = "last"
@@ -24,7 +24,7 @@ class UsageShown(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The largest and the smallest limit of any node on prompt plus answer tokens."""
+    """The nodes' largest and smallest limits on prompt plus answer tokens."""
 
     largest: int
     common: int
@@ -46,7 +46,7 @@ class AnswerForm:
     is_named: bool = False  # the client forces one tool by name; finish_reason is then `stop`, as at OpenAI
     thought: Thought | None = None
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
-    request_id: str = ""  # base of call ids
+    request_id: str = ""  # call ids are made from this id
 
     def call_id(self, call: int, choice: int = 0) -> str:
         return call_id(self.request_id, call, choice=choice, is_short=self.row is not None and self.row.has_short_ids)

@@ -23,7 +23,7 @@ from router.api.choice_text import Delta
 from router.api.errors import ResumeMismatch, UnknownStream
 
 DIGEST_BYTES = 8
-MAX_CHOICES = 32  # each id lists all choices, so streams of more choices have no ids
+MAX_CHOICES = 32  # an id lists all choices; a stream with more has no ids
 END_OF_EVENT = b"\n\n"
 ID_WORD = re.compile(r"([A-Za-z0-9_-]{1,200})/(\d{1,9})\.(\d{1,6})\.([0-9a-f,e-]{1,2048})", re.ASCII)
 CHOICE_WORD = re.compile(r"(\d{1,9})-([0-9a-f]{16})(e?)", re.ASCII)
@@ -162,7 +162,7 @@ class ResumedMarks(Marks):
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Once all choices have caught up, continue the reader's count of events from its last new token."""
+        """Once all choices have caught up, set the counts to the reader's counts at the reader's last new token."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 

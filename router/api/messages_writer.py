@@ -115,7 +115,7 @@ class MessagesWriter:
                 return begun | {"input": msgspec.Raw((block.text or "{}").encode())}
 
     def _id_of(self, block: Block) -> str:
-        """Use Anthropic's prefix, except for the short ids that some templates require."""
+        """Give ids Anthropic's prefix, except the short ids that some templates require."""
         return self._facts.plan.show.form.call_id(block.call).replace("call_", "toolu_", 1)
 
 

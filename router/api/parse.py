@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # an unknown inner field is named only while fewer names are known
+MAX_PRUNED = 1000  # beyond this number of unknown fields, inner ones are not recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """Keep only the likeliest tokens of each score that the answer shows."""
+        """Return the echo. Each score has as many likeliest tokens as the answer shows."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)

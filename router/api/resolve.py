@@ -35,7 +35,7 @@ GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """`adapters` returns digests by name. Each use calls this function anew, because nodes come and go."""
+    """The function `adapters` returns digests by name. It is called for each use, because nodes come and go."""
 
     model_name: str
     text: TextModel

@@ -1,4 +1,4 @@
-"""Sign and read a stream's token. With it any router can recompute the answer. The token contains no text.
+"""Sign and read a stream's token. With this token any router can recompute the answer. The token contains no text.
 
 created, seed, longest answer, nonce, digest of body and prompt   +   HMAC-SHA256, cut to 16 bytes
 

@@ -73,7 +73,7 @@ def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
     if not beginning:
         return least_picked(nodes)
     most = MORE_PICKED * sum(node.dispatched for node in nodes) / len(nodes) + 1
-    even = [node for node in nodes if node.dispatched <= most]  # hashing spreads a few beginnings unevenly
+    even = [node for node in nodes if node.dispatched <= most]  # if beginnings are few, hashing is uneven
     return Picked(max(even, key=lambda node: weight(beginning, node.node_id)), Reason.MEETING)
 
 

@@ -33,7 +33,7 @@ class Tenants:
         return bool(self.now.by_digest)
 
     def find(self, given: Sequence[str]) -> Tenant | None:
-        """Return the tenant of the first known key, or None. Comparing digests keeps timing from showing how close a
+        """Return the tenant of the first known key, or None. Digests are compared, so timing doesn't show how close a
         guess is."""
         if not self.asks_for_keys:
             return EVERYBODY

@@ -40,8 +40,8 @@ class Desk:
 
     @contextmanager
     def charged(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Iterator[Bill]:
-        """Charge the tenant while its request runs. Raise RateLimited or AboveLimit. `show` gets the answer's headers,
-        even if the request is refused."""
+        """Charge the tenant, then run the `with` block. Raise RateLimited or AboveLimit. `show` gets the answer's
+        headers, even if the request is refused."""
         allowance, now = self.limits.of(tenant), self._clock()
         try:
             charge = allowance.charge(num_tokens, now)

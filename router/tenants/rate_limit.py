@@ -3,7 +3,7 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens return afterwards.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back.
 Routers exchange their charges (spending.py), so each router's meters include all charges.
 """
 
@@ -17,7 +17,7 @@ from router.tenants.tenant import NO_LIMIT, Tenant
 from shared.core.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
-SLACK_S = 1e-6  # rounding error of summed seconds
+SLACK_S = 1e-6  # allowance for rounding errors of summed seconds
 MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move `earned_at` at most this far beyond now
 REQUESTS, TOKENS = "requests", "tokens"
 

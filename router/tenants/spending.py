@@ -4,7 +4,7 @@
 
 Counts are cumulative, so a lost, late or repeated body does no lasting harm. The receiver charges the increase since
 the last body, and gives a decrease back. Counts from before the receiver began are only a baseline. Routers with the
-same keys file share the secret that signs bodies. Nodes don't have it.
+same keys file share the secret that signs bodies. Nodes don't have this secret.
 """
 
 from __future__ import annotations

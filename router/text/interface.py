@@ -19,7 +19,7 @@ class VocabFacts:
 
     vocab_size: int
     eos_ids: tuple[int, ...]
-    special_ids: frozenset[int]  # by default not shown as text
+    special_ids: frozenset[int]  # tokens that are not shown as text by default
     context_length: int
     start_ids: tuple[int, ...] = ()  # appended to the prompt: an encoder-decoder model's decoder begins with them
     drops_first_space: bool = False  # whether to drop the first token's leading space
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
     facts: VocabFacts
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Prepend the begin token if `add_special`. Chat templates write it themselves."""
+        """Prepend the begin token if `add_special`. Chat templates write this token themselves."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:

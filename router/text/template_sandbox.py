@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_TEXT = 16 << 20  # limit of a string's characters and of a list's entries
+MAX_TEXT = 16 << 20  # limit on a string's characters, and on a list's entries
 MAX_EXPONENT = 1 << 10
 MAX_NUMBER = 1 << 1024
 STEPS_BETWEEN_LOOKS = 64
@@ -36,7 +36,7 @@ PLAIN_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"f
 
 
 class TemplateRefusal(Exception):
-    """A template called `raise_exception` to refuse the messages."""
+    """The template refused the messages, by calling `raise_exception`."""
 
 
 class TemplateTooLong(Exception):

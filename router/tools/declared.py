@@ -49,7 +49,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class OtherTool:
-    """A tool that is not a function. Endpoints skip or refuse it."""
+    """A tool that is not a function. Endpoints skip or refuse such a tool."""
 
     index: int
     type: str
@@ -153,7 +153,7 @@ def _member(item: object, name: str, kind: type, path: str) -> object:
 
 
 def _is_deeper(schema: object, depth: int) -> bool:
-    """Whether a schema has more than `depth` levels. Recursion would hit Python's limit."""
+    """Whether a schema has more than `depth` levels, without recursion, which Python limits."""
     level = [schema]
     for _ in range(depth):
         level = [child for value in level for child in _children(value)]

@@ -39,7 +39,7 @@ CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: this member's name, as the model has learned it."""
+    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: the model's name for the member `arguments`."""
 
     arguments: str
     markers: tuple[str, ...] = ()

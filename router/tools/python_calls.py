@@ -1,4 +1,4 @@
-"""Calls written as Python: `f(a=1, b="x")`. Arguments become JSON. Strings stream; other values arrive whole."""
+"""Calls written as Python: `f(a=1, b="x")`. Arguments become JSON. Strings are streamed; other values arrive whole."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _read_value(source: Source, kinds: frozenset[str], before: str, sink: DeltaS
 
 
 def _copy_string(source: Source, quote: str, sink: DeltaSink) -> Reading[bool]:
-    """Show the inside of a Python string as the inside of a JSON string. Return whether it is complete."""
+    """Show the inside of a Python string as the inside of a JSON string. Return whether the string is complete."""
     while char := (yield from peek(source)):
         if (yield from found(source, quote)):
             return True

@@ -130,7 +130,7 @@ def copy_until(
 
 
 def copy_json(source: Source, show: Callable[[str], None]) -> Reading[bool]:
-    """Show the next JSON object or list, and check only its brackets. Return whether it is complete."""
+    """Show the next JSON object or list, and check only its brackets. Return whether the value is complete."""
     depth = 0
     is_in_string = False
     while (yield from peek(source)):

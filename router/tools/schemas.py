@@ -86,7 +86,7 @@ def takes_others(schema: Schema) -> bool:
 
 
 def standing_alone(schema: object, root: Schema) -> Schema:
-    """Return the schema with the root's definitions. If it refers to anything else, return {} (any value)."""
+    """Return the schema with the root's definitions. If the schema refers to anything else, return {} (any value)."""
     if not isinstance(schema, Mapping) or not _refers_only_to_definitions(schema):
         return {}
     return dict(schema) | {name: root[name] for name in DEFINITIONS if name in root}
@@ -102,7 +102,7 @@ def _refers_only_to_definitions(value: object) -> bool:
 
 
 def _target(reference: str, root: Schema) -> object:
-    """Follow a JSON pointer such as "#/$defs/Place". Return None if it leads nowhere."""
+    """Follow a JSON pointer such as "#/$defs/Place". Return None if the pointer leads nowhere."""
     if not reference.startswith("#/"):
         return None
     value: object = root

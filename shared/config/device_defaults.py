@@ -1,4 +1,4 @@
-"""Replace settings that are 0 by the defaults of CPU or GPU, once the device is known."""
+"""Replace each setting of 0 with the CPU's or GPU's default, once the device is known."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Refuse new features on the frozen code paths: pipeline stages (`--pp`) and models with an encoder (T5).
 
-These paths stay tested. For each new feature, add a line to the tables below, and call `refuse` where the feature's
-code begins.
+For each new feature, add a line to the tables below, and call `refuse` where the feature's code begins.
 """
 
 from __future__ import annotations

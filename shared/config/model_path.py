@@ -1,4 +1,4 @@
-"""Find the files of the model that --model names. The model's code parses them."""
+"""Find the files of the model that --model names."""
 
 from __future__ import annotations
 

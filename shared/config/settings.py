@@ -91,8 +91,8 @@ class MemoryConfig:
     )
     packed_bytes: int = option(
         20480 * MIB,
-        "CPU: size limit of all files with packed weights (see `baton cache`), which all nodes of this user on this "
-        "machine map; the least recently used file is removed first; 0: each node packs its own weights",
+        "CPU: size limit of all files with packed weights together (see `baton cache`); this user's nodes on this "
+        "machine share these files; the least recently used file is removed first; 0: each node packs its own weights",
         low=0,
         is_bytes=True,
         metavar="SIZE",

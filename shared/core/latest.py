@@ -1,7 +1,4 @@
-"""Caches a function's newest result.
-
-For example, a batch's sampling parameters stay one object until a row joins or leaves.
-"""
+"""Caches a function's newest result, for example a batch's sampling parameters until a row joins or leaves."""
 
 from __future__ import annotations
 

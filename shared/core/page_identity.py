@@ -1,9 +1,9 @@
-"""Computes a page's KV identity: a 16-byte hash of the keys of the page's tokens and of all earlier tokens.
+"""Computes a page's KV identity: a 16-byte hash of the keys of all tokens up to the page's end.
 
     ROOT -> identity of page 0 -> identity of page 1 -> ...         the last page may be partly full
 
-The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. Routers
-compute identities, too, and lack numpy, so this file can't use numpy.
+The hash is cryptographic, because clients choose the token ids, and equal identities count as equal KV. This file can't
+use numpy, because routers lack it.
 
 Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
 covers the next token:

@@ -21,7 +21,7 @@ class SamplingParams:
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
     - bad_words: runs of token ids. A run's last id isn't drawn after the run's other ids, unless no other id is
       allowed.
-    - num_logprobs: -1 returns no log-probabilities, 0 one for the sampled token, and k also one for each of the k
+    - num_logprobs: with -1, no log-probabilities are returned; with 0, the sampled token's; with k, also those of the k
       likeliest tokens.
     """
 

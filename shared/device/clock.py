@@ -1,4 +1,4 @@
-"""Time a stream's work between marks that are set in stream order."""
+"""Measure the time of a stream's work between two marks, which are set in stream order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Times inline and cpu streams, whose work is finished when the closure ends."""
+    """Measures inline and cpu streams: there, all work of a closure is done when the closure returns."""
 
     def mark(self) -> Mark:
         return time.perf_counter()

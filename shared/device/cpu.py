@@ -1,7 +1,7 @@
 """CPU stream: a worker thread that runs closures in launch order, in inference_mode.
 
-The worker calls `notify` after each closure, to wake the node's loop. A missing wait shows only by chance, so tests of
-the order of work use the simulated backend.
+The worker calls `notify` after each closure, to wake the node's loop. A missing wait is noticed only by chance, so
+tests of the order of work use the simulated backend.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # first: a pending event may be completed by the watcher thread
+        self._go_on_behind(event)  # called first, because the watcher thread may complete a pending event
         self._pending.put((event, mark))
         return True
 
@@ -114,9 +114,9 @@ class CudaStream:
 
     `taken`: handles that this stream must not reuse. Leases keep the tensors alive that cross streams.
 
-    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that holds
-    launches. A stream that waits for such an event holds its later launches. The thread that fires the event launches
-    the held work, so one thread must do all launches and fire these events.
+    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that keeps
+    back launches. A stream that waits for such an event keeps back its later launches. The thread that fires the event
+    launches this work, so one thread must do all launches and fire these events.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class CudaStream:
             work.settle(None, error)
 
     def wait(self, event: Event) -> None:
-        """Let later launches run after the event: the device waits, or the stream holds these launches.
+        """Let later launches run after the event: the device waits, or the stream keeps back these launches.
 
         For an event of a threaded stream, block the calling thread.
         """

@@ -51,8 +51,8 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        # With this driver, a CudaStream that waits for `done` blocks. Without a driver, the CudaStream would hold its
-        # launches, and this worker would launch them.
+        # With this driver, a CudaStream that waits for `done` blocks. Without a driver, the CudaStream would keep back
+        # its launches, and this worker would launch them.
         ticket.done.bind(self)
         return ticket
 

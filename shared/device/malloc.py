@@ -1,9 +1,10 @@
 """Set up glibc's allocator, and return freed memory to the system.
 
 By default glibc maps new memory for each allocation above 128 KiB, and the kernel zeroes this memory. Every arriving KV
-page and every activation costs this. Page transfers over ZMQ ran at half the speed. So nodes keep large freed blocks.
+page and every activation would pay for this: page transfers over ZMQ ran at half the speed. So nodes keep large freed
+blocks.
 
-By default glibc also has several heaps, but `malloc_trim` returns the free end of the main heap only. Each thread could
+By default glibc also has several heaps, but `malloc_trim` returns only the free end of the main heap. Each thread could
 keep 64 MiB after a flood of requests. So all threads share the main heap.
 """
 

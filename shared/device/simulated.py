@@ -1,8 +1,8 @@
 """Simulate streams on one thread, in an order that the events allow. A seed chooses the order.
 
 A closure may be a generator: at each `yield` another stream may run. The world picks streams by random priorities that
-rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: of the host's
-calls (launch, wait, query), the share at which the world does not run.
+rarely change (PCT, which finds orders that a uniform choice misses). The seed also draws the laziness: the share of the
+host's calls (launch, wait, query) that do not run the world.
 
     host   launch A   launch B   synchronize(B)
     world      . A1       .       B1  A2  B2            (scripted: world.run("a", 1), world.run("b", 2))
@@ -28,7 +28,7 @@ FRUITLESS_POLLS = 8  # the world runs after this many polls in vain, because som
 
 
 class DeadlockError(RuntimeError):
-    """Raised if the host waits and no stream can run. The message says why."""
+    """Raised if the host waits and no stream can run."""
 
 
 class SimulatedStream:

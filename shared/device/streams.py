@@ -37,7 +37,7 @@ class StreamSet:
     copy: Stream
     transfer: Stream
     cold: Stream
-    clock: Clock = field(default_factory=StillClock, kw_only=True)  # times the forward stream's work
+    clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the forward stream's work
     # a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
     # a call waits for device work outside these streams, such as loading weights or zeroing the pool
@@ -75,7 +75,7 @@ def make_streams(
 
     - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
-      The host waits only for these streams. More calls would slow steps down.
+      The host waits only for these streams.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
     - `world`: the simulated kind needs it.
     - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even inline.

@@ -214,7 +214,7 @@ class Engine:
         return drained
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise IntegrityError if a lease was lost or, when idle, if a lease or pinned slot is held."""
+        """Raise IntegrityError if a lease was lost. If `idle`, raise it also if a lease or pinned slot is held."""
         lost = [lease for lease in self._open.values() if lease not in self.leases]
         found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: it will never be closed" for lease in lost]
         if idle:

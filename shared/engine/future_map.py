@@ -85,7 +85,7 @@ class FutureMap:
         return self.new_seq_lens_buf[future.indices]
 
     def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
-        """Return a declared extra, (B, *shape)."""
+        """Return the rows of the declared extra `name`, (B, *shape)."""
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:

@@ -142,7 +142,7 @@ def floats_at(typing_context: Any, address: Any) -> Any:
 
 @emitted
 def halves_at(typing_context: Any, address: Any) -> Any:
-    """Point to bfloat16 bits."""
+    """Return a pointer to bfloat16 numbers, as uint16."""
     return _pointer(address, types.uint16)
 
 

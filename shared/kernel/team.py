@@ -130,7 +130,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # `_stop` must wake even workers that no longer borrow
+        self._words[self._num_workers] = len(self._workers)  # wake all, even those without work since keep_to_own()
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:

@@ -50,7 +50,7 @@ def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Return the end layer of each of a page's `num_parts` parts, except the last part.
+    """Return the end layers of a page's `num_parts` parts, without the last part's.
 
     The last part is a single layer, because no computation hides its transfer.
     """

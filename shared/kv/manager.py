@@ -79,7 +79,7 @@ class KVManager:
         return row
 
     def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
-        """Start the record of a row from `rows.alloc_row`."""
+        """Start the record of a row that `rows.alloc_row` returned."""
         _require_tag(tag)
         if row in self._records:
             raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
@@ -96,7 +96,7 @@ class KVManager:
         self._record(row).tag = tag
 
     def take_cached(self, row: int, match: Match) -> None:
-        """Start an empty row with the match's pages. The row then owns the match's lock."""
+        """Put the match's pages at the start of an empty row. The row then owns the match's lock."""
         record = self._record(row)
         if record.lock is not None or self.rows.num_pages[row]:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")

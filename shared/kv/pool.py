@@ -132,12 +132,12 @@ class KVPool:
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
-            raise IndexError(f"page {page} of {self.num_pages}")
+            raise IndexError(f"page {page} does not exist; number of pages: {self.num_pages}")
         view: ByteArray = self._host[page]
         return view
 
     def close(self) -> None:
-        """The mapping ends with its last view, such as a model's planes."""
+        """The memory stays mapped until its last view, such as a model's planes, is freed."""
         self._host = None
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)

@@ -56,7 +56,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
-    is_copy: bool = False  # whether the lock is for a copy, which does not count as a use
+    is_copy: bool = False  # whether the lock is for a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each comes once per unlock."""
+        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each unlock returns a node
+        once."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:
@@ -129,7 +130,7 @@ class PrefixCache:
         return node.identity
 
     def pin(self, node: CachedPage, owner: str) -> Lock:
-        """Lock the path from the root to a node while its pages are copied.
+        """Lock the path from the root to a node while the path's pages are copied.
 
         `take_cold` does not count this lock as a use: otherwise a tier smaller than the cache would copy pages forever.
         """

@@ -56,7 +56,7 @@ class LayerMarks:
                 event.fire()
 
     def reached_all(self) -> None:
-        """Signal all layers, for models that report no progress."""
+        """Signal that all layers are done, for models that do not report single layers."""
         self.reached(self.ends[-1])
 
 

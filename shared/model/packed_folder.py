@@ -96,7 +96,7 @@ class PackedFolder:
             return [_describe(folder, name) for name in reversed(_names(folder))]
 
     def clear(self) -> list[Listed]:
-        """Remove and return all files. Raises PackedRefused, OSError.
+        """Remove all files, and return their list. Raises PackedRefused, OSError.
 
         Mapped files keep their space until they are unmapped.
         """

@@ -167,8 +167,8 @@ def read_weight(
 ) -> Weight:
     """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. A weight whose rows are not whole blocks
-    stays in numbers.
+    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. If a row
+    can't be divided into whole blocks, the weight keeps the dtype's numbers.
     """
     if form == "file":
         blocks = [part for part in map(source.blocks, names) if part is not None]

@@ -267,7 +267,7 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
-    """Only rank 0 drafts. In a pipeline, the drafts run on the first stage's stream."""
+    """Only rank 0 makes drafts. In a pipeline, the drafter runs on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
     name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model

@@ -26,7 +26,7 @@ class KernelLog:
         self._lock = threading.Lock()
 
     def serving(self) -> None:
-        """Record that from now on requests may wait for a kernel."""
+        """Record that requests may now wait for a kernel."""
         self._is_serving = True
         if self.num_ready:
             self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))

@@ -78,7 +78,7 @@ class NodeContext:
         self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
-        """Call `drop`, unless the message crossed with its request's end."""
+        """Call `drop`, unless the request is open or has just ended."""
         if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 

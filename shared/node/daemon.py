@@ -139,7 +139,7 @@ class Daemon:
             self._give_up(PeerClosed(action.peer), error.message)
 
     def _give_up(self, closed: PeerClosed, why: str) -> None:
-        """Report an unusable connection to the next tick as closed."""
+        """Let the next tick see an unusable connection as closed."""
         if closed not in self._unreachable:
             self._unreachable.append(closed)
             self._log.warning("peer given up", peer=closed.peer, why=why)

@@ -3,7 +3,8 @@
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
-Graphs are captured later, in the memory that Baton leaves free. If it runs out, steps without a graph run eagerly.
+Graphs are captured later, in the memory that Baton leaves free. If this memory runs out, steps without a graph run
+eagerly.
 
 This code never ran on a GPU: the tests use a virtual GPU.
 """

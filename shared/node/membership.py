@@ -135,7 +135,7 @@ class Membership:
     # ---- epochs of routers
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
-        """Return whether the router now serves this node. If so, it needs the node's load."""
+        """Return whether the router now serves this node, and so needs the node's load."""
         if peer in self._hang_up_at:
             return False
         if message.connection != self.connections[peer]:  # the router hasn't heard our Hello on this connection
@@ -160,7 +160,8 @@ class Membership:
         self._ctx.outbox.send(peer, Unwelcome(facts.node_id, facts.epoch, rival[:MAX_TEXT]))
 
     def _life_over(self, life: RouterLife | None, now: float) -> None:
-        """End the requests of a router's epoch. Say Hello to routers that were refused because it had their name."""
+        """End the requests of a router's epoch. Say Hello to routers that were refused because this router had their
+        name."""
         if life is None or self._ctx.routers.serves(life):
             return
         self._over(life)

@@ -243,7 +243,7 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
-        if rival is not None:  # once the router hears of its refusal, it begins the request again
+        if rival is not None:  # a router that hears of its refusal begins the request again
             self.membership.say_unwelcome(peer, rival)
             return
         if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait

@@ -70,7 +70,7 @@ class WatchedStep:
 
 
 class StepWatch:
-    """Times steps from outside: the node calls `look` after each call of `core.step`.
+    """Measures steps from outside: the node calls `look` after each call of `core.step`.
 
     The time from a step's end to the next launch is idle if requests were running. The worker's thread also calls
     `clock`.

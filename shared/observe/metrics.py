@@ -96,7 +96,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The page counts add up to pages_total. The row counts add up to the node's rows."""
+    """Page counts add up to pages_total, row counts to the node's rows."""
 
     node: str
     role: str

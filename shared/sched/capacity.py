@@ -41,7 +41,7 @@ class Capacity:
             if self._kv.num_available + self._budget.num_held >= missing:
                 return False  # rule d: skip this step
             if self._queues.end_loan() or self._queues.give_up_pull():
-                continue  # rule f: a loan frees its pages now, a pull after its copies
+                continue  # rule f: a loan frees its pages now, a pull frees them after its copies
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False

@@ -25,8 +25,8 @@ def share_budget(remaining: list[int], budget: int) -> list[int]:
     """Return how many tokens of each prompt this step computes. `remaining`: oldest first.
 
     The oldest prompt gets half the budget, so short prompts can't starve it. The other prompts share the rest, shortest
-    first. The oldest prompt also gets tokens that they don't use. If no other prompt is shorter, the oldest prompt gets
-    the whole budget first, because sharing would only delay it.
+    first. The oldest prompt also gets tokens that the others don't use. If no other prompt is shorter, the oldest
+    prompt gets the whole budget first, because sharing would only delay it.
     """
     shares = [0] * len(remaining)
     if not remaining:

@@ -19,7 +19,7 @@ from shared.engine.plan import StepResult
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
 MEMORY = 32  # the average covers about this many verifies, of all rows together
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
-GUESS_WEIGHT = 1.0  # a guess has the weight of this many verifies
+GUESS_WEIGHT = 1.0  # GUESSED_RATE counts like this many verifies
 GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step's time
 SAMPLES = 15  # newest step times that are kept; their lower quartile ignores delayed steps
 ENOUGH_SAMPLES = 3

@@ -142,7 +142,7 @@ class SchedCounters:
     spec_accepted_tokens: int = 0
     spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth; entry 0 is depth 1
     spec_draft_seconds: float = 0.0  # in all steps: plain steps also update the drafter's state
-    spec_verify_seconds: float = 0.0  # time of steps with drafts, less their drafting; their prompt chunks count
+    spec_verify_seconds: float = 0.0  # time of steps with drafts, with their prompt chunks, without the drafting
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
         """A stop may have cut the run to `num_kept` tokens."""

@@ -30,7 +30,7 @@ class MaskMaker:
         self._fail = fail
 
     def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """Return a mask for each output of rows with a grammar. Zombies (results.py) get no masks."""
+        """Return a mask for each output of each row that has a grammar. Zombies (results.py) get no masks."""
         num_outputs = [int(emits) for emits in plan.emits[: plan.num_prefill]]
         num_outputs += [plan.width] * (plan.batch_size - plan.num_prefill)
         rows = np.full(sum(num_outputs), -1, dtype=np.int64)

@@ -18,7 +18,7 @@ from shared.engine.plan import StepResult
 LEAST = 16  # tokens of the smallest chunk
 AIM = 0.9  # share of the budget that steps should take; from there to the full budget, the chunk keeps its size
 GROWTH = 1.5  # a step within the budget grows the chunk at most by this factor
-SHRINK = 0.5  # one slow step shrinks the chunk at most to this share, because the system may have delayed it
+SHRINK = 0.5  # one slow step shrinks the chunk at most to this share, because the system may have delayed the step
 FORGET = 1.1  # a step within the budget raises the limit by this factor
 
 

@@ -170,7 +170,7 @@ class Offload:
     def save_cold(self) -> None:
         """Copy unused pages to the tier, longest unused first, one copy at a time.
 
-        Copying starts before memory is short, because an eviction takes many pages at once.
+        Copying starts before memory is short, because an eviction takes many pages.
         """
         while not self._is_saving:
             nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)

@@ -40,7 +40,7 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """Replace infinity and NaN, which the wire rejects. Even tokens of broken weights must arrive."""
+    """Replace infinity and NaN, which the wire rejects."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 

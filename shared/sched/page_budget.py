@@ -1,7 +1,7 @@
 """Decide which requests get or return pages, so that a full pool never stops all requests. Each rule ended a livelock.
 
 a  running rows reserve pages before any request is admitted; admission leaves pages for one step of each decoding row
-b  a prompt reserves all its pages at once; requests that hold pages go before the head of the queue
+b  a prompt reserves all its pages together; requests that hold pages go before the head of the queue
 c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
    place in the order of arrival
 d  while held pages are coming back, a row that lacks pages skips a step, and no further request is retracted

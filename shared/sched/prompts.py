@@ -1,7 +1,4 @@
-"""Define how prompts are computed: in chunks, or whole for an encoder.
-
-The encoder gets no new features (see shared/config/frozen.py).
-"""
+"""Define how prompts are computed: in chunks, or whole for an encoder."""
 
 from __future__ import annotations
 

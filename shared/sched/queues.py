@@ -65,7 +65,7 @@ class Queues:
     def rewind(self, req: Request) -> None:
         """Compute a prompt again from its last processed step. No step of the request may be in flight.
 
-        A hand-off needs this to keep its row and pages, because a peer may be reading finished pages.
+        Unlike a retraction, this keeps row and pages: a peer may be reading a hand-off's finished pages.
         """
         self.leave_prefilling([req])
         self._await_chunks(ChunkedPrompt(req, req.all_ids(), req.computed))
@@ -80,7 +80,7 @@ class Queues:
         self.running.merge_batch(batch)
 
     def remember(self, req: Request) -> None:
-        """Cache the KV of processed steps only, because a step in flight may fail."""
+        """Cache only the KV of processed steps, because a step in flight may fail."""
         self.budget.remember(req, req.all_ids()[: req.computed])
 
     def holders(self) -> Iterable[Request]:
@@ -97,8 +97,8 @@ class Queues:
     def retract(self, req: Request) -> None:
         """Free the request's row and pages. The request waits at its old place to be prefilled on this node.
 
-        A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused at once, because
-        later steps run after the steps in flight. Pages that the cold tier copies can be reused after the copy.
+        A token in flight is dropped, because it belongs to the old incarnation. Pages can be reused immediately,
+        because later steps run after the steps in flight. Pages that the cold tier copies can be reused after the copy.
         """
         self.counters.retractions += 1
         if req.state is S.GRANTED:

@@ -42,7 +42,7 @@ class SchedSettings:
 
     @property
     def speculative(self) -> bool:
-        """Return whether only the device knows the rows' lengths. Steps then publish them."""
+        """Return whether only the device knows the rows' lengths. Steps then publish the lengths."""
         return self.width > 1
 
     @property

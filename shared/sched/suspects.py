@@ -1,4 +1,4 @@
-"""Isolate requests that shared a failed step. Each of them runs alone until a step with it succeeds.
+"""Isolate requests that shared a failed step. Each runs alone until one of its steps succeeds.
 
     a b c d fail in one step     all four are suspects and begin again; e and f were in other steps
     a | e f | b | e f | c ...    one suspect alone, then the others, in turns
@@ -36,7 +36,7 @@ class Suspects:
         self._suspected.discard(req)
 
     def choose(self, ready: Iterable[Request]) -> set[Request]:
-        """In turns, return only the oldest suspect, and all requests that are not suspects."""
+        """Alternate: return only the oldest suspect, then all requests that are not suspects."""
         ready = set(ready)
         others = ready - self._suspected
         alone = min(ready & self._suspected, key=lambda req: req.arrival, default=None)

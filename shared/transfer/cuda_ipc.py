@@ -1,4 +1,5 @@
-"""Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and its GPU copies pages.
+"""Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and the receiver's GPU copies
+pages.
 
 The code follows torch.multiprocessing's tensor sharing, without pickle. It has **never run on hardware**: tests use a
 virtual GPU in one process.

@@ -3,7 +3,7 @@
     loop     post(transfer) --> |        take_finished() <--- |   take_entries(): for the peer
     thread                      connect, start, start, finish, finish, ...
 
-A posted transfer can't be cancelled: if one side cancelled it, the sides would pair wrong transfers from then on.
+A posted transfer can't be cancelled: if one side cancelled it, later transfers would be paired wrongly.
 """
 
 from __future__ import annotations

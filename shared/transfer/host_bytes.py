@@ -27,7 +27,7 @@ from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
 MAX_BLOCK_BYTES = 256 << 20  # limit on all blocks of one sender together
-PATIENCE_S = 10.0  # twice the default silence_s, after which a silent peer's frames are dropped and free their blocks
+PATIENCE_S = 10.0  # twice the default silence_s: a peer silent for silence_s loses its frames, which frees blocks
 NUM_SLOTS = 4
 
 

@@ -128,7 +128,7 @@ class PageSender(Protocol):
 
 
 class PageReceiver(Protocol):
-    """A node's receiving side. All methods run on its transfer stream, so they never race."""
+    """A node's receiving side. All methods run on the node's transfer stream, so they never race."""
 
     name: str
 
@@ -185,7 +185,7 @@ def describe_pages(
 
 
 def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
-    """Return (pages, generations). Call it before reading bytes, so that a later change of owner shows."""
+    """Return (pages, generations). Call this before bytes are read, so that a later change of owner is noticed."""
     numbers = [int(page) for page in pages]
     return numbers, [int(pool.generation[page]) for page in numbers]
 

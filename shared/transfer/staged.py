@@ -34,7 +34,7 @@ MAX_STAGING_BYTES = 64 << 20
 # size of a buffer, which holds a Ready's pages, and number of free buffers to keep
 BUFFER_BYTES, KEPT_BUFFERS = 4 << 20, 8
 DIGESTS: dict[str, Digests] = {"gloo": host_digests, "nccl": tensor_digests}
-# pages per check: gloo's are checked one at a time, while in the core's cache, and nccl's all together
+# pages per check: one for gloo, so that the page is still in the core's cache; all for nccl
 PAGES_AT_ONCE = {"gloo": 1}
 
 
@@ -112,7 +112,8 @@ class StagedReceiver:
         staging_bytes(len(ready.pages), ready.staged_bytes)
 
     def make_staging(self, ready: Ready) -> torch.Tensor:
-        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills it."""
+        """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills the
+        tensor."""
         count = len(ready.pages)
         return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 

@@ -176,7 +176,7 @@ def listeners() -> Iterator[int]:
 
 
 def connections(own_port: int, peer_port: int) -> Iterator[socket.socket]:
-    """Yield handles of the connections that use our own port or the peer's. A group of two has one connection."""
+    """Yield handles of the connections that use our own port or the peer's."""
     for found in tcp_sockets():
         if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             continue

@@ -90,7 +90,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget when to dial a closed peer: a later dealer with this name must not inherit the time."""
+        """Forget the time to redial a closed peer: a later dealer with this name must not inherit this time."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:

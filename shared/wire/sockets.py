@@ -1,4 +1,4 @@
-"""ZMQ sockets that never block. Each has a monitor, and with keys they use CURVE."""
+"""ZMQ sockets that never block. Each socket has a monitor, and uses CURVE if there are keys."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def bytes_waiting(fd: int) -> int:
 class ProcessMemory:
     """Measures this process's private memory in bytes, without files and shared KV pools.
 
-    Its open descriptor lets it work while no other descriptor is free.
+    Its descriptor stays open, so it works while no other descriptor is free.
     """
 
     def __init__(self) -> None:

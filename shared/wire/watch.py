@@ -42,9 +42,9 @@ MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an emp
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: limit for one accepted connection. `callers_bytes_in_all`: limit for all of them. With 0, the
-    general limit holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if peers don't
-    ping."""
+    """`caller_bytes`: limit for one accepted connection. `callers_bytes_in_all`: limit for all accepted connections.
+    With 0, the general limit holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if
+    peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20

@@ -19,7 +19,7 @@ from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # takes the place of the user's words in a template
-INVENTED_LIMIT = 160  # limit of ids in an invented prompt
+INVENTED_LIMIT = 160  # an invented prompt has at most this many ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ class Learner:
     Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
 
     `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
-    as others. So the master of `fc` is the weight for channels divided by `scale`, and the method `weights` divides
-    this master by `scale`.
+    as others. So training multiplies the weight of `fc` by `scale`, and the method `weights` divides the trained
+    weight by `scale` again.
     """
 
     def __init__(

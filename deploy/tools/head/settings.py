@@ -137,7 +137,7 @@ class ExportSettings:
 
 @dataclass(frozen=True, slots=True)
 class ImportSettings:
-    """the head, and the folder for its copy"""
+    """the head to import, and the folder for its copy"""
 
     source: str = option("", "folder with config.json and *.safetensors of a head", metavar="DIR")
     out: str = option("head", "folder for the same head under the canonical tensor names", metavar="DIR")

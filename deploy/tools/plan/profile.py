@@ -121,7 +121,7 @@ class Profile:
 
     @property
     def has_handoff(self) -> bool:
-        """Whether a hand-off was measured. Otherwise (one node per machine) hand-offs take no time."""
+        """Whether a hand-off was measured. If not (one node per machine), the planner assumes that it takes no time."""
         return any(path.bytes_per_s < AT_ONCE for path in self.paths.values())
 
 

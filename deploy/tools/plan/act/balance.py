@@ -133,7 +133,7 @@ def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Dema
 
 @dataclass(slots=True)
 class Balancer:
-    """Decide moves from recent looks. A new balancer first observes one whole window."""
+    """Decide which nodes change roles, from recent observations. A new balancer first observes one whole window."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
     demand: Demand | None = None  # over the last window; None until this window is whole

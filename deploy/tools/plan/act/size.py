@@ -1,7 +1,7 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
-The planner's README.md has the rules. Nodes that were there at the start are never given back. The waits up_after_s and
-down_after_s begin after a whole window with the same nodes, so that the demand is measured on them.
+The planner's README.md has the rules. Nodes that were there at the start are never given back. The waiting times
+up_after_s and down_after_s begin after a whole window with the same nodes: only then is their demand known.
 """
 
 from __future__ import annotations
