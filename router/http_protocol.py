@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from router.api.connection import HANG_UP, REQUEST_ID
+from router.api.connection import HANG_UP, REQUEST_ID, SEND_CHUNK
 from router.api.errors import (
     BadHttp,
     HeadersTooLarge,
@@ -124,6 +126,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_AHEAD:
             self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
         self.scope["state"][HANG_UP] = self.transport.abort  # no method of `self`, which has the scope
+        self.scope["state"][SEND_CHUNK] = partial(send_chunk, self.transport, self.flow)
         super().on_headers_complete()  # raises for a bad URL; then the head has not ended
         self._is_in_head = False
         self._head_bytes = 0
@@ -225,6 +228,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _is_reading_first(self) -> bool:
         """Return whether the refused bytes are the body of the only open request, whose answer has not begun."""
         return not self._is_in_head and not self.pipeline and not self.cycle.response_started
+
+
+def send_chunk(transport: asyncio.Transport, flow: FlowControl, data: bytes) -> bool:
+    """Send a part of a chunked answer, unless the client is behind or gone."""
+    if flow.write_paused or transport.is_closing():
+        return False
+    transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 def refusal(error: BatonError, retry_after_s: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -15,8 +15,11 @@ from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
+SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
 BODY_TIMEOUT_S = 30.0
-HANG_UP = "hang_up"  # under this key, an ASGI scope's state has a function that closes the connection
+# keys in an ASGI scope's state
+HANG_UP = "hang_up"  # the function that closes the connection
+SEND_CHUNK = "send_chunk"  # the SendChunk
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
@@ -51,6 +54,7 @@ class Connection:
         self._bodies = bodies
         self._body_bytes = 0
         self._source = (scope.get("client") or ("",))[0]
+        self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
 
     def name(self, given: str | None) -> None:
         """Use the client's request id, without unsafe characters."""
@@ -111,6 +115,11 @@ class Connection:
         await self._out({"type": "http.response.start", "status": status, "headers": sent})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the body. An answer with a content-length has one part.
+
+        A stream's event takes the short way: without a timer, and without the server's checks of each message."""
+        if data and not last and self._send_chunk is not None and self._send_chunk(data):
+            return
         self.is_answered = last
         await self._out({"type": "http.response.body", "body": data, "more_body": not last})
 
@@ -142,6 +151,7 @@ class Connection:
 class Unsent(Connection):
     def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
         super().__init__(scope, receive, self._keep, slow_reader_s)
+        self._send_chunk = None
         self.data = b""
 
     async def _keep(self, message: Message) -> None:

@@ -48,6 +48,9 @@ class Site:
             with contextlib.suppress(ClientGone):
                 await flood(Connection(scope, receive, send, slow_reader_s=0.1))
             return
+        if scope["path"] == "/stream":
+            await stream(Connection(scope, receive, send, slow_reader_s=0.1))
+            return
         num_bytes, more = 0, True
         while more:
             message = await receive()
@@ -70,6 +73,13 @@ class Site:
 
     def metric(self, code: str) -> bool:
         return f'baton_requests_total{{outcome="{code}"}}' in render(self.registry).decode()
+
+
+async def stream(connection: Connection) -> None:
+    await connection.start(200, [])
+    for part in (b"one", b"twelve letters", b""):
+        await connection.write(part)
+    await connection.write(b"end", last=True)
 
 
 async def flood(connection: Connection) -> None:
@@ -297,6 +307,16 @@ def test_who_reads_nothing_keeps_no_connection() -> None:
                 await asyncio.sleep(0.01)
         finally:
             writer.transport.abort()
+
+    serve(told)
+
+
+def test_a_stream_comes_in_chunks() -> None:
+    async def told(site: Site, port: int) -> None:
+        answer = await sent(port, b"GET /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head
+        assert body == b"3\r\none\r\ne\r\ntwelve letters\r\n3\r\nend\r\n0\r\n\r\n"
 
     serve(told)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import socket
 from pathlib import Path
 
 import pytest
 
-from router.api.connection import ClientGone, Connection
+from router.api.connection import SEND_CHUNK, ClientGone, Connection
 from router.api.endpoint import given_keys, until_hang_up
 from router.api.errors import error_headers, error_type
 from router.app import new_epoch
@@ -118,6 +119,38 @@ def test_a_body_is_read_up_to_its_limit() -> None:
 def test_a_client_that_reads_nothing_is_given_up() -> None:
     with pytest.raises(ClientGone):
         asyncio.run(connection([], [], blocks=True).answer(200, b"x"))
+
+
+def test_what_can_be_sent_at_once_needs_no_message() -> None:
+    chunks: list[bytes] = []
+    sent: list[str] = []
+    is_free = True
+
+    def send_chunk(data: bytes) -> bool:
+        if is_free:
+            chunks.append(data)
+        return is_free
+
+    async def send(message: object) -> None:
+        sent.append(str(message))
+
+    async def receive() -> dict[str, object]:
+        return GONE
+
+    async def main() -> None:
+        nonlocal is_free
+        scope = {"type": "http", "headers": [], "state": {SEND_CHUNK: send_chunk}}
+        connection = Connection(scope, receive, send, slow_reader_s=0.01)
+        await connection.write(b"a")
+        is_free = False  # the client is behind
+        await connection.write(b"b")
+        is_free = True
+        await connection.write(b"c", last=True)
+        await connection.unsent().write(b"d")
+
+    asyncio.run(main())
+    assert chunks == [b"a"]
+    assert [message["body"] for message in map(ast.literal_eval, sent)] == [b"b", b"c"]
 
 
 def test_work_ends_when_the_client_goes() -> None:
