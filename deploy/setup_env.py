@@ -71,7 +71,7 @@ def fingerprint() -> str:
 
 
 def fits(folder: Path) -> bool:
-    """Start no process, so that a second `make run` begins quickly."""
+    """Check this without a process, so that a second `make run` begins quickly."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:

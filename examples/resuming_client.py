@@ -55,7 +55,7 @@ def stream(
                         token = first if slash else token
                         failures = 0
                         yield json.loads(event["data"])
-                    # An event without an id is an error. After other types than this one, ask again.
+                    # An event without an id is an error. After errors of other types, ask again.
                     elif "invalid_request_error" in event["data"]:
                         raise RuntimeError(event["data"])
                     event = {}

@@ -97,7 +97,7 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Return whether a read would not block: a grandchild may hold the pipe open, but write nothing."""
+        """Return whether a read would not block. A silent grandchild may keep the pipe open after the child's end."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

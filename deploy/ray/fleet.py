@@ -178,7 +178,7 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record a restart of the actor. The delay before its daemon starts grows with each death."""
+        """Record a restart of the actor. Its daemon starts after a delay that grows with each death."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay

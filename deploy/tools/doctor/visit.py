@@ -86,7 +86,7 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 def user_of(folder: Path) -> int:
     """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
 
-    Root is assumed to check the folder for another user.
+    Root is assumed to check it for another user.
     """
     own = os.geteuid()
     if own != ROOT:

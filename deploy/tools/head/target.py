@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend within one sequence. `q`: (n, heads, D), `k` and `v`: (n, kv_heads, D). Return (n, heads * D).
 
-    For these lengths, two plain products are faster than the fused kernel on a CPU in bfloat16.
+    For training sequences, two plain products are faster than the fused kernel on a CPU in bfloat16.
     """
     n, heads, dim = q.shape
     kv_heads = k.shape[1]

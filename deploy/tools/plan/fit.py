@@ -1,6 +1,6 @@
 """Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-If the operating system delayed a step, its error relative to its time is at most 1.
+Errors are relative, so a step that the operating system delayed can't dominate the fit.
 """
 
 from __future__ import annotations

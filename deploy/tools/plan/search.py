@@ -1,8 +1,8 @@
 """Search for a layout: first the split of the machines, then the settings of the best layout of each kind.
 
 To save time, first simulate a few machines under their share of the load (a small simulation). Simulate only the
-layouts found there, and their neighbours, with all machines (a full simulation). Both are assumed to agree: placement
-ignores prefixes, so chance decides which requests a node gets.
+layouts found there, and their neighbours, with all machines (a full simulation). Both kinds are assumed to agree:
+placement ignores prefixes, so chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def find_fewest(
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
     """Return the fewest machines that are enough in small simulations with default settings.
 
-    Return None if `most` are not enough. More machines are assumed never to be worse.
+    More machines are assumed never to be worse.
     """
 
     def is_enough(machines: int) -> bool:
