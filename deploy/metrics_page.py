@@ -30,7 +30,7 @@ class Page:
         return sum(sample.value for sample in self.samples if sample.name == name)
 
     def mean_since(self, before: Page, name: str) -> tuple[float, float]:
-        """Return (number, mean) of a histogram's observations since `before`. Without observations the mean is 0."""
+        """Return (number, mean) of a histogram's observations since `before`."""
         count = self.total(f"{name}_count") - before.total(f"{name}_count")
         spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
         return count, spent / count if count > 0 else 0.0
@@ -42,7 +42,7 @@ def parse_page(text: str) -> Page:
 
 
 def merged(pages: Sequence[Page]) -> Page:
-    """Merge the pages of routers that serve the same nodes. Take samples of nodes only from the first page."""
+    """Merge the pages of routers that serve the same nodes."""
     first, *others = pages
     return Page((*first.samples, *(one for page in others for one in page.samples if "node" not in one.labels)))
 
@@ -52,7 +52,7 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return a text for each fault of an idle server: pages or rows in use, or pages without a state."""
+    """Return a text for each fault of an idle server: KV pages or request rows in use, or KV pages in no state."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

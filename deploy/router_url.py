@@ -52,7 +52,7 @@ def no_answer(url: Url, error: Exception) -> ConfigError:
 
 
 def add_url(parser: Any, without: str = USUAL) -> None:
-    """Take the URL as the last argument or as --url. `without`: the part of the help text that names the default."""
+    """Take the URL as the last argument or as --url. `without`: help text on what happens without a URL."""
     add_url_word(parser, without)
     add_url_flag(parser)
 
@@ -70,7 +70,7 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the only address in `texts`, even if it is there twice. Return None if `texts` has none.
+    """Return the only address in `texts`, even if it is there twice.
 
     Raise ConfigError if addresses differ.
     """

@@ -32,7 +32,7 @@ OLD_NAME = "baton"  # our distribution's former name, which is uninstalled
 
 
 class SetupError(Exception):
-    """The set-up can't go on. The message says why, and what to do."""
+    """The set-up can't go on."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def fingerprint() -> str:
 
 
 def fits(folder: Path) -> bool:
-    """Return whether the environment fits. Start no process, so that a second `make run` begins quickly."""
+    """Check this without a process, so that a second `make run` begins quickly."""
     try:
         written = (folder / STAMP).read_text(encoding="ascii")
     except OSError:

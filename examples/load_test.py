@@ -17,7 +17,7 @@ SHARE = 0.95  # share of requests that must keep PROMISE
 
 def main(url: str, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        # Send 2 requests a second for 20 seconds. As on the internet, no request waits for another (an open loop).
+        # Send 2 requests a second for 20 seconds. No request waits for an earlier answer (an open loop).
         command = ["load", url, "--rate", "2", "--duration", "20", "--prompt-tokens", "128", "--output-tokens", "32"]
         command += ["--slo", PROMISE, "--quiet", "--out", folder, *flags]
         done = subprocess.run([sys.executable, "-m", "deploy.cli", *command], check=False)

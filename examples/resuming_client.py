@@ -55,7 +55,7 @@ def stream(
                         token = first if slash else token
                         failures = 0
                         yield json.loads(event["data"])
-                    # An error event has no id. Only this type of error is permanent.
+                    # An event without an id is an error. After errors of other types, ask again.
                     elif "invalid_request_error" in event["data"]:
                         raise RuntimeError(event["data"])
                     event = {}

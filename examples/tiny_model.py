@@ -1,6 +1,6 @@
 """Write a tiny model as a Hugging Face folder and serve it: python examples/tiny_model.py FOLDER [FLAGS of baton up]
 
-The model is random, so its answers are nonsense. Every downloaded folder has the three files that Baton needs.
+The model is random, so its answers are nonsense. FOLDER gets the three files that Baton needs.
 """
 
 from __future__ import annotations

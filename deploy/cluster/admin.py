@@ -246,7 +246,7 @@ def table(status: dict[str, Any]) -> str:
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
-# An older router's answer may lack a field. The function that reads this field then returns no lines.
+# An older router's answer may lack a field.
 def queue(status: dict[str, Any]) -> list[str]:
     return [
         f"{row['tenant']}: {row['requests']} requests wait ({row['tokens']} tokens), the first for "
@@ -272,7 +272,7 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 
 
 def lacking(status: dict[str, Any]) -> list[str]:
-    """For each node, return a line for each router that the node lists but that does not serve it."""
+    """Return a line for each router that does not serve a node, although the node lists this router."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
 

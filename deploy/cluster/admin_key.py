@@ -18,7 +18,7 @@ def default_path() -> Path:
 
 
 def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
-    """Add a key file to the configuration, unless the router has one or needs none.
+    """Add a key file to the configuration, unless it names one or /admin needs no key.
 
     If the file can't be written, /admin is off.
     """

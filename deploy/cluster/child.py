@@ -77,7 +77,7 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write a line after the child's name. Our daemons' log records already have the name as third word."""
+        """Write a line. Put the child's name before it, unless the third word is this name, as in our daemons' logs."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")
@@ -97,7 +97,7 @@ class Child:
         return status
 
     def _has_more(self) -> bool:
-        """Return whether a read would return without a wait. A grandchild can hold the pipe open and write nothing."""
+        """Return whether a read would not block. A silent grandchild may keep the pipe open after the child's end."""
         return bool(select.select([self.fileno()], [], [], 0)[0])
 
     def send(self, number: signal.Signals) -> None:

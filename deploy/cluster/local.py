@@ -88,7 +88,7 @@ def check_keys(config: ClusterConfig) -> None:
 
 
 def write_line(line: str, stream: TextIO | None = None) -> None:
-    """Write to `stream`, by default to stderr, the cluster's log. Ignore a full disk or a closed pipe."""
+    """Write to `stream` (default: stderr, which is the cluster's log). Ignore a full disk or a closed pipe."""
     with contextlib.suppress(OSError):
         print(line, file=stream or sys.stderr, flush=True)
 
@@ -144,7 +144,7 @@ def require_free(host: str, port: int) -> None:
 def child_specs(
     config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
 ) -> list[ChildSpec]:
-    """Return the children's commands, routers first, so that nodes find them."""
+    """Return the children's commands in start order: routers first, because nodes connect to them."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]

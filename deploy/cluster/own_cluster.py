@@ -26,7 +26,7 @@ def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]
     """Yield the cluster's address once all nodes are ready. The cluster ends with the `with` block or with this
     process. Ctrl-C reaches only this process, which then stops the cluster.
 
-    `key`: if the flags name a keys file, a key that may see the nodes.
+    `key`: a key that may see the nodes; needed if `flags` name a key file.
     """
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")

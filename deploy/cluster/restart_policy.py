@@ -15,7 +15,7 @@ EXIT_CONFIG = 2  # our commands' exit code for an unusable configuration
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Count one child's deaths. Each further death within a minute doubles the delay.
+    """Count one child's deaths in the last minute. Each further death doubles the delay of the restart.
 
     Too many deaths, a drain, or an unusable configuration keep the child down.
     """

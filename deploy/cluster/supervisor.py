@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`probe` quickly returns whether all processes serve. `announce` is called once, at the first success."""
+    """`probe` quickly returns whether the cluster is ready. `announce` is called once, at the first success."""
 
     probe: Callable[[], bool]
     announce: Callable[[], None]

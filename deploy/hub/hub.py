@@ -50,7 +50,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes`: each file's size in bytes, fetched or not."""
+    """A model at one commit. `sizes`: bytes of each file, also of those not fetched."""
 
     name: HubName
     hub: Hub
@@ -102,8 +102,8 @@ def recall(name: HubName, hub: Hub) -> Repository:
 
 
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
-    """Return the files' sizes from the listing that Baton saved. After another program's download, there may be no
-    listing. Then measure the files."""
+    """Return the files' sizes from Baton's saved listing. Without one, e.g. after another program's download, measure
+    the files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -120,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the small files, and save the listing, with which an offline start notices missing files."""
+    """Fetch the small files. Save the listing, so that an offline start can notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub
@@ -156,7 +156,7 @@ def download(repository: Repository, files: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide progress bars. If HF_HUB_DISABLE_PROGRESS_BARS is set, do nothing, because the library would warn."""
+    """Hide progress bars. Do nothing if HF_HUB_DISABLE_PROGRESS_BARS is set: the library would print a warning."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

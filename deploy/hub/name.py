@@ -25,7 +25,7 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Return the parsed name. Return None if the text has another form, or is an existing path."""
+    """Return None if the text has another form, or is an existing path."""
     found = _NAME.fullmatch(text)
     if found is None or Path(text).exists():
         return None

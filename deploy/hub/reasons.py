@@ -35,7 +35,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def unreachable(error: BaseException) -> str:
-    """Return why the hub could not be reached. For a status 5xx, return this status; for other failures, ""."""
+    """Return why the hub could not be reached: a status 5xx, or a transport error. Return "" for other errors."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 

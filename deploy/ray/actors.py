@@ -34,7 +34,7 @@ STOP_MARGIN_S = 5.0
 
 
 class DaemonActor:
-    """Start, watch and stop one router or node. `tend` returns at once."""
+    """Start, watch and stop one router or node. `tend` does not block."""
 
     def __init__(self, name: str, stop_timeout_s: float) -> None:
         self._name = name
@@ -83,7 +83,7 @@ class DaemonActor:
 
 
 def log(line: str) -> None:
-    """Write to Ray's log of this process. Ignore a full disk."""
+    """Write to Ray's log of this process."""
     local.write_line(line, sys.stdout)
 
 
@@ -140,7 +140,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor. If it is missing, make it in its bundle of a placement group."""
+    """Return the actor. Make a missing actor, in its own bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

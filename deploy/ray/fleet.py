@@ -128,12 +128,12 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether this role may get another node. With `most` failed nodes it gets none, so growth ends."""
+        """Return whether this role may get another node. Once `most` nodes have failed, it gets no more."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
     def extra(self) -> list[str]:
-        """Return the running nodes that were added after the start. They may leave."""
+        """Return the running nodes that were added after the start."""
         at_start = plan.names_at_start(self.config)
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
@@ -178,8 +178,7 @@ class Fleet:
         member.cores = report.cores if report.state == RUNNING else member.cores
 
     def _begin_life(self, member: Member, now: float) -> None:
-        """Record a restart of the actor. The delay before its daemon starts grows with each death. After too many
-        deaths the daemon stays down."""
+        """Record a restart of the actor. Its daemon starts after a delay that grows with each death."""
         member.restarts += 1
         delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
         member.start_at = None if delay is None else now + delay
@@ -192,7 +191,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """Record that the actor died for good. After such a delay a new one is made, but not after too many deaths."""
+        """Record that the actor died for good."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)
@@ -232,8 +231,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart at once. The other nodes restart one at a time, and do not wait for failed,
-        drained or lost nodes.
+        Nodes that lost all routers restart without a wait. The others restart one at a time; failed, drained or lost
+        nodes do not hold them up.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -262,7 +261,6 @@ class Fleet:
         return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
-        """Return the cores of the other members on the same machine."""
         assert member.place is not None
         others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
         return {core for other in others if other.state not in ENDED for core in other.cores}
@@ -301,7 +299,7 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the running node lacks one of these routers."""
+    """Return whether the node was started without one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 

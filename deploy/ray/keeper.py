@@ -27,9 +27,9 @@ KEPT_LINES = 12
 
 
 class Keeper:
-    """`start` and `stop` return at once; `state` shows the progress.
+    """`start` and `stop` do not wait; `state` shows the progress.
 
-    `on_death` gets the exit status, unless `stop`, a drain or a wrong configuration ended the daemon.
+    `on_death` is called with the exit status, but not after `stop`, a drain or a wrong configuration.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Keeper:
     def _wait(self, child: Child) -> None:
         ready = select.select([child.fileno()], [], [], TICK_S)[0]
         if ready and not child.pump():
-            time.sleep(TICK_S)  # the daemon has closed its output, so it is about to end
+            time.sleep(TICK_S)  # the daemon has closed its output, so it is probably about to end
 
     def _line(self, line: str) -> None:
         self._lines.append(line)

@@ -15,7 +15,7 @@ MOST_MEMORY = 0.8  # share of a machine's free memory for its nodes' KV pools
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
-    """Return the initial actors' names, routers first, so that nodes find them."""
+    """Return the initial actors' names. Routers come first, because nodes connect to them."""
     counts = ((ROUTER, config.ray.routers), (PREFILL, config.ray.prefill), (DECODE, config.ray.decode))
     return tuple(f"{role}-{index}" for role, number in counts for index in range(number))
 
@@ -124,7 +124,7 @@ def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayCluster
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
     """Plan one thread per reserved core, and choose an equal number of cores outside `taken`.
 
-    If too few cores are left, choose none. Ray itself reserves only a number of cores, and sets OMP_NUM_THREADS.
+    If too few cores are left, choose none. Ray itself reserves a number of cores, but does not say which.
     """
     threads = max(1, int(cpus))
     free = [core for core in usable if core not in set(taken)]
@@ -159,5 +159,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """Return a node's share of a GPU's memory. On half a GPU it is half as large."""
+    """Return the share of a GPU's memory that a node may use. A node with half a GPU gets half the usual share."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

@@ -27,7 +27,7 @@ class LeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """`nodes`: nodes that should serve. `extra`: nodes that may leave. `may_grow`: roles below their maximum.
+    """`nodes`: names of nodes that should serve. `extra`: nodes that may leave. `may_grow`: roles that may get a node.
 
     `is_steady`: no node is starting or leaving.
     """

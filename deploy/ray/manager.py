@@ -1,6 +1,6 @@
 """The actor that keeps a cluster as configured: it makes the other actors, gives them orders and scales roles.
 
-  [ ask every actor -> hear -> leader's orders -> routers' pages -> own rules ]  once per tick.
+  [ ask every actor -> take answers -> leader's orders -> routers' pages -> own rules ]  once per tick.
 
 After a restart it finds the actors by name, so it stores nothing. Streams continue without a manager.
 """
@@ -111,7 +111,7 @@ class Manager:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
-        """An actor that answers late counts as away."""
+        """Wait at most one tick for answers. Actors that have not answered count as away."""
         waiting = list(self._asked.values())
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):

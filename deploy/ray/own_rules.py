@@ -27,7 +27,7 @@ class OwnRules:
     ) -> list[str]:
         """Add or remove at most one node per role. Return the changes for the log.
 
-        `before` and `pages`: old and new pages of the same routers. While a leader holds the lease
+        `before` and `pages`: old and new /metrics pages of the same routers. While a leader holds the lease
         (`is_led`), nothing changes, and the scalers' waits begin again.
         """
         serving = serving_of(pages[0]) if pages else {}

@@ -35,7 +35,7 @@ class Place:
 class ActorReport:
     """`life` changes with each restart of the actor. `words`: the last lines of an ended daemon.
 
-    `routers` and `cores`: given to the running daemon at its start.
+    `routers` and `cores`: those with which the running daemon was started.
     """
 
     name: str

@@ -3,9 +3,9 @@
 Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
   grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
-  shrink  pressure would stay < SPARE of full without one node, and latency is within its objective, for down_after_s
+  shrink  pressure with one node fewer would be < SPARE x full, and latency is within its objective, for down_after_s
 
-Under a constant load, a role that has grown does not shrink: with one node fewer, it would be full again. If latency
+Under a constant load, a role that has grown does not shrink, because the other nodes would be full again. If latency
 made a role grow, the role's pressure at that time counts as full for REMEMBERED_S.
 """
 
@@ -35,7 +35,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Change the number of nodes only after a lasting condition, and long enough after the last change."""
+    """Change nothing before a condition has lasted, or soon after the last change."""
 
     settings: ScalingConfig
     _full_since: float | None = None
@@ -46,7 +46,7 @@ class Patience:
         self._full_since = self._spare_since = None
 
     def step(self, now: float, *, is_full: bool, is_spare: bool, may_grow: bool, may_shrink: bool) -> int:
-        """Return +1, 0 or -1 nodes. A change begins both waits again."""
+        """Return +1, 0 or -1 nodes."""
         self._full_since = since(self._full_since, now, is_full)
         self._spare_since = since(self._spare_since, now, is_spare)
         if now - self._changed_at < self.settings.settle_s:

@@ -33,7 +33,7 @@ POLL_S = 0.5
 CALL_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 120.0
 OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
-# The bytes of this file distinguish our package `shared` from others of that name.
+# If this file has the same bytes on a machine, the package `shared` there is ours.
 MARKER = "shared", "__init__.py"
 
 
@@ -69,8 +69,7 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 def left_out(checkout: Path) -> list[str]:
     """Return patterns for the files that Ray must not ship: all files of the checkout except our packages.
 
-    Raise ConfigError if the folder is not a checkout. Models need no shipping: machines have or fetch them, and the
-    default model is a package.
+    Raise ConfigError if the folder is not a checkout.
     """
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
@@ -295,7 +294,7 @@ def take_down() -> None:
 
 
 def stop_all(names: Sequence[str]) -> None:
-    """Stop daemons. An actor kills a daemon that ends late. A silent actor is killed with its daemon."""
+    """Stop daemons. Actors kill a daemon that ends late. An actor that stops answering is killed with its daemon."""
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:

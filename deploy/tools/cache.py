@@ -1,4 +1,4 @@
-"""`baton cache`: list and remove packed weights, which this user's nodes map."""
+"""`baton cache`: list and remove packed weights, which this user's nodes map into memory."""
 
 from __future__ import annotations
 

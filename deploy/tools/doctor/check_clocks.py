@@ -1,9 +1,9 @@
-"""Find clocks that disagree. Heartbeats carry no time, so clocks are compared in other ways.
+"""Find clocks that disagree with the router's.
 
 - This machine's clock: the answer to /admin/status has the router's time, read between our request and the answer.
 - A node's clock: the node's epoch is the time of its start by its own clock. If the router heard of the node before
-  that time, the node's clock is ahead. If the router heard of the node more than LONG_START_S later, the clock is
-  behind, or the start was slow.
+  that time, the node's clock is ahead. If it heard more than LONG_START_S after that time, the node's clock is behind,
+  or its start was slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judge GPUs: whether torch fits the driver, whether each GPU computes correctly, and what stays untested."""
+"""Judge GPUs: whether torch fits the driver, and whether each GPU computes correctly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HERE = "this machine"
 GIB = 1 << 30
 LOW_MEMORY = 0.10  # report GPUs with a smaller share of free memory
 LEAST_CAPABILITY = (8, 0)  # GPUs below this capability emulate bfloat16
-# Report slower copies. Even four lanes of PCIe 3 are faster, and GPUs have sixteen.
+# Report slower copies: even four lanes of PCIe 3 are faster.
 SLOW_COPY_BYTES_PER_S = 2e9
 # Largest allowed difference of float32 logits, as a share of the largest logit. A GPU adds in another order than a CPU.
 MOST_DIFFERENCE = 1e-3
@@ -28,7 +28,7 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
 
 
 def check_absence(facts: GpuFacts) -> Finding:
-    """Judge a machine without usable GPUs. Such a machine with a driver is faulty."""
+    """Judge a machine without usable GPUs. A driver without a usable GPU is a fault."""
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(

@@ -28,7 +28,7 @@ def check_folder(folder: KeysFolder) -> list[Finding]:
 
 
 def check_secret(secret: Secret, uid: int) -> list[Finding]:
-    """A node can't use other users' secrets, not even root's."""
+    """A node can't use another user's secret, not even root's: only the owner may read it."""
     if secret.error:
         return [
             Finding("keys", secret.path, BROKEN, secret.error, "`baton keys create` makes a folder, see its --help")

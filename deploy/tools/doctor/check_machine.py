@@ -64,7 +64,7 @@ def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Return (core -> compute threads) for each core that several nodes share and that has more than 1.0 threads."""
+    """Return the number of compute threads of each core that several nodes share, if it exceeds 1.0."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:
@@ -108,7 +108,7 @@ def check_governors(machine: MachineFacts) -> list[Finding]:
 
 
 def check_memory(machine: MachineFacts) -> list[Finding]:
-    """Page pools count as shared memory, but need no /dev/shm."""
+    """Ignore /dev/shm: the KV pools' shared memory is not there."""
     share = machine.available_bytes / max(1, machine.memory_bytes)
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
     if level is None:

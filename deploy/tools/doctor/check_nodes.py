@@ -104,7 +104,7 @@ def pairs_of(nodes: Sequence[SeenNode]) -> list[tuple[SeenNode, SeenNode]]:
 def differs(prefill: Fingerprint, decode: Fingerprint, field: str) -> bool:
     """Return whether this field alone keeps the two nodes from pairing.
 
-    All other fields are made equal, except `spec`, which excuses some differences.
+    All other fields are made equal, except `spec`, because it decides which differences are allowed.
     """
     if field in REPORTED_ONLY:
         return bool(getattr(prefill, field) != getattr(decode, field))
@@ -164,8 +164,8 @@ def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report loopback addresses of nodes with different host ids. Containers of one machine differ in this id,
-    too, so the level is only LOOK."""
+    """Report loopback addresses of nodes with different host ids. The level is only LOOK, because
+    containers of one machine have different ids, too."""
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)

@@ -114,7 +114,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Report refusals. Connections without a key are a fault only if they are new: this program makes some, too."""
+    """Report refusals. Connections without a key are a fault only if new: earlier runs of this program made some."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

@@ -24,7 +24,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def examine_cluster(facts: Facts) -> list[Finding]:
-    """A missing router is broken only if the user named it."""
+    """A missing router is a fault only if the user named it."""
     cluster = facts.cluster
     if cluster is None:
         level = BROKEN if facts.must_answer else LOOK

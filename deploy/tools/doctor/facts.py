@@ -11,7 +11,7 @@ from shared.wire.messages import Hello
 @dataclass(frozen=True, slots=True)
 class SeenNode:
     """A node in the answer to /admin/status. `known_s`: seconds since the router first heard of the node's latest
-    start. `lacks_routers`: routers that the node lists but that do not serve it."""
+    start. `lacks_routers`: routers that do not serve the node, although it lists them."""
 
     state: str
     last_seen_s: float
@@ -162,7 +162,8 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """A GPU's trials. `problem`: why they stopped. `sharing_problem`: why another process can't open the GPU's memory.
+    """Results of a GPU's trials. `problem`: why the trials stopped. `sharing_problem`: why another process can't open
+    the GPU's memory.
 
     `difference`: the largest difference from the host's logits.
     """

@@ -83,7 +83,7 @@ def within_limit(total: int, available: int) -> tuple[int, int]:
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:
-    """Yield (driver, governor) of each core. Most virtual machines have no governors."""
+    """Yield (driver, governor) of each core."""
     for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
         with contextlib.suppress(OSError, ValueError):
             yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
@@ -152,7 +152,7 @@ def keys_problem(folder: Path) -> str:
 
 
 def dial(whose: str, endpoint: str) -> DialFacts:
-    """Connect, and close the connection. An open port does not tell who listens."""
+    """Connect, and close the connection."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
     error = ""

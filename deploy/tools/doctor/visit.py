@@ -45,7 +45,7 @@ def gather(args: argparse.Namespace) -> Facts:
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
-        time.sleep(args.interval)  # the time between this machine's two pulses
+        time.sleep(args.interval)  # the two pulses must be this far apart
     machine = look_at_machine(before, take_pulse())
     return Facts(
         url=str(url),
@@ -86,7 +86,7 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 def user_of(folder: Path) -> int:
     """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
 
-    Nodes seldom run as root.
+    Root is assumed to check it for another user.
     """
     own = os.geteuid()
     if own != ROOT:

@@ -80,8 +80,8 @@ class Asker:
 
 
 def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
-    """Make the output line. Without JSON, a refusal keeps its status and the body's beginning; an answer with status
-    200 becomes an error."""
+    """Make the output line. A status 200 without JSON becomes an error. Any other answer without JSON keeps its status
+    and the body's beginning."""
     try:
         body: Any = msgspec.json.decode(bytes(answer.body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

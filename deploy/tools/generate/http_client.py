@@ -1,4 +1,4 @@
-"""Send POST requests on kept HTTP/1.1 connections, and read whole answers. The caller retries."""
+"""Send POST requests over reused HTTP/1.1 connections, and read whole answers. The caller retries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
+        """Parse bytes. Raise OSError if the bytes are not HTTP, or if the answer is too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -82,7 +82,7 @@ class HttpClient:
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
-                # If no answer has begun, the server closed the kept connection before our request: try another.
+                # If no answer has begun, assume that the server had closed this idle connection: try another one.
                 if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)

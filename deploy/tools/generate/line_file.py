@@ -35,7 +35,7 @@ class ErrorPart(msgspec.Struct, frozen=True):
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of OpenAI's batch output and error files. `id` comes first, so that a torn line can be recognised."""
+    """A line of OpenAI's batch output and error files. `id` comes first, so that even a torn line can be recognised."""
 
     id: str
     custom_id: str | None

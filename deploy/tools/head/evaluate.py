@@ -34,7 +34,7 @@ class HeadAcceptance:
 def acceptance(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
 ) -> HeadAcceptance:
-    """`draft_ids`: (draft vocab,) int64. A chain counts only as far as its drafts lie in the answer."""
+    """`draft_ids`: (draft vocab,) int64. Drafts past the answer's end do not count."""
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
         right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
@@ -71,7 +71,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """Decode one answer with these chains. Return (tokens, verify steps)."""
+    """Decode an answer. `right`: `chains`' result for it. Return (tokens, verify steps)."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

@@ -1,6 +1,6 @@
 """Generate many continuations at a time, in ragged steps over paged KV, without the scheduler.
 
-A finished row is free at once, so the next prompt joins the next step.
+A finished row is free before the next step, so another prompt joins that step.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Position:
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     losses: tuple[float, ...]  # by step of the chain: mean loss over answer tokens that have a draft id
-    # By step: the share of answer tokens that have a draft id and on which head and target agree.
+    # By step: of all answer tokens, the share that has a draft id on which head and target agree.
     hits: tuple[float, ...]
     tokens: int
 
@@ -48,10 +48,10 @@ class UpdateResult:
 class Learner:
     """Train inner matrices with Muon, and output rows and norms with AdamW.
 
-    Muon orthogonalises its update, and needs fewer tokens than AdamW for the same loss.
+    Muon orthogonalises its update.
 
-    `scale` (3H,): the size of each channel of the target's hidden states. Some channels are a thousand times as large
-    as others. So training multiplies the weight of `fc` by `scale`, and the method `weights` divides the trained
+    `scale` (3H,): the size of each channel of the target's hidden states. Some models have channels a thousand times as
+    large as others. So training multiplies the weight of `fc` by `scale`, and the method `weights` divides the trained
     weight by `scale` again.
     """
 
@@ -149,20 +149,17 @@ class Learner:
                 lead = f"{kind}.{name}."
                 master = self.masters[name]
                 state = {key.removeprefix(lead): value for key, value in found.items() if key.startswith(lead)}
-                # The optimizers' counters are scalars on the host.
+                # Scalars are the optimizers' counters, which belong on the host.
                 optimizer.state[master] = {key: v.to(master.device) if v.dim() else v for key, v in state.items()}
 
 
 def steps_at(share_done: float, steps: int) -> int:
-    """Return the number of drafts to train. It grows during the run: the first draft teaches most for its cost."""
+    """Return the number of drafts to train, which grows during the run, up to `steps`."""
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 
 def goal_of(traces: Sequence[FeatureTrace], words: DraftWords) -> Goal:
-    """Return the goal of step 0's outputs: the output of slot j predicts the target's choice after position j + 1.
-
-    Later steps use a subset of these rows.
-    """
+    """Return step 0's goal: the output of slot j predicts the target's choice after position j + 1."""
     final = torch.cat([one.final[one.prompt : -1] for one in traces])
     known = torch.cat([words.of_target[one.ids[one.prompt + 1 :]] >= 0 for one in traces])
     return make_goal(final.to(words.rows.device), words.rows, known)

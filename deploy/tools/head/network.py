@@ -34,7 +34,7 @@ Rope = tuple[Tensor, Tensor]
 class Rows:
     """Indices that find several sequences' slots in a step's flat rows.
 
-    Step 0 has keys of all slots. Its output rows begin at each answer's first slot, and step k's rows k slots later.
+    Step 0 has keys of all slots. Step k's output rows begin k slots after each answer's first slot.
     """
 
     slots: Tensor  # (N,) indices into all tokens: the slots whose predicted token is known.
@@ -66,7 +66,7 @@ def drop_lasts(values: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 class HeadNet:
-    """`embed` (V, H): the target's embedding. `rope`: the head's rotary tables. Each call takes the weights."""
+    """`embed` (V, H): the target's embedding. `rope`: the head's rotary tables. Weights are passed to each call."""
 
     def __init__(self, layer: LlamaConfig, embed: Tensor, rope: Rope, dtype: torch.dtype) -> None:
         self.layer = layer

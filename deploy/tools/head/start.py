@@ -1,7 +1,8 @@
-"""Make a head's first weights. Copies of the target's weights save many thousand training steps.
+"""Make a head's first weights, mostly copies, to shorten the training.
 
-`fc` passes on only the hidden state of the highest of the three layers. The layer and the output rows are copied from
-the target's last layer and head. Attention weights for the embedding half of the input begin small and random.
+`fc` passes on only the hidden state of the highest of the three layers. The layer is a copy of the target's last
+layer, and the output rows are copies of the target's. Attention weights for the embedding half of the input begin small
+and random.
 """
 
 from __future__ import annotations

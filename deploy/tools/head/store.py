@@ -38,7 +38,7 @@ class FeatureStore:
         self._target = target
 
     def path(self, shard: Sequence[TrainingAnswer]) -> Path:
-        """Return a path that depends on target, data and order, so that no other features are read."""
+        """Return a path for this target, data and order, so that features of another run are never read."""
         content = self._target.identity + repr([one.ids for one in shard])
         digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"

@@ -34,7 +34,7 @@ def check_plain(config: LlamaConfig) -> None:
 
 
 class TargetNet:
-    """The target, with its weights on the device. A call keeps no state."""
+    """The target, with its weights on the device. Calls leave no state behind."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int) -> None:
         check_plain(source.config)
@@ -47,7 +47,7 @@ class TargetNet:
         self.embed = self._weights.embed  # (V, H)
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
-        # A caller may set the layers that an imported head reads.
+        # For an imported head, a caller may set the layers that this head reads.
         self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
         self._content = source.content_hash()
 
@@ -66,7 +66,7 @@ class TargetNet:
         wanted, aux = self.aux_layers, []
         for index, layer in enumerate(self._weights.layers):
             if index in wanted:
-                aux.append(residual.to(self.dtype, copy=True))  # the residual is changed in place
+                aux.append(residual.to(self.dtype, copy=True))  # a copy, since the next lines change the residual
             residual += layer.out(self._attend(layer, self._norm(residual, layer.attn_norm), cos, sin, lengths))
             assert layer.gate_up is not None and layer.down is not None
             gate, up = layer.gate_up(self._norm(residual, layer.mlp_norm)).chunk(2, dim=-1)
@@ -101,7 +101,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend within one sequence. `q`: (n, heads, D), `k` and `v`: (n, kv_heads, D). Return (n, heads * D).
 
-    On a CPU in bfloat16, at these lengths, two plain products are far faster than the fused kernel.
+    For training sequences, two plain products are faster than the fused kernel on a CPU in bfloat16.
     """
     n, heads, dim = q.shape
     kv_heads = k.shape[1]

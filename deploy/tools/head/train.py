@@ -167,7 +167,7 @@ def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: 
 def channel_scale(traces: Sequence[FeatureTrace]) -> Tensor:
     """Return (3H,) float32: the root mean square of each channel.
 
-    First tokens are left out: in many models their hidden states are a thousand times as large.
+    First tokens are left out: some models give them hidden states a thousand times as large.
     """
     squares = torch.cat([one.aux[1:] for one in traces]).float().square().mean(dim=0)
     return squares.sqrt().clamp_min(1e-6)

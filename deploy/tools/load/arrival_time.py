@@ -8,10 +8,10 @@ import struct
 import sys
 import time
 
-SO_TIMESTAMPNS = 35  # the option's number on all relevant machines; the socket module lacks it
+SO_TIMESTAMPNS = 35  # the option's number on x86 and Arm; the socket module lacks this option
 TIMESPEC = struct.Struct("qq")
 ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
-UNLIKELY_S = 60.0  # a longer delay means that the wall clock was changed
+UNLIKELY_S = 60.0  # a longer delay is taken as a sign that the wall clock was changed
 
 
 def ask_for_stamps(sock: socket.socket) -> None:

@@ -65,7 +65,7 @@ def gamma(rate: float, variation: float, rng: random.Random) -> Iterator[float]:
 def ramp(first: float, last: float, over_s: float, rng: random.Random) -> Iterator[float]:
     """Yield a Poisson process whose rate goes linearly from `first` to `last`, and then stays.
 
-    A Poisson process of rate 1 is stretched: point x becomes the time by which x arrivals are expected.
+    Stretch a Poisson process of rate 1: its time x becomes the time by which x arrivals are expected.
     """
     expected = 0.0
     while True:

@@ -1,4 +1,4 @@
-"""Send requests, each in a task, over kept connections, and fill their records."""
+"""Send requests, each in a task, over reused connections, and fill their records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Client:
         connection, is_used = await self._connection(place)
         await self._one(connection, place, exchange, message)
         if is_used and exchange.was_cut_off:
-            # The server closed the kept connection: send the request again on a new one.
+            # The server had closed the idle connection: send the request again on a new one.
             exchange.reopen()
             await self._one(await self._connect(place), place, exchange, message)
 

@@ -1,7 +1,4 @@
-"""One connection: a plain socket on the event loop, without HTTP.
-
-A chunk costs one callback and one system call, and comes with its arrival time.
-"""
+"""One connection: a plain socket on the event loop, without HTTP."""
 
 from __future__ import annotations
 

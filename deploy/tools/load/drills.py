@@ -19,7 +19,7 @@ from shared.core.errors import ConfigError
 
 HERE = ("127.0.0.1", "localhost", "::1")
 FORM = re.compile(r"(kill|drain|restart):([^@]+)@([0-9.]+)s?")
-NOTICED_S = 3.0  # in this time a router notices a killed node
+NOTICED_S = 3.0  # in this time a router should notice a killed node
 POLL_S = 0.2
 
 

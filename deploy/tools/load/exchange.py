@@ -40,7 +40,7 @@ class Exchange:
             self.leave(at)
 
     def feed(self, data: bytes, at: float, late: float) -> None:
-        """Take bytes. `at`: when they arrived. `late`: the seconds since `at`; NaN if unknown."""
+        """Take bytes. `at`: their arrival time. `late`: the seconds since `at`; NaN if unknown."""
         self._has_begun = True
         self._at, self._late = at, late
         try:

@@ -35,7 +35,7 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draw resamples: other runs that were equally likely.
+    """Draw resamples, which are taken for equally likely runs.
 
     `times` (resamples, num_requests): how often each resample has each request.
     """
@@ -86,7 +86,7 @@ def draw_times(num_requests: int, resamples: int, rng: np.random.Generator) -> C
 
 
 class Pooled:
-    """Weighted values: one per request, or all waits between a request's tokens."""
+    """Weighted values: one per request, or one per wait between its tokens."""
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position of value i's request in order of arrival."""
@@ -101,14 +101,14 @@ class Pooled:
         return float((self.values * self._weights).sum()) / total if total else math.nan
 
     def thinned(self) -> Pooled:
-        """Return every n-th of the sorted values, enough for an interval."""
+        """Return every n-th of the sorted values, at most MAX_POOLED in all."""
         every = slice(None, None, -(-len(self.values) // MAX_POOLED) or 1)
         thin = Pooled([], [], [])
         thin.values, thin._owners, thin._weights = self.values[every], self._owners[every], self._weights[every]
         return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
-        """Return each level's quantile: the smallest value whose cumulative weight reaches that share of the total.
+        """Return each level's quantile: the smallest value at which the cumulative weight is at least this share.
 
         `times`: how often each request was drawn.
         """

@@ -76,7 +76,7 @@ def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, co
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open file descriptors: each stream needs one, and 1,024 may be too few."""
+    """Raise the limit of open file descriptors: each stream needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -96,7 +96,7 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
     while (rate := sweep.next_rate()) is not None:
         try:
             outcomes[rate] = run_at(rate, plan, context, goldens)
-        except ConfigError as error:  # the previous rate killed the server; report the runs so far
+        except ConfigError as error:  # perhaps the previous rate killed the server; report the runs so far
             if not outcomes:
                 raise
             context.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)

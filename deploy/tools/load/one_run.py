@@ -42,7 +42,7 @@ from deploy.tools.load.truth import (
 from shared.core.errors import ConfigError
 
 POLL_S = 0.5
-RESTED_POLLS = 3  # polls in a row that must show free memory; nodes report at least once a second
+RESTED_POLLS = 3  # polls in a row that must show an idle server; nodes report at least once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ def own_checks(
 
 
 def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float]:
-    """Poll until RESTED_POLLS pages in a row show free memory, or `rest_s` is over.
+    """Poll /metrics until it shows an idle server RESTED_POLLS times in a row, or `rest_s` is over.
 
-    Return (the last page, the seconds of polling). The page is None if the last poll got no answer.
+    Return (the last page, the seconds of polling). The page is None if that poll got no answer.
     """
     begin = time.monotonic()
     num_rested = 0

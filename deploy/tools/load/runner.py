@@ -111,7 +111,7 @@ class Runner:
         self._changed.set()
 
     def _blow(self, share: float) -> None:
-        """Hang up on the oldest requests, which hold the most memory."""
+        """Hang up on the oldest requests, which probably hold the most memory."""
         numbers = sorted(self.open)
         for number in numbers[: round(share * len(numbers))]:
             self._client.hang_up(number)

@@ -21,7 +21,7 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The reader that smooth goodput assumes. Without a bound on TTFT, the first token is never late."""
+    """An assumed reader of the answers, for smooth goodput. Without a bound on TTFT, the first token is never late."""
 
     reading_tps: float = 10.0
     idle_weight: float = 1.0
@@ -101,7 +101,7 @@ def summarize(
     """Summarize a run. `beats`: the client loop's lateness at regular times.
 
     Latencies and shares cover the requests due in the window. Rates count all answers and tokens that came in the
-    window. Latencies, shares and goodput exclude golden probes, which a cache answers sooner.
+    window. Latencies, shares and goodput exclude golden probes: prefix caches may speed these up.
     """
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
@@ -134,7 +134,7 @@ def summarize(
 def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
     """Return a rate per second of the window, with an interval from its time slices.
 
-    Slices, unlike single requests, also show how evenly requests came.
+    Unlike single requests, slices also reflect how evenly requests came.
     """
     if not window.seconds > 0:
         return NOTHING
@@ -177,7 +177,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return no interval: resampling yields none for an extreme value."""
+    """Return the maximum without an interval: resamples never exceed the measured maximum."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

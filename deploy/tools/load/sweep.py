@@ -42,6 +42,6 @@ class Sweep:
 
     @property
     def best(self) -> float | None:
-        """The highest passed rate below the lowest missed rate. A pass above a missed rate was luck."""
+        """The highest passed rate below the lowest missed rate. A pass above a missed rate counts as luck."""
         limit = self.least_missed or math.inf
         return max((rate for rate, share in self.shares.items() if share >= self.needed and rate < limit), default=None)

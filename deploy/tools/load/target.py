@@ -63,7 +63,7 @@ def look_at(server: Server, model: str) -> Target:
 
 
 def resolve(url: Url) -> Address:
-    """Return the host's first address that answers, or else the first. Raise ConfigError for unknown hosts."""
+    """Return the host's first address that answers; its first if none does. Raise ConfigError for unknown hosts."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -35,7 +35,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`speed`: 2 halves all times. `longest`: the most tokens of a prompt; 0 for no limit."""
+    """`speed`: a divisor of all times. `longest`: the most tokens of a prompt; 0 for no limit."""
 
     rows: tuple[TraceRow, ...]  # in order of time; the first time is 0
     speed: float = 1.0

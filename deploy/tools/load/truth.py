@@ -67,7 +67,7 @@ def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | Non
     """Check /metrics after the load.
 
     `before`: the page before the load. `after`: the last page, `waited_s` after the load; None without an answer. A
-    request that is still open on that page belongs to another client, or never ends.
+    request still open then belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")

@@ -1,6 +1,6 @@
 """Fit step costs to measured steps, by non-negative least squares of relative errors. Pure.
 
-So a step that the operating system delayed adds at most 1 to the sum.
+Errors are relative, so a step that the operating system delayed can't dominate the fit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Profiled
 
 
 def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
-    """Return each cost's factor: 1, the filled share of each interval between knots, then samples, pairs and keys."""
+    """Return the costs' factors: 1, the filled share of each interval between knots, samples, pairs, and keys."""
     way = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in zip(knots, knots[1:], strict=False)]
     return np.asarray([1.0, *way, shape.samples, shape.pairs, shape.keys])
 

@@ -27,7 +27,7 @@ from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 
-LARGEST_CHUNK = 1024  # large, so that steps' shapes differ
+LARGEST_CHUNK = 1024  # large, so that the fit sees steps of many shapes
 LARGEST_MIXED_CHUNK = 512
 Say = Callable[[str], None]
 

@@ -1,8 +1,8 @@
 """Measure a request's time outside of the engine, with a whole cluster and its simulation.
 
 `alone`     Send requests one after another. The path's time is the requests' times minus the steps' times.
-`together`  Under a small load, other processes slow steps down. Stretch the simulated steps until the simulation shows
-            the measured figures.
+`together`  Send a small load, so that other processes slow steps down. Stretch the simulated steps until the simulation
+            shows the measured figures.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
   step = rise(tokens) + per_sample x rows that sample + per_pair x (query, key) pairs of prompts
          + per_key x keys that decode rows read.
 
-`rise` is linear between its knots. While reading the weights is the bottleneck, another token costs almost nothing.
-With more tokens, each further token costs the same time. The split into token, sampling and attention costs follows
-Vidur (Agrawal et al., arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
+`rise` is linear between its knots. As long as reading the weights takes most of a step, another token costs almost
+nothing. With more tokens, each further token costs the same time. The split into token, sampling and attention costs
+follows Vidur (Agrawal et al., arXiv:2405.05465), but the costs are fitted to steps instead of kernels.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def nonsense_of(profile: Profile) -> str:
 
 
 def are_costs(costs: ProfiledCosts) -> bool:
-    """Return whether each step takes time, and more tokens never take less."""
+    """Return whether each step takes time, and more tokens never take less time."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
     return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

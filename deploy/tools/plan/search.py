@@ -1,9 +1,8 @@
 """Search for a layout: first the split of the machines, then the settings of the best layout of each kind.
 
-Each candidate costs a simulated run, so the search is narrow. At first it simulates a few machines under their share of
-the load (a small simulation). Only the layouts found there, and their neighbours, are simulated with all machines (a
-full simulation). A small and a full simulation agree, because placement ignores prefixes: chance decides which
-requests a node gets.
+To save time, first simulate a few machines under their share of the load (a small simulation). Simulate only the
+layouts found there, and their neighbours, with all machines (a full simulation). Both kinds are assumed to agree:
+placement ignores prefixes, so chance decides which requests a node gets.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # fewest machines of a small simulation
-LEAST_REQUESTS = 200  # with fewer requests, chance decides
+LEAST_REQUESTS = 200  # with fewer requests, chance would decide which layout looks best
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
 DEFAULTS = {
     "chunk_size": CPU.chunk_size,
     "mixed_chunk_size": CPU.mixed_chunk_size,
-    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # fixed, since simulated nodes report no prompt costs
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # fixed: simulated nodes report no costs from which to derive it
 }
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
@@ -38,7 +37,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried numbers of prefill nodes, as multiples of the expected number
-STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of them
+STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of these
 SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
 
@@ -99,7 +98,7 @@ def expected_requests(load: LoadShape) -> float:
 
 
 def share_of(load: LoadShape, share: float) -> LoadShape:
-    """Reduce the load to this share, over the same time. Leave out a trace's rows at even distances."""
+    """Reduce the load to this share, over the same time. Keep this share of a trace's rows, evenly spread."""
     source, arrivals = load.source, load.arrivals
     if isinstance(source, Trace):
         rows = (row for i, row in enumerate(source.rows) if int((i + 1) * share) > int(i * share))
@@ -212,7 +211,7 @@ def find_fewest(
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
     """Return the fewest machines that are enough in small simulations with default settings.
 
-    Return None if `most` are not enough. More machines are assumed never to be worse.
+    More machines are assumed never to be worse.
     """
 
     def is_enough(machines: int) -> bool:

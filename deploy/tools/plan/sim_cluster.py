@@ -1,7 +1,6 @@
 """Simulate a cluster in virtual time: the load test's driver, the router's placement, and timed nodes.
 
-Forecasts and measurements use the same records and `summarize`. Prompts are the model's tokens, so prefix caches hit
-as in a real cluster. Nodes never fail.
+Prompts are the model's tokens, so prefix caches hit as in a real cluster. Nodes never fail.
 
     driver --due--> place --to_node--> prefill node --last chunk--> hand-off --> decode node --> records
                                   `--> decode node alone (short prompt, or no prefill node)
@@ -121,7 +120,7 @@ class SimCluster:
         return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
-        """Return a function from a step's shape and begin to its seconds. Beside a busy neighbour these are more."""
+        """Return a function that maps a step's shape and begin to its seconds."""
         costs, path = self._profile.node(self._layout.cores), self._path
         first = number // self._layout.per_host * self._layout.per_host
 
@@ -144,7 +143,7 @@ class SimCluster:
     ) -> list[RequestRecord]:
         """Return the records of the driver's requests. Requests that are open at `until` fail.
 
-        `passes` is called with the time after each event.
+        After each event, call `passes` with the virtual time.
         """
         self._driver = driver
         self._take_due()

@@ -66,7 +66,7 @@ def busy_shares(world: SimCluster) -> dict[str, float]:
 
 
 def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
-    """Return a sort key, greater if better: the share within the SLO, then the distance from the SLO's bounds."""
+    """Return a sort key, greater if better: the share within the SLO, then the worst p99's distance from its bound."""
     latencies, slo = forecast.summary.latencies, plan.slo
     bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
     used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < math.inf]

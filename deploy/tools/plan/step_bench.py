@@ -41,7 +41,7 @@ MOST_CONTEXT_TOKENS = 6_500  # limit of context tokens in a batch, since prompts
 
 
 class StepLog:
-    """Record steps, in place of the scheduler's `WidthChoice`, which sees each plan and result.
+    """Record steps. Replace the scheduler's `WidthChoice`, because it sees each plan and result.
 
     Each row decodes one token per step.
     """
@@ -62,7 +62,7 @@ class StepLog:
         self._launched_at.append(self._planned_at)
 
     def observe(self, result: StepResult) -> None:
-        """Record a step. It begins at its plan, or at the previous step's end if that is later."""
+        """Record a step's time, from its planning or from the previous step's end, whichever is later."""
         now = time.perf_counter()
         begin = max(self._last_end, self._launched_at.popleft())
         self.shapes.append(self._shape(result))
@@ -134,7 +134,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Run prompts beside running rows. Prompts that fit in a mixed chunk share a step with them."""
+        """Run prompts beside decode rows. Prompts that fit in a mixed chunk share a step with these rows."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

@@ -128,7 +128,7 @@ def ray_sizing(args: argparse.Namespace, settings: BalanceSettings, say: Say) ->
 def fleet_config(path: Path, period_s: float) -> RayClusterConfig:
     """Return the file's settings. Call this before Ray is imported, to set variables that Ray reads.
 
-    Raise ConfigError if this command can't lead such a fleet.
+    Raise ConfigError if the file lacks a role, or the period is too long for the lease.
     """
     config = load(RayClusterConfig, {}, path)
     if not config.ray.prefill or not config.ray.decode:

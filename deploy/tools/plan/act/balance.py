@@ -8,7 +8,7 @@ A role's pressure is the work that arrives for it, divided by its nodes' capacit
 
 The pressures use arriving requests, not served ones: full prefill nodes may be why decode nodes are idle. When a role
 is full, the balancer chooses the split whose fuller role has the lowest pressure. Nodes move only if, over a whole
-window, this split lowers that pressure by at least the share GAIN. So a constant load causes only one move.
+window, this split lowers that pressure by at least the share GAIN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.core.states import NodeState
 
 PREFILL, DECODE = "prefill", "decode"
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
-FULL_SHARE = 0.8  # share of time or rows above which queues grow long
+FULL_SHARE = 0.8  # share of a node's time or rows that counts as full
 CLEAR_S = 60.0  # time in which waiting work should be done
 # Late tokens raise the demand at most by this factor: they hardly show how many nodes are missing.
 MOST_TIMES = 1.5
@@ -34,8 +34,8 @@ WHOLE = 0.9  # a window counts as whole at this share of its length, since looks
 class BalanceSettings:
     """`tpot_s`: the TPOT objective, or infinity. `window_s`: the time of observation before a move.
 
-    `away_s`: the longest wait for a moving node. `calm_s`: if nodes move back within this time, the load swings, and
-    the window becomes longer. `least`: the fewest nodes of each role.
+    `away_s`: the longest wait for a moving node. `calm_s`: moves back within this time are taken for a swinging load,
+    and lengthen the window. `least`: the fewest nodes of each role.
     """
 
     tpot_s: float = float("inf")
@@ -86,7 +86,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The numbers of prefill and decode nodes that the work would fill."""
+    """The work, as numbers of full prefill and decode nodes."""
 
     prefill: float
     decode: float
@@ -98,7 +98,6 @@ class Demand:
         return max(self.prefill / num_prefill, self.decode / num_decode)
 
     def best(self, num_nodes: int, least: int) -> int:
-        """Return the best number of prefill nodes."""
         return min(range(least, num_nodes - least + 1), key=lambda num: self.pressure(num, num_nodes - num))
 
     def exceeds(self, num_nodes: int, least: int) -> bool:

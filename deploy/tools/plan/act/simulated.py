@@ -1,7 +1,7 @@
 """Simulate a cluster whose nodes change roles, to try `baton plan act`.
 
 A moving node takes no new requests, finishes the others, is away for `restart_s`, and returns with an empty cache.
-Real nodes hand over unfinished requests after a while.
+Real nodes, unlike these, hand over requests that last too long.
 """
 
 from __future__ import annotations

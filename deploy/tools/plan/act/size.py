@@ -1,7 +1,7 @@
 """Decide when a cluster gets one more node, or gives one back. Pure.
 
 The planner's README.md has the rules. Nodes that were there at the start are never given back. The waiting times
-up_after_s and down_after_s begin after a whole window with the same nodes: only then is their demand known.
+up_after_s and down_after_s begin after a whole window with the same nodes: only then is the demand known.
 """
 
 from __future__ import annotations
@@ -94,10 +94,8 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
-    """Return the role that lacks nodes. If this role is at its maximum, return the other role.
-
-    Then the balancer moves a node.
-    """
+    """Return the role that lacks nodes. If this role is at its maximum, return the other role: later the balancer moves
+    one of its nodes."""
     more_prefill = demand.pressure(num_prefill + 1, num_decode)
     role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE
     return role if role in view.may_grow else OTHER[role]
