@@ -1,7 +1,6 @@
 """Return freed memory to the system after a burst of work.
 
-When bodies, connections and answers end, glibc keeps their memory. Even a call that returns nothing takes a few
-milliseconds.
+When bodies, connections and answers end, glibc keeps their memory.
 """
 
 from __future__ import annotations

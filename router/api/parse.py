@@ -1,4 +1,4 @@
-"""Parse a body by its FieldTable. Errors name the field.
+"""Parse a body by its FieldTable.
 
 bytes -> strict decoder -> body                                   served fields only, as in most requests
    '---> any JSON -> pruned of nulls and other fields -> converted -> body, and the ignored fields

@@ -157,7 +157,7 @@ class GraphRunner:
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails, too
+        except RuntimeError as error:  # memory may be full; if the device is lost, the next step fails, too
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -194,8 +194,8 @@ class GraphRunner:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
         The page numbers have the same offset for all shapes. Only page numbers in use are sent. Behind them the block
-        keeps page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must
-        exist.
+        keeps page numbers of earlier steps. Kernels read the pages of old numbers, too, and ignore the contents. So
+        every number must be an existing page's.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
@@ -206,7 +206,6 @@ class GraphRunner:
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
-        """Run the step up to publish."""
         worker = self._worker
         fb, step = self._prepare(frame)
         worker.record_inputs(fb)

@@ -56,7 +56,7 @@ class Signature:
     aligned: tuple[str, ...]  # parameters that are multiples of 16
     num_warps: int
     num_stages: int
-    # limit per thread, for compiling ahead of time
+    # limit of registers per thread, for compiling ahead of time
     max_registers: int | None = field(default=None, repr=False)
 
     def find_kernel(self) -> Any:

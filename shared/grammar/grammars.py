@@ -1,7 +1,7 @@
 """Compiles the grammars of a node's requests while the loop runs.
 
-Requests share no compiled grammar. In llguidance, copies of a grammar share one lexer of bounded size, so one long
-answer could stop another answer.
+Requests share no compiled grammar. In llguidance, copies of a grammar share one lexer of bounded size, which one long
+answer could fill, and so stop other answers.
 """
 
 from __future__ import annotations

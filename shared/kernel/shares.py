@@ -46,7 +46,7 @@ def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """Return the cut that ends first and, of equal cuts, has the fewest shares."""
+    """Return the fastest cut; of equally fast cuts, the one with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows

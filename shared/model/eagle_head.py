@@ -37,7 +37,7 @@ class DraftTarget(Protocol):
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Make later steps put the residual before each of `layers` into ModelOutput.aux."""
+        """Make later steps store the input of each of `layers`, the residual, in ModelOutput.aux."""
         ...
 
 

@@ -64,7 +64,7 @@ def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], 
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"{folder}: rotating only a part of each head is not supported (partial_rotary_factor)")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
-    if kind in ("default", "dynamic"):  # "dynamic" stretches only contexts above max_position_embeddings, our limit
+    if kind in ("default", "dynamic"):  # "dynamic" stretches only contexts above max_position_embeddings: none here
         return RopeConfig(theta=theta)
     return RopeConfig(
         theta=theta,

@@ -47,7 +47,7 @@ class Packing:
 
     pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]
-    packs_numbers: bool  # whether this processor's kernels multiply plain numbers, too
+    packs_numbers: bool  # whether this processor's kernels also multiply weights without blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,6 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm, gate, and products of weights in bytes."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
