@@ -86,7 +86,7 @@ class GenerationPlan:
     sampling: SamplingParams
     show: ShowOptions
     adapter: str = ""  # an adapter's digest, if `model` is an adapter's name
-    cache_salt: int = 0  # prompts share cached pages only within one salt
+    cache_salt: int = 0  # only prompts of one salt share cached pages
 
     @property
     def cost(self) -> int:

@@ -31,7 +31,7 @@ class Parsed(Generic[B]):
 
 
 class BodyParser(Generic[B]):
-    """Parses one endpoint's bodies. Stateless. `strict`: refuse unknown fields."""
+    """Stateless. `strict`: refuse unknown fields."""
 
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table

@@ -4,7 +4,7 @@
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
+A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps can
 share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
 after replay B.
 

@@ -1,4 +1,4 @@
-"""Turn a plan into arrays for the device. The host does all index arithmetic that needs only the plan.
+"""Turn a plan into arrays for the device.
 
 tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
 outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E

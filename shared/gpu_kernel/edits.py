@@ -24,7 +24,7 @@ IN_PROMPT = tl.constexpr(1 << 30)  # the first flag of a mark (int32)
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the low bits: uses in the answer and its drafts
+COUNT = tl.constexpr((1 << 27) - 1)  # the low bits count uses in the answer and its drafts
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output

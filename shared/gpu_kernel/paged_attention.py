@@ -33,7 +33,7 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s) computes one tile of queries over split s of its keys.
+    """Program (b, i, s) computes one tile of one KV head's queries over split s of the tile's keys.
 
     With IS_SPLIT, results go to `sums` and `parts`, whose first token is `first_token`. sums (2, splits, tokens, heads)
     float32: the largest scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted sums

@@ -19,8 +19,8 @@ ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers between aligned addresses
 class Places:
     """The places of T tokens, all int32 (T,).
 
-    A token reads every slot before `base`. From `base` to its own slot, it reads the slots of its `visible` bits.
-    Outside a draft tree, `base` is the token's own slot + 1."""
+    A token reads every slot before `base`. From `base` to its own slot, it reads only slots whose bits in `visible` are
+    set. Outside a draft tree, `base` is the token's own slot + 1."""
 
     page: torch.Tensor
     slot: torch.Tensor  # in the row, not in the page

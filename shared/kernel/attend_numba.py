@@ -104,9 +104,7 @@ class Run(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found.
-
-    `scales` is used only if pages hold bytes."""
+    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found."""
 
     items: int
     scales: int

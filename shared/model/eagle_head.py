@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that the head stays small beside a target in
-    blocks. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: whether weights become INT8 blocks if their inputs fill whole blocks. Then the head stays small beside
+    a target in blocks. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

@@ -49,7 +49,7 @@ def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:
-    """Return the context length. In yarn files, max_position_embeddings is often the length before stretching."""
+    """In yarn files, max_position_embeddings is often the length before stretching."""
     context = int(raw["max_position_embeddings"])
     return max(context, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else context
 
