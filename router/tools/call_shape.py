@@ -61,7 +61,7 @@ class CallShape(Protocol):
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
         """Return the grammar of one tool's calls. Raise InvalidRequest for a tool that this format can't call.
 
-        `prefix` begins the names of the grammar's rules.
+        The names of the grammar's rules begin with `prefix`.
         """
         ...
 

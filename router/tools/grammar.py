@@ -1,4 +1,4 @@
-"""Make the grammar of an answer with tools from a format's row, in llguidance's dialect of Lark.
+"""Turn a format's row into the grammar of an answer with tools, in llguidance's dialect of Lark.
 
 auto       text, or text up to a call's beginning, then only calls
 required   calls only; named: one call only

@@ -126,8 +126,8 @@ class Engine:
     def admit(self, admission: Admission) -> StepLease:
         """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
 
-        First launch the sampling of earlier steps that is late (stages.py): it may write rows that now belong to the
-        arrived requests.
+        First launch the late sampling of earlier steps (stages.py): it may write rows that now belong to the arrived
+        requests.
         """
         self.stages.flush()
         publish_ready = self._arm(admission)

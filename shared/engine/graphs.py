@@ -194,8 +194,8 @@ class GraphRunner:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
         The page numbers have the same offset for all shapes. Only page numbers in use are sent. Behind them the block
-        keeps page numbers of earlier steps. Kernels read the pages of old numbers, too, and ignore the contents. So
-        every number must be an existing page's.
+        keeps page numbers of earlier steps. Kernels read these old pages, too, and ignore their contents. So every old
+        number must name an existing page.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))

@@ -25,7 +25,7 @@ class Places:
     page: torch.Tensor
     slot: torch.Tensor  # in the row, not in the page
     base: torch.Tensor
-    num_read: torch.Tensor  # keys read without a sliding window, the own key included
+    num_read: torch.Tensor  # number of keys to read without a sliding window, the token's own included
 
 
 @triton.jit

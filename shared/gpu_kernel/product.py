@@ -85,7 +85,7 @@ def product(
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
     All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
-    float32. Sums are float32. Unless `is_gelu` is None, return `gate` of the product, (M, out / 2), bit for bit."""
+    float32. Sums are float32. Unless `is_gelu` is None, return the same bits as `gate` of the product, (M, out / 2)."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs

@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 TILE_COLUMNS = 64
-MOST_COST = 1 << 26  # most multiplications of a share: about a millisecond
+MOST_COST = 1 << 26  # limit on a share's multiplications: about a millisecond of work
 MOST_ROWS = 256  # most rows of a share that computes row by row
 MOST_BYTES = 1 << 18  # most bytes of a share's rows, to fit a core's own cache
 FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile

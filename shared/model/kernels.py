@@ -173,7 +173,8 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight. Raises ConfigError for blocks, because `pick_kernels` does not see a draft head's weights."""
+    """Return the weight. Raises ConfigError for blocks: `pick_kernels` sees the model's format, but not a draft
+    head's."""
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight

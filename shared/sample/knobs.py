@@ -42,7 +42,7 @@ class Knobs(Generic[A]):
     bias_ids: A  # int64
     bias_values: A  # float32
     bias_ends: A
-    is_limited: A  # (B,) int64 0 or 1: only allowed ids are drawn
+    is_limited: A  # (B,) int64, 1 if only allowed ids may be drawn, else 0
     allowed_ids: A  # int64
     allowed_ends: A
     bad_ids: A  # int64, last id of each bad word
