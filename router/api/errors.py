@@ -76,7 +76,7 @@ class UnknownStream(InvalidRequest):
 
 
 class ResumeMismatch(InvalidRequest):
-    """The resumed request, or its tokens, are not those of the broken stream. Clients don't retry this status."""
+    """The resumed request or its tokens differ from the broken stream's. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422

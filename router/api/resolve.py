@@ -95,7 +95,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. None keeps all ids, and -1 keeps as much as leaves room for the answer."""
+        """Return the last `most` ids. None keeps all ids, and -1 keeps as many as leave room for the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]

@@ -43,7 +43,7 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (m, n) computes one tile, over all inputs in order. Neighbouring programs read the same weights.
+    """Program (m, n) computes one tile, over all inputs in order.
 
     With IS_GATED, each gate value is followed by its up value, so that one thread gets both."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -80,7 +80,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """Stack the parts' outputs. Parts of different formats are converted to one format."""
+    """Stack the parts' outputs."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:
