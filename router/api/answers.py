@@ -48,7 +48,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """A log-probability in vLLM's form. `rank`: None for a token outside the requested top tokens."""
+    """A log-probability in vLLM's form. `rank`: None for a token that is not among the requested likeliest tokens."""
 
     logprob: float
     rank: int | None
