@@ -64,7 +64,7 @@ ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's id, as its
 
 
 class AdminHandlers:
-    """Methods return before a node has left. The status shows nodes that are leaving."""
+    """No method waits until a node has left: the status shows nodes that are leaving."""
 
     def __init__(
         self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits

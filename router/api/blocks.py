@@ -60,7 +60,7 @@ BlockEvent = BlockBegun | BlockGrew | BlockEnded
 
 
 class Blocks:
-    """Splits one answer. Use each event before you take the next event, because the event's block grows."""
+    """Splits one answer. Use each event before you take the next one, because its block grows in place."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []

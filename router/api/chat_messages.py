@@ -20,8 +20,6 @@ ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the temp
 
 
 class ContentPart(Body, frozen=True, kw_only=True):
-    """`type` decides which field is read."""
-
     type: str = "text"
     text: str | None = None
     refusal: str | None = None

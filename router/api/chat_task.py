@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 class ChatTask:
     """`max_tokens_field`, `prompt_field`: the endpoint's field names.
 
-    `is_bound`: lower a `max_tokens` that exceeds the room after the prompt, instead of refusing it.
+    `is_bound`: whether a `max_tokens` above the room after the prompt is lowered, not refused.
     """
 
     conversation: Conversation
@@ -35,7 +35,7 @@ class ChatTask:
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
     """Without a `max_tokens`, the smallest context of all nodes limits the answer.
 
-    If the prompt fills this context, the largest context of all nodes does."""
+    If the prompt fills this context, the largest context of all nodes is the limit."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.tool_format, task.choice)

@@ -1,4 +1,4 @@
-"""Write answers of /v1/completions and /v1/chat/completions. A Shape makes the choices."""
+"""Write answers of /v1/completions and /v1/chat/completions."""
 
 from __future__ import annotations
 

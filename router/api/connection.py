@@ -30,7 +30,7 @@ class ClientGone(Exception):
 
 
 class Connection:
-    """One request and its answer. `status` is None until the headers are sent.
+    """`status` is None until the headers are sent.
 
     The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
     owner must return these bytes with `release_body`.

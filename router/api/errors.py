@@ -18,7 +18,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }  # by status
-NO_THREADS = {"error_code": "thread_unsupported_request"}  # SDKs then send the whole conversation
+NO_THREADS = {"error_code": "thread_unsupported_request"}  # on this code SDKs send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -76,7 +76,7 @@ class UnknownStream(InvalidRequest):
 
 
 class ResumeMismatch(InvalidRequest):
-    """The resumed request or its tokens differ. Clients don't retry this status."""
+    """The resumed request or its tokens differ from the broken stream's. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
@@ -111,7 +111,7 @@ class HeaderTimeout(InvalidRequest):
 
 
 class HostNotAllowed(InvalidRequest):
-    """The host name may be another site's, pointed at this server."""
+    """Another site's host name may point at this server (DNS rebinding)."""
 
     code = "host_not_allowed"
     status = 421
@@ -170,7 +170,7 @@ def internal_error() -> BatonError:
 
 
 def whole(seconds: float, per_second: int) -> int:
-    """Convert a wait to whole units, rounded up. An excess of up to one microsecond is ignored."""
+    """Convert a wait to whole units, rounded up."""
     return max(1, math.ceil((seconds - 1e-6) * per_second))
 
 

@@ -1,7 +1,6 @@
 """Return freed memory to the system after a burst of work.
 
-When bodies, connections and answers end, glibc keeps their memory. Even a call that returns nothing takes a few
-milliseconds.
+When bodies, connections and answers end, glibc keeps their memory.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Asks for a return if the process has more memory than its minimum so far, and does not grow.
+    """Asks for a return if the process does not grow and has more memory than its smallest amount so far.
 
     Memory that is in use during a return may be freed later, so returns are repeated."""
 

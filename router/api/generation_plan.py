@@ -53,7 +53,7 @@ class AnswerForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all text is content."""
+        """Whether all text is content: no reasoning, no calls."""
         return not self.tools and self.thought is None
 
 
@@ -67,7 +67,7 @@ class ShowOptions:
     usage: UsageShown
     return_token_ids: bool
     num_logprobs: int  # likeliest tokens to show for each token; -1 shows no log-probabilities
-    prompt_logprobs: int = -1  # the same for the prompt, in a separate field
+    prompt_logprobs: int = -1  # the same for each prompt token, in a field of its own
     echoes_logprobs: bool = False  # logprobs begin with the prompt's tokens
     hides_answer: bool = False  # hide the one computed token of an answer of 0 tokens
     keeps_stop: bool = False  # show the stop string or token
@@ -86,9 +86,10 @@ class GenerationPlan:
     sampling: SamplingParams
     show: ShowOptions
     adapter: str = ""  # an adapter's digest, if `model` is an adapter's name
-    cache_salt: int = 0  # prompts share cached pages only within one salt
+    cache_salt: int = 0  # only prompts of one salt share cached pages
 
     @property
     def cost(self) -> int:
-        """The most tokens that prompts and answers can have, charged until the real number is known."""
+        """The largest possible number of prompt and answer tokens. The tenant pays for it until the real number is
+        known."""
         return sum(cost_of(len(job.ids), self.num_sequences, self.sampling) for job in self.jobs)

@@ -63,8 +63,8 @@ class Asked:
 
 
 class Handlers:
-    """`max_context`: 0 if only model and nodes limit the context. `tenants` and `operators` have keys that may see
-    nodes and metrics."""
+    """`max_context`: 0 if only model and nodes limit the context. Keys in `tenants` or `operators` may see nodes and
+    metrics."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Handlers:
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
         async def make() -> bytes:
-            connection.was_admitted = True  # `make` counts the outcome, so this connection must not count it
+            connection.was_admitted = True  # `make` counts the outcome; this connection must not count it again
             unsent = connection.unsent()
             try:
                 await self._run(asked, unsent)

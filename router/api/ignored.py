@@ -16,7 +16,7 @@ SAFE = "[]._-"  # besides letters and digits
 
 
 def names_in_header(names: Sequence[str]) -> bytes:
-    """Return the first names, escaped and comma-separated. `...` replaces the rest."""
+    """Return names up to MAX_BYTES, escaped and comma-separated. `...` replaces the rest."""
     shown = [quote(name[:MAX_CHARS], safe=SAFE, errors="replace") for name in names[:MAX_NAMES]]
     while len(",".join(shown)) > MAX_BYTES:
         shown.pop()

@@ -103,8 +103,8 @@ class KeptAnswers:
 
 
 def name_of_request(api_keys: tuple[str, ...], given: str) -> Name:
-    """Return the answer's name. Clients with other API keys can't make this name. Raise InvalidRequest for a bad
-    length."""
+    """Return the name under which an answer is kept; no other API key leads to this name. Raise InvalidRequest for a
+    bad length."""
     if not 1 <= len(given) <= MAX_KEY_CHARS:
         raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
     return blake2b("\n".join(api_keys).encode(errors="replace"), digest_size=16).digest(), given

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`num_more`: events since the last new token or end of a choice."""
+    """`num_more`: events since a choice last got a token or ended."""
 
     num_events: int
     num_more: int
@@ -69,7 +69,7 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Add ids to events. `delta`: the part of a choice in these events. Only the last id includes this part."""
+        """Add ids to events. `delta`: what these events add to choice `index`. Only the last event's id includes it."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:
@@ -162,7 +162,7 @@ class ResumedMarks(Marks):
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Once all choices have caught up, set the counts to the reader's counts at the reader's last new token."""
+        """Once no choice is behind, go back to the reader's number of events at its last new token."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 

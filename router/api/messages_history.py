@@ -25,8 +25,6 @@ class ResultBlock(Body, frozen=True, kw_only=True):
 
 
 class Block(Body, frozen=True, kw_only=True):
-    """`type` decides which fields are read."""
-
     type: str = "text"
     text: str | None = None
     thinking: str | None = None

@@ -1,4 +1,4 @@
-"""Parse a body by its FieldTable. Errors name the field.
+"""Parse a body by its FieldTable.
 
 bytes -> strict decoder -> body                                   served fields only, as in most requests
    '---> any JSON -> pruned of nulls and other fields -> converted -> body, and the ignored fields
@@ -31,7 +31,7 @@ class Parsed(Generic[B]):
 
 
 class BodyParser(Generic[B]):
-    """Parses one endpoint's bodies. Stateless. `strict`: refuse unknown fields."""
+    """Stateless. `strict`: refuse unknown fields."""
 
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table

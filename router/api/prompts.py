@@ -34,7 +34,7 @@ class Prompts:
         return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
 
     def shown(self, job: int) -> PromptShown:
-        """Call this method once all scores have come."""
+        """Don't call this method before all scores have come."""
         if job not in self._shown:
             self._shown[job] = self._make(job)
         return self._shown[job]

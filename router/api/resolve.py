@@ -35,7 +35,8 @@ GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """The function `adapters` returns digests by name. It is called for each use, because nodes come and go."""
+    """The function `adapters` returns all adapters' digests by name. Each use calls it anew, because nodes come and
+    go."""
 
     model_name: str
     text: TextModel
@@ -94,7 +95,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. For -1, return the last ids that leave room for the answer."""
+        """Return the last `most` ids. None keeps all ids, and -1 keeps as many as leave room for the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]
@@ -103,7 +104,7 @@ class Resolver:
         return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
 
     def size(self, ids: Sequence[int]) -> int:
-        """The decoder's start tokens count, too."""
+        """Count ids and the decoder's start tokens."""
         return len(ids) + len(self.text.tokenizer.facts.start_ids)
 
     def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:

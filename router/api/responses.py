@@ -36,7 +36,7 @@ from router.tools.declared import parse_tools, skipped_tools
 from shared.core.errors import InvalidRequest
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
-FUNCTIONS = ("function",)  # the served types of tools
+FUNCTIONS = ("function",)
 LOGPROBS = "message.output_text.logprobs"
 ALONE = "answers are not stored; send the whole conversation as input"
 

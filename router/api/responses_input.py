@@ -18,8 +18,6 @@ TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
 class InputPart(Body, frozen=True, kw_only=True):
-    """`type` decides which field is read."""
-
     type: str = "input_text"
     text: str | None = None
     refusal: str | None = None
@@ -28,8 +26,6 @@ class InputPart(Body, frozen=True, kw_only=True):
 
 
 class InputItem(Body, frozen=True, kw_only=True):
-    """`type` decides which fields are read."""
-
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None

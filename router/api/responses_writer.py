@@ -144,7 +144,7 @@ STEMS = {
     BlockKind.THOUGHT: "response.reasoning_text",
     BlockKind.TEXT: "response.output_text",
     BlockKind.CALL: "response.function_call_arguments",
-}  # an event's name begins with its block's stem
+}  # how the names of a block's events begin
 
 
 def part_of(block: Block) -> Json:

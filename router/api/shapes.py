@@ -1,4 +1,4 @@
-"""The protocol for the choices of completions and chats in JSON, and shared code."""
+"""Define Shape, which writes a choice of a completion or chat as JSON, and code that all shapes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.text.interface import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """`echoed`: the tokens of `echo`; the first token has no logprob."""
+    """`echoed`: the tokens of `echo`; the first one has no logprob."""
 
     echo: str = ""
     echoed: Delta | None = None

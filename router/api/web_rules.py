@@ -1,8 +1,8 @@
 """Check the host name that a browser uses, and the page that sends its request.
 
 Any web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or
-if the page's owner points a host name at this server. So host names are checked, and form requests from other pages are
-refused. Other programs send no Origin.
+if the page's owner points a host name at this server (DNS rebinding). So host names are checked, and form requests from
+other pages are refused. Other programs send no Origin.
 """
 
 from __future__ import annotations

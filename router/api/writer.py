@@ -45,7 +45,7 @@ class AnswerFacts:
 
 
 class Writer(Protocol):
-    """A delta's key is its choice's index: prompt * n + sequence."""
+    """A delta's key is its choice's index."""
 
     answer_id: str
     ping: bytes  # sent while no news arrives

@@ -18,7 +18,8 @@ from router.tools.reasoning import Thought, split_thought
 
 class AnswerReader:
     def __init__(self, row: ToolFormat | None, tools: Iterable[Tool] = (), thought: Thought | None = None) -> None:
-        """`row`: the format of calls; with None, no calls are read. A call of a tool outside `tools` is content."""
+        """`row`: the format of calls; with None, no calls are read. A call of a tool outside `tools` counts as
+        content."""
         self._source = Source()
         self._sink = DeltaSink()
         self._row = row

@@ -12,11 +12,11 @@ from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
 
 SPACES = r"[ \t\r\n]{0,4}"  # white space between parts
-HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; readers accept the same
+HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; the same limit in grammars and readers
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 MAX_NAME_CHARS = 128
-MAX_CHOICES = 256  # the grammar does not enforce a schema's longer lists of values
+MAX_CHOICES = 256  # longest list of allowed values that a grammar enforces
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Markers:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
     def written(self, marks: Sequence[str]) -> list[str]:
-        """Return the marks that models write: the special tokens, or all marks if none is special."""
+        """Return the special tokens among `marks`, or all marks if none is special."""
         return [mark for mark in marks if mark in self._ids] or list(marks)
 
     def written_if_any(self, marks: Sequence[str]) -> list[str]:
-        """Return the optional marks that models may write: the special tokens, or all marks if the format has none."""
+        """Return the special tokens among optional `marks`, or all marks if the format has no special tokens."""
         return [mark for mark in marks if mark in self._ids or not self._ids]
 
 
@@ -61,7 +61,7 @@ class CallShape(Protocol):
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
         """Return the grammar of one tool's calls. Raise InvalidRequest for a tool that this format can't call.
 
-        `prefix` begins the names of the grammar's rules.
+        The names of the grammar's rules begin with `prefix`.
         """
         ...
 

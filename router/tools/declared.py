@@ -153,7 +153,7 @@ def _member(item: object, name: str, kind: type, path: str) -> object:
 
 
 def _is_deeper(schema: object, depth: int) -> bool:
-    """Whether a schema has more than `depth` levels, without recursion, which Python limits."""
+    """Whether a schema has more than `depth` levels. This is a loop, because Python limits recursion."""
     level = [schema]
     for _ in range(depth):
         level = [child for value in level for child in _children(value)]

@@ -1,4 +1,4 @@
-"""The formats of tool calls. Each row has a format's grammar and reader.
+"""The formats of tool calls.
 
 answer   text  begins opens  call separator call  closes ends  (more groups, if a group has one call)
 hermes         <tool_call>   {"name": ...}               </tool_call>

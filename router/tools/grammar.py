@@ -1,4 +1,4 @@
-"""Make the grammar of an answer with tools from a format's row, in llguidance's dialect of Lark.
+"""Turn a format's row into the grammar of an answer with tools, in llguidance's dialect of Lark.
 
 auto       text, or text up to a call's beginning, then only calls
 required   calls only; named: one call only
@@ -151,7 +151,7 @@ class _Grammar:
         self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
-        """Yield alternatives of an answer: text, a marker, then calls. Add the rules that they use."""
+        """Yield alternatives of an answer: text, a marker, then calls. Their rules go to `self._rules`."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -160,7 +160,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Yield alternatives of an answer: calls without a marker. Add the rules that they use."""
+        """Yield alternatives of an answer: calls without a marker. Their rules go to `self._rules`."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""

@@ -142,7 +142,7 @@ def _short_string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    """Show the next JSON value. An invalid value ends where the object's member ends."""
+    """Show the next JSON value. An invalid value ends at white space, a comma, a colon or a closing bracket."""
     while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
         if char in "{[":
             yield from copy_json(source, show)

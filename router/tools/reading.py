@@ -113,7 +113,7 @@ def copy_until(
 ) -> Reading[str]:
     """Show text up to the first mark. Move past this mark and return it; return "" at the text's end.
 
-    `shows_half_mark`: a mark's beginning at the text's end is shown.
+    `shows_half_mark`: whether to show a mark's beginning if the text ends there.
     """
     while True:
         first = _first_mark(source, marks)

@@ -1,7 +1,7 @@
 """Calls with tags: `<function=f><parameter=a>value</parameter></function>`.
 
-The schema decides a value's JSON type. Strings stream. Other values arrive whole, because their type is certain only
-at their end.
+The schema decides a value's JSON type. Strings are streamed. Other values arrive whole, because their type is certain
+only at their end.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ Packed = Mapping[str, torch.Tensor] | SideBySide  # a step's results: unchanged 
 
 
 class Boundary(Protocol):
-    """Moves arrays between host and device, inside closures. `is_device`: whether arrays are copied."""
+    """Moves arrays between host and device, inside closures. `is_device`: false on a CPU, where nothing is copied."""
 
     is_device: bool
 
@@ -197,7 +197,7 @@ class Slots(Generic[S]):
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
-            with torch.inference_mode(False):  # no inference tensor: a slot outlives the closure that asks for it
+            with torch.inference_mode(False):  # a slot outlives this closure's inference mode
                 found = size, self._make(size)
         else:
             self._free.remove(found)

@@ -1,4 +1,4 @@
-"""Define the interface of draft algorithms. Plain decoding (width 1) takes this path without a drafter.
+"""Define the interface of draft algorithms. Plain decoding (width 1) takes the path below without a drafter.
 
 propose -> target forward -> verify (the same for all drafters) -> publish -> extend -> stash
 """

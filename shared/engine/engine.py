@@ -42,7 +42,7 @@ class Engine:
         parts: Sequence[Stage] = (),
         runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: a pipeline's stages. `runner` runs the steps; by default the worker does."""
+        """`parts`: a pipeline's stages. `runner` runs the steps; default: `worker`."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
@@ -53,7 +53,7 @@ class Engine:
         self._open: dict[int, StepLease] = {}  # open leases by step, to find lost leases
         self.last_done: Event | None = None
         self.device_error: BaseException | None = None  # a transfer's error; a step that runs clears it
-        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before the stream waits for masks
+        self.make_masks: Callable[[], None] = do_nothing  # the loop sets it; called before the stream waits for masks
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -126,7 +126,8 @@ class Engine:
     def admit(self, admission: Admission) -> StepLease:
         """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.
 
-        Late sampling goes first, because it may write rows that now belong to the arrived requests.
+        First launch the late sampling of earlier steps (stages.py): it may write rows that now belong to the arrived
+        requests.
         """
         self.stages.flush()
         publish_ready = self._arm(admission)

@@ -97,7 +97,7 @@ class FutureMap:
             begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        """Write input tokens and drafts, because penalties count all tokens before an output."""
+        """Write tokens to the history, drafts included, because penalties count all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
     def history_of(self, future: FutureIndices) -> History:

@@ -4,7 +4,7 @@
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps
+A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps can
 share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
 after replay B.
 
@@ -157,7 +157,7 @@ class GraphRunner:
         started = time.monotonic()
         try:
             self._capture_all()
-        except RuntimeError as error:  # also if memory runs out; if the device is lost, the next step fails, too
+        except RuntimeError as error:  # memory may be full; if the device is lost, the next step fails, too
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
         told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
         logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
@@ -194,8 +194,8 @@ class GraphRunner:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
 
         The page numbers have the same offset for all shapes. Only page numbers in use are sent. Behind them the block
-        keeps page numbers of earlier steps. Kernels read those pages and ignore their contents, so the pages must
-        exist.
+        keeps page numbers of earlier steps. Kernels read these old pages, too, and ignore their contents. So every old
+        number must name an existing page.
         """
         tensors = {name: torch.from_numpy(array) for name, array in own.items()}
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
@@ -206,7 +206,6 @@ class GraphRunner:
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
-        """Run the step up to publish."""
         worker = self._worker
         fb, step = self._prepare(frame)
         worker.record_inputs(fb)

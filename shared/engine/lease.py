@@ -24,7 +24,7 @@ from shared.model.interface import LayerMarks
 
 
 class StepTimes:
-    """Measures a step's time. Marks are set on the forward stream."""
+    """Measures a step's time by clock marks on the forward stream."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    computed: Ticket[None] | None = None  # the forward's ticket; in a pipeline, the last stage's
+    computed: Ticket[None] | None = None  # the forward's ticket; in a pipeline, the last stage's ticket
     sampled: Ticket[Packed | None] | None = None  # yields the results for the host; None for an admission
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
@@ -67,7 +67,7 @@ class StepLease:
     carry: Carry | None = None
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # set if a row has a grammar
-    drafted: Event | None = None  # set if a row has a grammar and the step has drafts; fires once `drafts` is set
+    drafted: Event | None = None  # fires once `drafts` is set; None without drafts or grammars
     # on the device; kept until the lease ends, because a copy to the host reads them
     drafts: Packed | None = None
     host_drafts: Ticket[HostCopy | None] | None = None

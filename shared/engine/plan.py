@@ -37,7 +37,7 @@ class ScoreShare:
     """n prompt tokens to score, each with the logits of the token before it."""
 
     row: int  # row in the batch
-    offset: int  # index in the chunk of the token before the first target
+    offset: int  # in the chunk, the index of the token before the first target
     first: int  # first target's prompt position
     targets: Int64s  # (n,)
     num_top: int  # number of likeliest tokens to return per target
@@ -142,7 +142,7 @@ class StepResult:
         return width
 
     def stepped(self, index: int) -> int:
-        """Return the most tokens that the step may have committed in row `index`; 0 for a chunk row."""
+        """Return the limit on the tokens that the step commits in row `index`; 0 for a chunk row."""
         return 0 if index < self.num_prefill else self.width
 
     @property

@@ -29,7 +29,7 @@ def prepare_windows(
     """Begin a step of B rows with `width` tokens each: one launch on CUDA, on the forward stream.
 
     rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact length. Pool
-    row 0 is padding, with length 0 and a correct tag. The drafter fills each row's ids after the first.
+    row 0 is padding, with length 0 and a correct tag. The drafter fills in each row's ids after the first id.
     """
     if libraries.runs_triton(rows.device):
         from shared.gpu_kernel.prepare import Relay, prepare_step

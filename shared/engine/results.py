@@ -42,7 +42,7 @@ def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]
 
 
 def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tuple[float, float]) -> StepResult:
-    """Read the results on the host. `seconds`: a result of StepTimes.seconds."""
+    """`seconds`: a result of StepTimes.seconds."""
     shape = (plan.batch_size, plan.width)
     scored = "logprobs" in results
     return StepResult(

@@ -19,9 +19,9 @@ from shared.sample.sampler import score
 
 
 def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutput], ModelOutput]:
-    """Return the plan's scores, on the logits' device, and the output that remains for sampling.
+    """Return the plan's scores, on the logits' device, and the part of `output` that is left for sampling.
 
-    Reduces fb.inputs.logits_idx to the outputs that remain. Runs on the forward stream and waits for nothing.
+    Reduces fb.inputs.logits_idx to this part. Runs on the forward stream and waits for nothing.
     """
     scores: list[SampleOutput] = []
     begin = 0
@@ -44,7 +44,6 @@ def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
 
 
 def read_scores(plan: StepPlan, results: Mapping[str, torch.Tensor]) -> tuple[PromptScores, ...]:
-    """Read `named_scores` on the host."""
     return tuple(
         PromptScores(
             share.row,

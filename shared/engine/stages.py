@@ -1,11 +1,11 @@
-"""Launch a step's later pipeline stages, and its sampling. Pipelines are frozen (shared/config/frozen.py).
+"""Launch a step's later pipeline stages, and its sampling. Pipelines are a frozen feature (shared/config/frozen.py).
 
 With one stage, sampling is launched with its forward:
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 
-With two stages, the first stage's stream has the relay, so it samples, too. Sampling is launched a step late, so this
-stream never waits:
+With two stages, the first stage's stream has the relay, so that stream also samples. Sampling is launched a step late,
+so this stream never waits:
 
     forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
     stage1                 | stage(N)               | stage(N+1)               |

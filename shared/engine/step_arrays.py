@@ -1,4 +1,4 @@
-"""Turn a plan into arrays for the device. The host does all index arithmetic that needs only the plan.
+"""Turn a plan into arrays for the device.
 
 tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
 outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E
@@ -20,10 +20,7 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
-    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted.
-
-    NumPy arrays on the host become tensors on the device.
-    """
+    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted."""
 
     rows: A  # request-pool rows
     seq_lens: A  # the plan's lengths
@@ -34,7 +31,7 @@ class StepArrays(Generic[A]):
     page_table: A  # (B, pages) int32
     cu_q_lens: A  # (B + 1,) int32
     token_rows: A  # (T,) batch rows
-    offsets: A  # (T,) the token's index in its row
+    offsets: A  # (T,) the token's index among its row's tokens of this step
     logits_idx: A  # (E,) index into T of each output's token
     output_rows: A  # (E,) batch rows
     output_of: A  # (B, width) index of row b's j-th sampled output, clamped if row b has fewer
@@ -57,7 +54,7 @@ NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """Compute the arrays. `chunk_ids`: the step's prompt tokens."""
+    """`chunk_ids`: the step's prompt tokens."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])

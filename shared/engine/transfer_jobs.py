@@ -1,4 +1,4 @@
-"""Run jobs on the transfer or cold-tier stream. The loop's next tick takes the finished jobs."""
+"""Run jobs on the transfer or cold-tier stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobDone(Generic[T, R]):
-    """A finished job. Either `error` is set, or `value` is the result."""
+    """Either `error` is set, or `value` is the result."""
 
     tag: T
     value: R | None
@@ -27,14 +27,14 @@ class JobDone(Generic[T, R]):
 class TransferJobs(Generic[T, R]):
     """Runs jobs of one kind, in launch order.
 
-    An error counts as the job's result, so the stream's epoch goes on and no other job is skipped.
+    An error becomes the job's result. So it does not end the stream's epoch, and no other job is skipped.
     """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:
         """`is_cold`: the jobs are the cold tier's copies, on the cold stream.
 
         That stream and the transfer stream don't wait for each other. So before a page passes from one to the
-        other, the host must see the page's last copy end.
+        other, the host must have waited for the page's last copy.
         """
         self._engine = engine
         self._is_cold = is_cold

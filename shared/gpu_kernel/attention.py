@@ -25,8 +25,6 @@ MOST_WINDOW = 16  # with more tokens, a row's queries alone fill the chip, so it
 
 
 class TritonAttention:
-    """Implements AttentionBackend."""
-
     gathers = False
 
     def __init__(

@@ -3,8 +3,7 @@
     mark    history, drafts, stop ids, allowed ids, bad words --> marks: flags and a count per (output, id)
     edit    logits, marks, bias, grammar's bits               --> edited logits
 
-`mark` reads only the lists that a row has; `edit` reads the whole vocabulary. Programs add integers and set bits, so
-their order changes no result.
+Programs add integers and set bits, so their order changes no result.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ IN_PROMPT = tl.constexpr(1 << 30)  # the first flag of a mark (int32)
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the low bits: uses in the answer and its drafts
+COUNT = tl.constexpr((1 << 27) - 1)  # the low bits count uses in the answer and its drafts
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output
@@ -92,7 +91,7 @@ def mark_kernel(
     stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
     vocab_size, context_len, num_drafted, num_before,
 ):  # fmt: skip
-    """Program (e, p) adds the marks of part p of output e's lists to marks[e, :] (int32, zeroed)."""
+    """Program (e, p) reads part p of output e's lists, and adds their marks to marks[e, :] (int32, zeroed)."""
     output, program = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + output)
     words = marks + output.to(tl.int64) * vocab_size
@@ -146,7 +145,7 @@ def edit_kernel(
 
     count, rate = marked & COUNT, tl.load(repetition + row)
     repeated = tl.where(values > 0.0, tl.math.div_rn(values, rate), values * rate)
-    # a rate of 1 changes no bit
+    # with a rate of 1, values stay the same, bit for bit
     values = tl.where((marked & (COUNT | IN_PROMPT)) != 0, repeated, values)
     per_use = tl.load(frequency + row) * count.to(tl.float32)
     values = tl.where(count > 0, values - (per_use + tl.load(presence + row)), values)

@@ -11,7 +11,7 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, S
 
 BLOCK = 1024
 
-# gelu in its tanh form: x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x ** 3)
+# gelu in its tanh form: x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u)
 TWICE_ROOT = tl.constexpr(1.5957691216057308)
 CUBE = tl.constexpr(0.044715)
 

@@ -30,7 +30,7 @@ def launch(
     max_registers: int | None = None,
     **constants: object,
 ) -> None:
-    """Enqueue `kernel` on the current stream of the tensors' device. It may raise KernelRefused.
+    """Enqueue `kernel` on the current stream of the tensors' device. Raises KernelRefused.
 
     `grid`: programs in up to three dimensions; a 0 launches nothing. `max_registers`: limit per thread; None lets
     the compiler decide. `constants`: tl.constexpr parameters. With "meta" tensors the call is only recorded."""

@@ -24,7 +24,7 @@ NO_TOKEN = tl.constexpr(-1)
 
 @triton.jit(do_not_specialize=["width"])
 def measure_kernel(logits, heads, num_best, masses, best, stride, vocab_size, width, SPLITS: tl.constexpr):
-    """Program (e, s) writes split s's weight to masses[e, s] int64 and its best ranks to best[e, s, :] int64."""
+    """Program (e, s) sums split s's weights into masses[e, s] int64. Its best ranks go to best[e, s, :] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wanted = tl.load(num_best + output)
     if wanted >= 0:

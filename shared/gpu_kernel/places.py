@@ -19,13 +19,13 @@ ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers between aligned addresses
 class Places:
     """The places of T tokens, all int32 (T,).
 
-    A token reads every slot before `base`. From `base` to its own slot, it reads the slots of its `visible` bits.
-    Outside a draft tree, `base` is the token's own slot + 1."""
+    A token reads every slot before `base`. From `base` to its own slot, it reads only slots whose bits in `visible` are
+    set. Outside a draft tree, `base` is the token's own slot + 1."""
 
     page: torch.Tensor
     slot: torch.Tensor  # in the row, not in the page
     base: torch.Tensor
-    num_read: torch.Tensor  # keys read without a sliding window, the own key included
+    num_read: torch.Tensor  # number of keys to read without a sliding window, the token's own included
 
 
 @triton.jit

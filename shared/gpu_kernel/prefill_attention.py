@@ -29,7 +29,7 @@ def attend_chunks_kernel(
     block may be empty."""
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
-    row = 0 * block  # last row whose first block is at most `block`
+    row = 0 * block  # last row that begins at `block` or an earlier block
     above = row + num_rows
     for _ in range(num_halvings):
         middle = (row + above) // 2

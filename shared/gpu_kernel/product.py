@@ -43,7 +43,7 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (m, n) computes one tile, over all inputs in order. Neighbouring programs read the same weights.
+    """Program (m, n) computes one tile, over all inputs in order.
 
     With IS_GATED, each gate value is followed by its up value, so that one thread gets both."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,7 +66,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # `result` is already rounded, as between two launches
+    if IS_GATED:  # `result` is already rounded, as if the gate were a second launch
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)
@@ -85,7 +85,7 @@ def product(
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
     All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
-    float32. Sums are float32. Unless `is_gelu` is None, return `gate` of the product, (M, out / 2), bit for bit."""
+    float32. Sums are float32. Unless `is_gelu` is None, return the same bits as `gate` of the product, (M, out / 2)."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs
@@ -122,7 +122,7 @@ class ByteLinear:
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, is_fixed: bool = False
     ) -> None:
-        """`dtype`: the bytes' dtype. `is_fixed`: use the tiles even for more than FEW_ROWS rows."""
+        """`dtype`: the bytes' dtype. `is_fixed`: whether the tiles also multiply more than FEW_ROWS rows."""
         self.out_features, self.in_features = weight.shape
         self._data, self._scale = quantize(weight, dtype)
         self._bias, self._is_fixed = None if bias is None else bias.float(), is_fixed

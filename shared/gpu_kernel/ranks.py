@@ -56,5 +56,6 @@ def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
 
 
 def splits_of(num_rows: int) -> int:
-    """Return how many programs share a row, enough to fill a GPU. Kernels are compiled for these three values."""
+    """Return how many programs share a row, enough to fill a GPU. Kernels are compiled for each of the three
+    results."""
     return 64 if num_rows <= 4 else 16 if num_rows <= 32 else 4

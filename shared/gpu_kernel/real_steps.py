@@ -50,8 +50,7 @@ class RealStep:
 
 
 def real_steps() -> Iterator[RealStep]:
-    """Yield steps of every model in bfloat16, and all other variants of one model. Each step comes with and without
-    split keys."""
+    """Yield steps of every model in bfloat16, and all other variants of one model."""
     steps = [RealStep(model) for model in REAL_MODELS]
     usual = RealStep(next(model for model in REAL_MODELS if model.head_dim == 128))
     for dtype in REAL_DTYPES:

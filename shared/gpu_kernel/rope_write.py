@@ -26,7 +26,7 @@ def rope_write_kernel(
 ):  # fmt: skip
     """Program (t, i) handles token t and block i of its heads: q's blocks come first, then k's, then v's.
 
-    cos, sin: (positions, D / 2) float32. pages, slots: (T,) int32. A page holds [k, v][kv_head][slot](head_dim)."""
+    cos, sin: (positions, D / 2) float32. pages, slots: (T,) int32."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_heads, BLOCK_H)

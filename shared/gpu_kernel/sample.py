@@ -88,7 +88,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold, the sum that ids with this key must still reach, and these ids' sums in each split."""
+    """Return the threshold's key, the sum that its ids must still reach, and their sum in each split."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)

@@ -20,7 +20,7 @@ INT32 = range(-(2**31), 2**31)
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """The sizes of a model that people run. A draft head or one rank's part has no larger sizes."""
+    """The sizes of a model that people run. Draft heads and ranks' parts are not larger."""
 
     name: str
     hidden_size: int
@@ -56,7 +56,7 @@ class Signature:
     aligned: tuple[str, ...]  # parameters that are multiples of 16
     num_warps: int
     num_stages: int
-    # limit per thread, for compiling ahead of time
+    # limit of registers per thread, for compiling ahead of time
     max_registers: int | None = field(default=None, repr=False)
 
     def find_kernel(self) -> Any:

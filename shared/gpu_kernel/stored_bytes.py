@@ -1,6 +1,6 @@
 """Read and write stored numbers, unchanged or as bytes with a scale. The bits equal shared/kernel/quantized.py's.
 
-This code makes and reads fp8's bits itself. So it also runs on chips without an fp8 type, with the same bits.
+This code makes and reads fp8's bits itself, so it also runs on chips without an fp8 type.
 """
 
 from __future__ import annotations

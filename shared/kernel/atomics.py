@@ -58,7 +58,6 @@ def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clear the bits that are not in `bits`."""
     return _changing("and")
 
 

@@ -104,9 +104,7 @@ class Run(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found.
-
-    `scales` is used only if pages hold bytes."""
+    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found."""
 
     items: int
     scales: int
@@ -250,7 +248,7 @@ def _weigh_own(
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
-            if is_early:  # the row holds other keys' weights behind these
+            if is_early:  # behind these lie other keys' weights, which must not count
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4

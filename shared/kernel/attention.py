@@ -20,7 +20,7 @@ from shared.kernel.quantized import dequantize, quantize
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
 MOST_PADDING = 4  # a padded batch may read this number of keys per real key
-MOST_NUMBERS = 1 << 27  # most scores, or numbers of widened keys, in memory at a time
+MOST_NUMBERS = 1 << 27  # limit on the scores in memory at a time, and on the numbers of widened keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def multiply_blocks(
 ) -> Any:  # fmt: skip
     """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, kind. `depth`: number of blocks of k. See product.multiply_tile."""
+    Constants: rows, kind. See product.multiply_tile."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 

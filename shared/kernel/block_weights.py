@@ -72,7 +72,6 @@ class BlockWeights:
 
 
 def quantize_weight(weight: torch.Tensor) -> BlockWeights:
-    """Quantize (N, K) floats to INT8 blocks."""
     blocks = weight.float().unflatten(1, (-1, INT8.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
@@ -81,7 +80,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """Stack the parts' outputs. Parts of different formats are converted to one format."""
+    """Stack the parts' outputs."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:

@@ -197,7 +197,7 @@ def _norm_row(source: int, weight: int, eps: float, out: int, length: int, is_ha
 
 @inlined
 def _gate_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
-    """silu(g) = g / (1 + exp(-g)). Where exp would overflow, the quotient is 0 anyway."""
+    """Where exp would overflow, silu is 0 anyway."""
     for d in range(length):
         g = load(gate, d, is_half)
         store(out, d, g / (_f32(1.0) + exp32(min(-g, _f32(87.0)))) * load(up, d, is_half), is_half)
@@ -205,7 +205,7 @@ def _gate_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
 
 @inlined
 def _gelu_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
-    """gelu(g) = g / (1 + exp(-2 u)), the tanh form: u = sqrt(2 / pi) (g + 0.044715 g^3)."""
+    """Use gelu's tanh form, as g / (1 + exp(-2 u))."""
     for d in range(length):
         g = load(gate, d, is_half)
         twice = _f32(1.5957691216) * (g + _f32(0.044715) * g * g * g)

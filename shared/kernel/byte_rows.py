@@ -2,8 +2,8 @@
 
     a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
 
-`depth` is the number of blocks. A block's integer sum in the product begins at `start` = -zero * (sum of the
-block's bytes), where `zero` is the weights'.
+`depth` is the number of blocks. A block's integer sum in the product begins at `start` = -zero * (sum of the block's
+bytes), with the `zero` of the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reports each kernel that numba compiles or reads from disk, because nodes and requests wait meanwhile.
 
-Meanwhile numba holds its compiler lock. An event of a compiler pass contains the function's name.
+Meanwhile numba holds its compiler lock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class CompileNews(Protocol):
     """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Report that a kernel is being compiled, many times per kernel."""
+        """Report that a kernel is being compiled. Called many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
         """Report that a kernel was compiled, or read from disk.
 
-        A kernel that was read is named by the line of our code that needed it. `seconds` include the wait for other
+        A kernel read from disk is named by the line of our code that needed it. `seconds` include the wait for other
         compilations."""
 
 
@@ -60,7 +60,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        # ignore passes, and locks taken before `start`
+        # ignore compiler passes, and locks taken before `start`
         if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1

@@ -105,7 +105,7 @@ class CoreTable:
         return [self._use(core, names) for core in sorted(cores)]
 
     def close(self) -> None:
-        """Leave the table. The team must not be in use."""
+        """The team must not be in use."""
         with contextlib.suppress(OSError), through_gate(self._folder, GOING_S):
             self._clear_dead()
             self._clear(self.slot)

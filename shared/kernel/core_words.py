@@ -117,7 +117,7 @@ def ask(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Ask for a ring of this node's bell once the core is free. Return whether the core is taken now."""
+    """Ask to ring this node's bell once the core is free. Return whether anyone has the core now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0

@@ -37,7 +37,7 @@ def best_dot(features: Mapping[str, bool]) -> Dot:
 
 
 def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: int) -> Any:
-    """Return the new sums. All vectors have 16 words. No byte of `numbers` exceeds `most`."""
+    """All vectors have 16 words. No byte of `numbers` exceeds `most`."""
     if dot is Dot.WHOLE:
         operands = [sums, builder.bitcast(numbers, BYTES), builder.bitcast(byte, BYTES)]
         return emit_call(builder, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
@@ -77,7 +77,7 @@ def _small_pairs(builder: Any, numbers: Any, byte: Any) -> Any:
 
 
 def _pairs(builder: Any, numbers: Any, byte: Any) -> Any:
-    """Return the sum of each word's four products. Bytes 0 and 2 are widened to 16 bits, then bytes 1 and 3."""
+    """Return the sum of each word's four products."""
     eight, low = (ir.Constant(SHORTS, [value] * 2 * HALF) for value in (8, 0xFF))
     number, signed = builder.bitcast(numbers, SHORTS), builder.bitcast(byte, SHORTS)
     even = [builder.and_(number, low), builder.ashr(builder.shl(signed, eight), eight)]

@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
-Equal numbers get quantized.py's bytes, so nodes with and without compiled kernels fill pages alike. Only a few normed
-keys differ by one step, because the norm adds in another order.
+The bytes equal quantized.py's, so nodes with and without compiled kernels fill pages alike. After a norm a few keys
+differ by one step, because the norm sums in another order.
 """
 
 from __future__ import annotations

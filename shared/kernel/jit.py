@@ -105,7 +105,7 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """Merge a kernel's part into its caller. If arguments are constants, the part's loops are unrolled."""
+    """Inline a part of a kernel into its caller. If arguments are constants, the part's loops are unrolled."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
@@ -174,7 +174,7 @@ def float_of(typing_context: Any, value: Any) -> Any:
 
 @emitted
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Prefetch a cache line. This never faults."""
+    """This never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit_prefetch(builder, args[0])

@@ -1,4 +1,4 @@
-"""Detects the optional kernel compilers, and logs a missing one. Without them everything works, but slower."""
+"""Detects the optional kernel compilers, and logs a missing one."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def nb_noise_bits(first: np.uint32, second: np.uint32, token_id: int) -> np.int3
 
 @exact
 def nb_log(value: np.float32) -> np.float32:
-    """Return log of a positive normal float32, within 2 units in the last place: log(2^e m) = e log 2 + 2 atanh(s)."""
+    """Return log of a positive normal float32, within 2 units in the last place."""
     shifted = _i32(_i32(bits_of(value)) - _i32(HALF_ROOT))
     exponent = _i32(shifted >> _i32(23))
     mantissa = float_of(_u32(_i32(_i32(shifted & _i32(0x7FFFFF)) + _i32(HALF_ROOT))))

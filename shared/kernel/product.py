@@ -222,7 +222,8 @@ def blocks_together(rows: int, is_wide: bool) -> int:
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over only some blocks skips cache lines, which the hardware can't follow. So it always prefetches.
+    # A loop over only some blocks skips cache lines, which the hardware prefetcher can't follow. So such a loop always
+    # prefetches.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
@@ -261,9 +262,9 @@ def spread(builder: Any, word: Any) -> Any:
 
 
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
-    """sums[n] += column[n][1] * step[1], then sums[n] += column[n][0] * step[0], each rounded once.
+    """Add the pairs' second products, then the first ones, each rounded once.
 
-    Of the two ways, only the AVX-512 instruction treats numbers below 2^-126 as 0."""
+    The AVX-512 instruction treats numbers below 2^-126 as 0. Other processors keep them."""
     if not has_pair_products():
         for half in (_upper_halves, _lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))

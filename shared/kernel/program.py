@@ -31,7 +31,6 @@ class Program:
         self._counters = np.zeros((len(tasks), COUNTER_WORDS), np.int64)
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
-        """Run tasks [start, stop), by default all."""
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
         tasks = self._tasks.ctypes.data + start * self._tasks.strides[0]

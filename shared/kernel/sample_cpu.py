@@ -219,8 +219,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax; the
-    largest score replaces the drawn id's."""
+    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax; the drawn id
+    gets that of the largest score."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)

@@ -16,7 +16,6 @@ class Scratch:
         self._memory = torch.empty(0)
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow each thread's part to at least `num_bytes`."""
         needed = -(-num_bytes // LINE_BYTES) * LINE_BYTES
         if needed > self.part_bytes:
             self.part_bytes = needed

@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 TILE_COLUMNS = 64
-MOST_COST = 1 << 26  # most multiplications of a share: about a millisecond
+MOST_COST = 1 << 26  # limit on a share's multiplications: about a millisecond of work
 MOST_ROWS = 256  # most rows of a share that computes row by row
 MOST_BYTES = 1 << 18  # most bytes of a share's rows, to fit a core's own cache
 FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile
@@ -46,7 +46,7 @@ def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
 
 @functools.lru_cache(maxsize=4096)
 def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
-    """Return the cut that ends first and, of equal cuts, has the fewest shares."""
+    """Return the fastest cut; of equally fast cuts, the one with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):
         rows = passes * work.pass_rows

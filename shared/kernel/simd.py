@@ -311,9 +311,8 @@ class _Vectors:
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:
         """Sum each of `lanes` vectors over its lanes, into one vector.
 
-        Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Like a
-        binary counter, the tree keeps few vectors alive. Fences keep the compiler from fusing the first addition with
-        the last product.
+        Two vectors of n-lane parts become one vector of n/2-lane parts, each the sum of a part's two halves. Fences
+        keep the compiler from fusing the first addition with the last product.
 
             x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3"""
         part, vector = self.lanes, emit_fence(self._builder, vector)  # the products

@@ -68,7 +68,7 @@ class _Sum:
         return build.bitcast(build.shl(build.zext(halves, words), upper), _of(FLOAT, width))
 
     def _added(self, total: Any, numbers: Any) -> Any:
-        """Add numbers or their squares. The fence keeps the compiler from splitting the sum."""
+        """The fence keeps the compiler from splitting the sum."""
         if self._is_square:
             squares = emit_for_floats(self._builder, "llvm.fmuladd", numbers, numbers, total)
             return emit_fence(self._builder, squares)

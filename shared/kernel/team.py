@@ -91,7 +91,7 @@ class Team:
 
 class Crew:
     def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
-        """Compile or load the code, and start the helpers. `memory` must stay valid until the helpers end."""
+        """`memory` must stay valid until the helpers end."""
         from shared.kernel import team_code as code  # needs numba
 
         self._memory, self._num_own = memory, sum(place.is_own for place in places)
@@ -130,7 +130,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # wake all, even those without work since keep_to_own()
+        self._words[self._num_workers] = len(self._workers)  # wake all, also helpers without work since keep_to_own()
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:

@@ -33,7 +33,7 @@ COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares tak
 DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
-LOOKS = 64  # looks at the awaited word between two looks at the clock
+LOOKS = 64  # reads of the awaited word before the clock is read again
 NAP_NS = 1_000_000  # a waiting guest's sleep: well below a holder's patience
 FINISHED, LEFT = True, False
 
@@ -115,7 +115,7 @@ def make_helper() -> Any:
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
     """Return whether the program needs no more help."""
     over = True
-    add_to(team + ACTIVE, 1)  # before the look at OPEN: the leader waits for active helpers
+    add_to(team + ACTIVE, 1)  # added before OPEN is read, because the leader waits for active helpers
     if look_at(team + OPEN) == program:
         over = _do_tasks(team, worker)
     add_to(team + ACTIVE, -1)

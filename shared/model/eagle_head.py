@@ -37,7 +37,7 @@ class DraftTarget(Protocol):
     embed: torch.Tensor  # (vocab, H) in the dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Make later steps put the residual before each of `layers` into ModelOutput.aux."""
+        """Make later steps store the input of each of `layers`, the residual, in ModelOutput.aux."""
         ...
 
 
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: use INT8 blocks if a weight's inputs fill whole blocks, so that the head stays small beside a target in
-    blocks. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: whether weights become INT8 blocks if their inputs fill whole blocks. Then the head stays small beside
+    a target in blocks. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

@@ -134,8 +134,8 @@ class GgufFile:
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Return `data` as float32, in the same rows.
 
-    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets fewer, longer rows in a
-    plain array.
+    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets longer rows in a plain
+    array.
     """
     rows = data.view(np.ndarray)
     together = math.gcd(len(rows), ROWS_TOGETHER) if rows.ndim == 2 else 1

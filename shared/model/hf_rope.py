@@ -49,7 +49,7 @@ def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
 
 
 def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:
-    """Return the context length. In yarn files, max_position_embeddings is often the length before stretching."""
+    """In yarn files, max_position_embeddings is often the length before stretching."""
     context = int(raw["max_position_embeddings"])
     return max(context, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else context
 
@@ -64,7 +64,7 @@ def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], 
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"{folder}: rotating only a part of each head is not supported (partial_rotary_factor)")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
-    if kind in ("default", "dynamic"):  # "dynamic" stretches only contexts above max_position_embeddings, our limit
+    if kind in ("default", "dynamic"):  # "dynamic" stretches only contexts above max_position_embeddings: none here
         return RopeConfig(theta=theta)
     return RopeConfig(
         theta=theta,

@@ -47,7 +47,7 @@ class Packing:
 
     pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]
-    packs_numbers: bool  # whether this processor's kernels multiply plain numbers, too
+    packs_numbers: bool  # whether this processor's kernels also multiply weights without blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,6 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Return Triton's attention, norm, gate, and products of weights in bytes."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
@@ -174,7 +173,8 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight. Raises ConfigError for blocks, because `pick_kernels` does not see a draft head's weights."""
+    """Return the weight. Raises ConfigError for blocks: `pick_kernels` sees the model's format, but not a draft
+    head's."""
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight

@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` collects all ranks' columns, if weights, attention and adapters return one rank's."""
+        """`all_columns` collects all ranks' columns, if weights, attention and adapters return only this rank's."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec

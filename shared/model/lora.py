@@ -24,7 +24,7 @@ class LoraDelta:
     """What an adapter adds to columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
-    up: Linear  # r -> out, multiplied by the pair's scale
+    up: Linear  # r -> out, with the adapter's scale multiplied in
     start: int
 
 
@@ -34,7 +34,7 @@ Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # key: layer number, fus
 def load_adapter(
     pairs: Sequence[LoraPair], config: LlamaConfig, dtype: torch.dtype, device: torch.device, make: LinearFactory
 ) -> Adapter:
-    """Load an adapter. `make`: Kernels.make_linear."""
+    """`make`: Kernels.make_linear."""
     starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
     adapter: Adapter = {}
     for pair in pairs:

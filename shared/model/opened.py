@@ -125,7 +125,7 @@ class OpenedModel:
         return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels, asked.formats)
 
     def spec(self) -> ModelSpec:
-        """Describe the model. Reads all files for their hash."""
+        """Reads all files for their hash."""
         config, formats = self.source.config, self.options.formats
         narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         return ModelSpec(

@@ -4,8 +4,8 @@
     directory   JSON: `about`, and each tensor's name, dtype, shape and offset
     trailer     magic, offset and length of the directory, then xxh3_128 of all bytes before this digest
 
-The directory comes last, so tensors are written as they are made, and a truncated file has no trailer. The digest finds
-accidental damage, not attacks.
+The directory comes last, so that tensors can be written as they are made. A truncated file has no trailer. The digest
+finds accidental damage, not attacks.
 """
 
 from __future__ import annotations

@@ -240,7 +240,6 @@ def _locked(folder: int, wait_s: float) -> Iterator[None]:
 
 
 def _names(folder: int) -> list[str]:
-    """Return all files, least recently used first."""
     with os.scandir(folder) as found:
         used = {one.name: one.stat(follow_symlinks=False).st_mtime for one in found if one.name.endswith(ENDING)}
     return sorted(used, key=lambda name: used[name])

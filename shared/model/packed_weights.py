@@ -108,7 +108,7 @@ code_digest()  # computed at import, because source files that change later are 
 
 
 def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
-    """Write the products one by one, so that only one is in memory. Raises PackedRefused if the model's files
+    """Write the products one by one, so that memory holds only one at a time. Raises PackedRefused if the model's files
     change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in products_of(source.config):

@@ -50,7 +50,7 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """A folder's tensors by name. Headers are read once.
+    """A folder's tensors by name.
 
     The safetensors library checks that tensors lie in their files and don't overlap.
     """

@@ -1,4 +1,4 @@
-"""Read T5 from a Hugging Face folder: config.json and *.safetensors. Other tensors are refused."""
+"""Read T5 from a Hugging Face folder: config.json and *.safetensors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class RankProcesses:
         self._followers: list[Follower] = []
         # this object uses the group until all ranks have loaded; then only the forward stream uses it
         self._group: RankGroup | None = None
-        self.model_group: RankGroup | None = None  # the same group with tp, else None
+        self.model_group: RankGroup | None = None  # with tp the same group as `_group`, else None
         self.ranks: Ranks | None = None
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class RankProcesses:
             pool.seal()
 
     def check(self) -> None:
-        """Raise RankLost if a rank has ended. The check costs one system call per rank."""
+        """Raise RankLost if a rank has ended."""
         for follower in self._followers:
             status = follower.process.poll()
             if status is not None:
@@ -147,7 +147,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
     """Return a rank's command line, with the arguments needed before torch loads.
 
-    The message Start has the other arguments. Python gets -P, as in all our processes.
+    The message Start has the other arguments.
     """
     return (
         *(sys.executable, "-P", "-m", "shared.ranks.process"),

@@ -52,7 +52,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensors of a `model.interface.ModelInputs`, as bytes. ModelInputs defines the dtypes."""
+    """The tensors of a `model.interface.ModelInputs`, as bytes."""
 
     input_ids: bytes
     positions: bytes

@@ -23,7 +23,7 @@ def rank_candidates(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids (E, num) int64 and their log-probabilities (E, num) float32.
 
-    `num` is at most the vocabulary's size. See `sample` for the other arguments."""
+    `num` is at most the vocabulary's size."""
     if isinstance(row_of, OutputRows):
         if libraries.runs_triton(logits.device):
             from shared.sample.sampler_triton import rank_candidates_triton

@@ -64,9 +64,9 @@ class SamplingBatch:
 class History:
     """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    An output of a verify window also reads its draft ancestors. These are in `drafted`, because siblings share a
-    position. common and drafted are both set or both None. Without them, an output at input position p reads tokens
-    0..p of its row."""
+    An output of a verify window also reads its draft ancestors. Siblings share a position, so `tokens` has no place for
+    them: `drafted` has them. common and drafted are both set or both None. Without them, an output at input position p
+    reads tokens 0..p of its row."""
 
     tokens: torch.Tensor  # (rows, max_context) int32
     rows: torch.Tensor  # (B,) int64: each batch row's row of `tokens`

@@ -1,7 +1,4 @@
-"""Turn a SamplingBatch into arrays with concatenated lists, for the torch and Triton samplers.
-
-The arrays are uploaded with the step.
-"""
+"""Turn a SamplingBatch into arrays with concatenated lists, for the torch and Triton samplers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
-# If only the device knows the ways, the host's copy has UNFILTERED (GREEDY or PLAIN) or ANY (of the three) in all rows.
+# If only the device knows the ways, all rows of the host's copy have UNFILTERED (GREEDY or PLAIN) or ANY (any way).
 UNFILTERED, ANY = 3, 4
 
 
@@ -45,7 +42,7 @@ class Knobs(Generic[A]):
     bias_ids: A  # int64
     bias_values: A  # float32
     bias_ends: A
-    is_limited: A  # (B,) int64 0 or 1: only allowed ids are drawn
+    is_limited: A  # (B,) int64, 1 if only allowed ids may be drawn, else 0
     allowed_ids: A  # int64
     allowed_ends: A
     bad_ids: A  # int64, last id of each bad word

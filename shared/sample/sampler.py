@@ -67,7 +67,7 @@ needs_history = Latest(_needs_history)
 
 
 def takes_largest(batch: SamplingBatch) -> bool:
-    """Return whether every row draws the id of its largest, unedited logit."""
+    """Return whether every row takes its largest logit, without edits."""
     lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
     edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())

@@ -42,7 +42,7 @@ def rank_candidates_triton(
         scores = score_candidates(scores, positions, *columns)
     wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
     _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
-    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # cuts off the drawn id, the last
+    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn id is last
     ids = torch.cat((first, best.gather(1, others)), dim=1)
     return ids, torch.cat((log_probs[:, :1], log_probs.gather(1, others)), dim=1)
 

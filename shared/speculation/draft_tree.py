@@ -48,7 +48,7 @@ class Frontier:
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """Return the largest number of levels. The last level is not fed to the head, so this level needs no slots."""
+    """Return the largest number of levels. The head never reads the last level, so only the others need slots."""
     return min(steps, 1 + width // topk)
 
 

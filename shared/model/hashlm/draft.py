@@ -6,7 +6,7 @@
 
 Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
 another row's token or hidden state breaks all later drafts. `depth` counts the drafts that a feature builds on, so it
-shows slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
+reveals slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
 `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
@@ -72,7 +72,8 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """Add one slot to a chain. (ok, lower, upper, depth) hold before the slot; the returned values hold after it."""
+    """Add one slot to a chain. (ok, lower, upper, depth) describe the chain before the slot; the returned values
+    describe it after the slot."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)

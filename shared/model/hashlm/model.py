@@ -3,9 +3,9 @@
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
-Sums wrap at 64 bits. Every step reads its whole context through the page table. A foreign page changes the logits,
-because kv1 depends on all earlier positions. So do swapped pages, because a value is weighted by the position at which
-it is READ (in a draft tree, the text position). With a window w both sums are over i > j - w only.
+Every step reads its whole context through the page table. A foreign page changes the logits, because kv1 depends on all
+earlier positions. Swapped pages change them, too, because a value is weighted by the position at which it is READ (in a
+draft tree, the text position). With a window w both sums are over i > j - w only.
 """
 
 from __future__ import annotations

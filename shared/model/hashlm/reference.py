@@ -156,7 +156,7 @@ def _run(
     while (1 << id_bits) < vocab_size:
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
-    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # each position's part of the sums; subtracted behind the window
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # each position's part of the sums, subtracted after its window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
         if position >= reach:
