@@ -118,6 +118,22 @@ def test_nothing_strikes_after_the_faults_are_over() -> None:
     cluster.close()
 
 
+def test_a_slow_way_is_one_hit_once_a_page_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(draw_plan(0))
+    faults, way = cluster.faults, ("decode-0", "prefill-0")
+    open_message, other = end_message(), Tokens("p0", 1, [], [])
+    monkeypatch.setattr(faults, "_is_of_an_open_request", lambda message: message is open_message)
+    faults.strike(FaultPlan(at=0.0, kind="slow frames", lasts=9.0, draw=0.0, pair=way))
+    assert faults.net.byte_s and not faults.hits
+    for message, hosts in ((other, way), (open_message, ("decode-0", "r0"))):
+        faults.net.on_slow(message, frozenset(hosts))
+    assert not faults.hits
+    for _ in range(2):
+        faults.net.on_slow(open_message, frozenset(way))
+    assert faults.hits == {"slow frames": 1}
+    cluster.close()
+
+
 def test_a_timeline_shows_a_request_and_every_fault() -> None:
     trace = Trace()
     trace.note(0.5, "p0.1", "<- r0", end_message())

@@ -107,6 +107,7 @@ class Network:
         self.byte_s: dict[frozenset[str], float] = {}  # pair of hosts -> seconds for each byte of a frame
         self.harsh = Harshness()
         self.on_hit: Callable[[str, Message, frozenset[str]], None] = lambda kind, message, hosts: None
+        self.on_slow: Callable[[Message, frozenset[str]], None] = lambda message, hosts: None  # its frames delay it
         self.on_send: Callable[[Port, str, Message, bool], None] = lambda port, peer, message, sent: None
         self.on_arrival: Callable[[Port, str, Message], None] = lambda port, peer, message: None
         self.events: Counter[str] = Counter()  # what happens to connections, by name
@@ -277,6 +278,8 @@ class Network:
         frames_s = self.byte_s.get(conn.hosts, 0.0) * sum(memoryview(frame).nbytes for frame in parcel.frames)
         parcel.arrives = end.last_arrival = max(end.last_arrival, self.timers.now + self.latency(conn) + frames_s)
         end.inbound.append(parcel)
+        if frames_s:
+            self.on_slow(parcel.message, conn.hosts)
         self.timers.at(parcel.arrives, lambda: self._deliver(conn, end))
 
     def _strays(self, conn: Conn, end: End, parcel: Parcel) -> bool:
