@@ -1,16 +1,26 @@
-"""Measurements of routers: clients count an answer however it is cut, and a run whose load was not there is no result."""
+"""Measurements of routers: clients count answers however they are cut, and a run without its load gives no result."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from subprocess import PIPE
 
 import pytest
 
+from tests.bench import beside_smg, open_streams
+from tests.bench.beside_smg import check_streams, wait_for_models
+from tests.bench.open_streams import Child, is_good
 from tests.bench.sse_client import stream_completion
 from tests.bench.stream_clients import Counts, Stream
 
 HEAD = b"HTTP/1.1 %s\r\nContent-Type: text/event-stream\r\n\r\n"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
 EVENT, END = b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"
 SHORT = b"data: {}\n\n"  # a read may end with all of it, and the tail then begins before it
 
@@ -77,3 +87,36 @@ def test_a_request_that_is_cancelled_while_it_waits_hangs_up(monkeypatch: pytest
         return writer.is_closed
 
     assert asyncio.run(cancelled())
+
+
+def test_streams_count_as_open_only_if_their_tokens_come() -> None:
+    args = argparse.Namespace(streams=10, tokens_per_s=100.0)
+    good = {"lag_ms": {"steady": {"p99_9": 9.0}}, "kb_per_stream": 9.0, "streams": 10, "lost": 0, "events_per_s": 95.0}
+    assert is_good(good, args)
+    worse = ({"events_per_s": 94.9}, {"streams": 9}, {"lost": 1}, {"kb_per_stream": 60.1})
+    assert not any(is_good(good | change, args) for change in worse)
+
+
+def test_refused_streams_are_no_load() -> None:
+    check_streams({"begun": 2, "statuses": {"200": 5}}, 2)
+    for begun, statuses in ((1, {"200": 2}), (2, {"200": 2, "503": 1}), (0, {"503": 2}), (0, {})):
+        with pytest.raises(RuntimeError, match=f"{begun} of 2 streams began"):
+            check_streams({"begun": begun, "statuses": statuses}, 2)
+
+
+def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_streams, "STOP_S", 0.1)
+    child = Child.__new__(Child)
+    child.process = subprocess.Popen([sys.executable, "-c", DEAF], stdin=PIPE, stdout=PIPE, text=True)
+    assert child.read() == {}
+    child.stop()
+    assert child.process.stdout is not None
+    child.process.stdout.close()
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside_smg, "START_S", 0.1)
+    monkeypatch.setattr(beside_smg, "ANSWER_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(RuntimeError, match="did not start"):
+        wait_for_models(mute.getsockname()[1])
