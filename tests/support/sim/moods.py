@@ -234,8 +234,8 @@ def tight_pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     until = clients[-1].at
     ways: dict[frozenset[str], FaultPlan] = {}
     while len(ways) < 3:  # on pairs of their own: the end of one way would end another one there
-        way = FaultPlan(rng.uniform(0.5, until), "slow frames", until, 0.0, tuple(rng.sample(names, 2)))
-        ways.setdefault(frozenset(way.pair), way)
+        at, (first, second) = rng.uniform(0.5, until), rng.sample(names, 2)
+        ways.setdefault(frozenset((first, second)), FaultPlan(at, "slow frames", until, 0.0, (first, second)))
     deaths = [pull_fault(rng, until) for _ in range(rng.randint(1, 3))] if not plan.is_gentle else []
     return replace(
         plan,
