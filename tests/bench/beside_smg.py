@@ -38,7 +38,7 @@ from tests.support.router_process import RouterProcess
 NUM_DECODE = 2
 MODES = {"regular": 0, "pd": 2}  # the number of prefill nodes
 SMG_FLAGS = ("--backend", "sglang", "--policy", "round_robin", "--disable-tokenizer-autoload", "--log-level", "warn")
-START_S = 60.0
+START_S, ANSWER_S = 60.0, 5.0
 PER_S = 200.0  # streams that are opened in a second
 
 
@@ -61,17 +61,24 @@ def usage(pid: int) -> tuple[float, int]:
     return sum(one.user + one.system for one in times), sum(one.memory_info().rss for one in family)
 
 
+def check_streams(counts: dict[str, Any], num_streams: int) -> None:
+    """Raise RuntimeError unless each stream has begun and each answer has the status 200."""
+    if counts["begun"] != num_streams or set(counts["statuses"]) != {"200"}:
+        raise RuntimeError(f"{counts['begun']} of {num_streams} streams began; statuses: {counts['statuses']}")
+
+
 def watch(pid: int, port: int, load: Load, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a router under a load."""
     _, idle_bytes = usage(pid)
     words = [str(port), "--streams", str(load.streams), "--per-s", str(PER_S), "--chat", "--again", "--model", MODEL]
     words += ["--max-tokens", str(args.max_tokens), "--prompt-tokens", str(args.prompt_words)]
     with running(Child("tests.bench.stream_clients", *words)) as clients:
-        clients.read()
+        check_streams(clients.read(), load.streams)
         time.sleep(BEFORE_S)
         before, (cpu_begin, _) = clients.ask(), usage(pid)
         time.sleep(args.seconds)
         after, (cpu_end, full_bytes) = clients.ask(), usage(pid)
+    check_streams(after, load.streams)
     seconds, events = after["at"] - before["at"], after["events"] - before["events"]
     return {
         "events_per_s": round(events / seconds, 1),
@@ -123,9 +130,10 @@ def smg_process(ports: dict[str, list[int]], folder: Path) -> Iterator[tuple[int
 
 
 def wait_for_models(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/v1/models"
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as reply:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=ANSWER_S) as reply:
             if MODEL.encode() in reply.read():
                 time.sleep(1.0)  # all servers are registered
                 return

@@ -6,8 +6,8 @@ The cluster is real: a router with a keys file, a prefill node and a decode node
 (tests/support/sleepy), so that two cores can show it. A closed loop finds the peak first; a third of it is a tenant's
 share. B and C then ask for `--steady` times their share, alone, and again while A asks for `--times` its share. With
 `--limit` there is a third run, in which the keys file limits A to its share, once A has spent the minute's tokens that
-it may take at once. Goodput counts the tokens of B's and C's
-whole answers that began within TTFT_S. Exit status 1 when it falls by more than a tenth because of A.
+it may take at once. Goodput counts the tokens of B's and C's whole answers that began within TTFT_S. Exit status 1 when
+it falls by more than a tenth because of A.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ Each node's pool holds `--held` prefixes of 1,024 tokens. Prefix number r is dra
 policy that sends each prefix to one node lets the nodes' caches hold all prefixes. With round robin each cache holds
 the same prefixes, the most frequent ones.
 
-`hit_rate` counts prompt tokens on prefill nodes after the first `--warm` requests. `possible` is the hit rate if all
-nodes together were one cache of the `--held` prefixes of each node; `alone` is the hit rate of one node's cache.
+Hit rates are shares of the prompt tokens after the first `--warm` requests; at most 1024/1032, as a prompt's own tokens
+are always computed. `hit_rate` is that of the prefill nodes. `possible` is the hit rate if all nodes together were one
+cache of the `--held` prefixes of each node; `alone` is the hit rate of one node's cache.
 """
 
 from __future__ import annotations
@@ -34,11 +35,9 @@ from tests.bench.sse_client import stream_completion
 from tests.support.metrics_page import read_metrics
 
 PAGE_SIZE = 16
-PREFIX_TOKENS, OWN_TOKENS, ANSWER_TOKENS = (
-    1024,
-    8,
-    4,
-)  # a prompt's own tokens fill no page, so caches hold prefixes only
+PREFIX_TOKENS = 1024
+OWN_TOKENS = 8  # of a prompt: they fill no page, so caches hold prefixes only
+ANSWER_TOKENS = 4
 SPARE_PAGES = 16  # for the last, partly filled pages of open requests
 
 
@@ -49,7 +48,7 @@ def drawn(rng: random.Random, args: argparse.Namespace) -> list[int]:
 
 
 def lru_hit_rate(numbers: Sequence[int], size: int, warm: int) -> float:
-    """Return the share of requests after the first `warm` ones that one cache of `size` prefixes serves."""
+    """Return the share of prompt tokens after the first `warm` requests that one cache of `size` prefixes serves."""
     held: OrderedDict[int, None] = OrderedDict()
     hits = []
     for number in numbers:
@@ -58,7 +57,7 @@ def lru_hit_rate(numbers: Sequence[int], size: int, warm: int) -> float:
         held.move_to_end(number)
         if len(held) > size:
             held.popitem(last=False)
-    return statistics.mean(hits[warm:])
+    return statistics.mean(hits[warm:]) * PREFIX_TOKENS / (PREFIX_TOKENS + OWN_TOKENS)
 
 
 async def send(port: int, prompts: Iterator[list[int]], ttfts: list[float], streams: int) -> None:

@@ -55,9 +55,9 @@ async def stream_completion(
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n{authorization}\r\n"
     )
     stream = Stream(time.monotonic())
-    writer.write(head.encode() + payload)
-    stream.status = int((await reader.readline()).split()[1])
     try:
+        writer.write(head.encode() + payload)
+        stream.status = int((await reader.readline()).split()[1])
         while line := await reader.readline():
             now = time.monotonic()
             if line.startswith(b"data: {"):

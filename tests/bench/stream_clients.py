@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ import uvloop
 
 from shared.wire.descriptors import raise_limit
 
-HEAD, EVENT, DONE = b"HTTP/1.1 ", b"data: {", b"data: [DONE]"
+STATUS, EVENT, DONE = re.compile(rb"HTTP/1\.1 (\d{3})"), b"data: {", b"data: [DONE]"
+TAIL = len(DONE) - 1  # no pattern is longer
 OPEN_TIMEOUT_S = 240.0
 
 
@@ -40,7 +42,7 @@ class Counts:
 
 
 class Stream(asyncio.Protocol):
-    """One connection with one request after another. `tail` keeps the part of an event that a read may have cut."""
+    """One connection with one request after another. `_tail` keeps the part of a line that a read may have cut."""
 
     def __init__(self, request: bytes, counts: Counts, *, asks_again: bool) -> None:
         self._request = request
@@ -57,16 +59,16 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         text = self._tail + data
-        if not self._has_status and (at := text.find(HEAD)) >= 0:  # the end of the answer before it may come first
+        if not self._has_status and (head := STATUS.search(text)):  # the end of the answer before it may come first
             self._has_status = True
-            status = text[at + len(HEAD) :][:3].decode("latin-1")
+            status = head[1].decode()
             self._counts.statuses[status] = self._counts.statuses.get(status, 0) + 1
-        found = text.count(EVENT)
+        found = text.count(EVENT, max(0, len(self._tail) + 1 - len(EVENT)))  # those in the tail have been counted
         self._counts.events += found
         if found and not self._has_begun:
             self._has_begun = True
             self._counts.begun += 1
-        self._tail = text[1 - len(EVENT) :]
+        self._tail = text[-TAIL:]
         if DONE in text:
             self._end()
 

@@ -56,5 +56,5 @@ def test_every_load_and_shape_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     for load in LOADS:
         drawn = sum(plan == load.plan(seed) for seed, plan in enumerate(plans))
         assert drawn >= 600 * load.share / 2, load.name
-    assert sum(len(plan.nodes) >= 8 for plan in plans) >= 105 and max(len(plan.nodes) for plan in plans) == 12
+    assert sum(len(plan.nodes) >= 8 for plan in plans) >= 112 and max(len(plan.nodes) for plan in plans) == 12
     assert sum(len(plan.routers) > 1 for plan in plans) >= 60 and {len(plan.routers) for plan in plans} == {1, 2, 3, 4}

@@ -139,6 +139,20 @@ def test_a_death_is_reported_last_and_late_if_its_host_is_dark() -> None:
         assert closed(pair.b.poll()) == [NAME]
 
 
+def test_a_slow_way_tells_only_of_messages_with_pages() -> None:
+    pair = Pair()
+    told: list[tuple[Message, frozenset[str]]] = []
+    pair.net.on_slow = lambda message, hosts: told.append((message, hosts))
+    pair.net.byte_s[frozenset("ab")] = 1e-4
+    pair.talk(3)
+    assert not told
+    assert pair.a.send("b", pages(3), [b"p" * 256])
+    assert told == [(pages(3), frozenset("ab"))]
+    pair.net.heal()
+    assert pair.a.send("b", pages(4), [b"p" * 256])
+    assert len(told) == 1
+
+
 def test_a_full_queue_refuses() -> None:
     pair = Pair(limit=5)
     pair.talk(5)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
+from prefill_node.pulls import PrefixPull
+from prefill_node.side import PrefillSide
 from router.effects import Update
+from shared.config.silence import LinkSilence
+from shared.core.keys import RequestKey
+from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Key, SequenceEnd, TokenLogprob, Tokens
+from shared.wire.messages import Abort, Key, SequenceEnd, TokenLogprob, Tokens
+from shared.wire.peers import PeerClosed, Received, peer_name
 from tests.support.sim.clients import Stream, WrongStream, streams_of
 from tests.support.sim.cluster import Cluster
 from tests.support.sim.faults import AIM
+from tests.support.sim.hosts import NodeHost
 from tests.support.sim.moods import draw_plan
+from tests.support.sim.oracles import Violation, check_node_s_friends
 from tests.support.sim.plan import FaultPlan, RequestPlan
 from tests.support.sim.report import SeedReport
 from tests.support.sim.summary import Summary
+from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
+from tests.support.sim.wire import Network, Port
 
 
 def stream(num_logprobs: int = -1) -> Stream:
@@ -118,6 +131,63 @@ def test_nothing_strikes_after_the_faults_are_over() -> None:
     cluster.close()
 
 
+def test_a_slow_way_is_one_hit_once_a_page_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(draw_plan(0))
+    faults, way = cluster.faults, ("decode-0", "prefill-0")
+    open_message, other = end_message(), Tokens("p0", 1, [], [])
+    monkeypatch.setattr(faults, "_is_of_an_open_request", lambda message: message is open_message)
+    faults.strike(FaultPlan(at=0.0, kind="slow frames", lasts=9.0, draw=0.0, pair=way))
+    assert faults.net.byte_s and not faults.hits
+    for message, hosts in ((other, way), (open_message, ("decode-0", "r0"))):
+        faults.net.on_slow(message, frozenset(hosts))
+    assert not faults.hits
+    for _ in range(2):
+        faults.net.on_slow(open_message, frozenset(way))
+    assert faults.hits == {"slow frames": 1}
+    cluster.close()
+
+
+@pytest.mark.parametrize("lost", ["dialled", "accepted"])
+def test_a_pull_ends_with_the_link_that_its_node_dialled(lost: str) -> None:
+    """Two nodes have dialled each other, one of these connections ends, and the other one still brings messages."""
+    cluster = Cluster(draw_plan(next(seed for seed in range(100) if draw_plan(seed).nodes[0].role == "prefill")))
+    host, timers = cluster.nodes[0], Timers()
+    host.start()
+    net = Network(timers, random.Random(1), Trace(), LinkSilence(ping_ms=500, timeout_ms=2500), 100)
+    puller, source = (Port(net, name, peer_name(name, 1), f"tcp://{name}:1", lambda: None) for name in "ab")
+    for own, other in ((puller, source), (source, puller)):
+        own.dial(other.identity, other.endpoint)
+    timers.run_until(1.0)
+    by_dialler = {conn.near.port: conn for conn in net.conns}
+    assert puller.send(source.identity, message(0)) and source.send(puller.identity, message(1))
+    timers.run_until(2.0)
+    puller.poll()
+    host.port = puller
+    pull_from(host, source.identity)
+    check_node_s_friends(host)
+    conn = by_dialler[puller if lost == "dialled" else source]
+    net.unanswered = {("a", "b"), ("b", "a")}
+    net.close(conn, conn.near, "was cut")
+    timers.run_until(3.0)
+    assert PeerClosed(source.identity, accepted=lost == "accepted") in puller.poll()
+    goes_on = pytest.raises(Violation, match="told that it is gone") if lost == "dialled" else nullcontext()
+    with goes_on:
+        check_node_s_friends(host)
+    assert source.send(puller.identity, message(2), back=lost == "accepted")
+    timers.run_until(4.0)
+    assert puller.poll() == [Received(source.identity, message(2), ())]
+    with goes_on:
+        check_node_s_friends(host)
+    cluster.close()
+
+
+def pull_from(host: NodeHost, source: str) -> None:
+    assert host.node is not None and isinstance(host.node.side, PrefillSide)
+    req = Request(RequestKey("r0", 1, "1", 0, 0), np.arange(3), SamplingParams(max_tokens=1), 0, 1)
+    pull = PrefixPull(Key("r0", 1, "1", 0, 0), req, source, 1, 0.0, 9.0, 0, 1, req.all_ids())
+    host.node.side.pulls.open[pull.lease] = pull
+
+
 def test_a_timeline_shows_a_request_and_every_fault() -> None:
     trace = Trace()
     trace.note(0.5, "p0.1", "<- r0", end_message())
@@ -125,6 +195,10 @@ def test_a_timeline_shows_a_request_and_every_fault() -> None:
     trace.note(0.9, "d0.2", "starts")
     assert [line.split()[1] for line in trace.lines("r0/1#")] == ["p0.1", "d0"]
     assert len(trace.lines()) == 3 and trace.digest() == trace.digest()
+
+
+def message(number: int) -> Abort:
+    return Abort(Key("r0", 1, str(number), 0, 0), False)
 
 
 def end_message() -> Tokens:

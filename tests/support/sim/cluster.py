@@ -149,7 +149,7 @@ class Cluster:
         self.drains.look(host, now)
         if host.node is not None:
             self.ledger.saw(host.name, host.lives, has_room=has_room(host.node), now=now)
-        if host.node is not None and host.port is not None and host.port.told_gone:
+        if host.node is not None and host.port is not None:
             check_node_s_friends(host)
         if self.rng.random() < CHECK_SHARE and host.node is not None:
             try:

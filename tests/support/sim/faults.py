@@ -23,6 +23,7 @@ FRAME_BYTE_S = (1e-4, 2e-4)  # a page of 16 tokens has 256 bytes or more
 Then = Literal["", "stop", "restart", "prefill", "decode"]
 AIM = 0.9  # share of faults that look for a host with open requests
 NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
+COUNTED_LATER = ("slow frames",)  # when the first page waits
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Faults:
     are_over: bool = False
     note: Callable[[str, frozenset[str], float, float, int], None] = lambda kind, hosts, begins, ends, life: None
     _leaving: set[tuple[str, int]] = field(default_factory=set)  # hosts in the life that ends
+    _slow_ways: set[frozenset[str]] = field(default_factory=set)  # pairs of hosts between which no page has waited yet
     told_to_leave: Callable[[NodeHost, float], None] = lambda host, within_s: None
 
     def end(self) -> None:
@@ -80,7 +82,7 @@ class Faults:
     def _count(self, kind: str, host: str, is_engaged: bool) -> None:
         self.net.trace.note(self.net.timers.now, host, f"FAULT {kind}{'' if is_engaged else ' (no open request)'}")
         self.first_at = min(self.first_at, self.net.timers.now)
-        if is_engaged and kind not in NOT_COUNTED:
+        if is_engaged and kind not in (*NOT_COUNTED, *COUNTED_LATER):
             self.hits[kind] += 1
 
     # ---- messages
@@ -93,11 +95,13 @@ class Faults:
 
     def _message_hit(self, kind: str, message: Message, hosts: frozenset[str]) -> None:
         self._broke(kind, hosts, MAX_STRAY_S)
+        if self._is_of_an_open_request(message):
+            self.hits[kind] += 1
+
+    def _is_of_an_open_request(self, message: Message) -> bool:
         rids = {(key.router_id, key.router_epoch, key.rid) for key in keys_in(message)}
-        for host in self._living_routers():
-            if any((*host.identity, request.rid) in rids for request in host.journal.all()):
-                self.hits[kind] += 1
-                return
+        hosts = self._living_routers()
+        return any((*host.identity, request.rid) in rids for host in hosts for request in host.journal.all())
 
     # ---- hosts and paths
 
@@ -309,11 +313,19 @@ class Faults:
         self.net.timers.after(lasts, lambda: self.net.cut_within.discard(pair))
 
     def _slow_frames(self, path: tuple[str, str], lasts: float) -> None:
-        """Messages come in time, and pages take long, as they do on a narrow way."""
+        """Pages take long, as they do on a narrow way; messages behind a page wait for it. One hit, once a page of an
+        open request waits."""
         pair = frozenset(path)
         self.net.byte_s[pair] = self.rng.choice(FRAME_BYTE_S)
+        self.net.on_slow = self._page_waits
+        self._slow_ways.add(pair)
         self._broke("slow frames", pair, lasts)
         self.net.timers.after(lasts, lambda: self.net.byte_s.pop(pair, None) and None)
+
+    def _page_waits(self, message: Message, hosts: frozenset[str]) -> None:
+        if hosts in self._slow_ways and self._is_of_an_open_request(message):
+            self._slow_ways.discard(hosts)
+            self.hits["slow frames"] += 1
 
     # ---- hosts that are slow, or leave
 

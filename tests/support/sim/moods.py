@@ -232,16 +232,17 @@ def tight_pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     nodes = draw_nodes_of(rng, prefills, decodes, has_limits=not plan.is_gentle)
     names = [node.node_id for node in nodes if node.role == "prefill"]
     until = clients[-1].at
-    ways = [
-        FaultPlan(rng.uniform(0.5, until), "slow frames", until, 0.0, tuple(rng.sample(names, 2))) for _ in range(3)
-    ]
+    ways: dict[frozenset[str], FaultPlan] = {}
+    while len(ways) < 3:  # on pairs of their own: the end of one way would end another one there
+        at, (first, second) = rng.uniform(0.5, until), rng.sample(names, 2)
+        ways.setdefault(frozenset((first, second)), FaultPlan(at, "slow frames", until, 0.0, (first, second)))
     deaths = [pull_fault(rng, until) for _ in range(rng.randint(1, 3))] if not plan.is_gentle else []
     return replace(
         plan,
         clients=tuple(clients),
         routers=tuple(replace(router, policy="round_robin") for router in plan.routers),
         nodes=tuple(tight(node, rng) for node in nodes),
-        faults=tuple(sorted((*plan.faults, *ways, *deaths), key=lambda fault: fault.at)),
+        faults=tuple(sorted((*plan.faults, *ways.values(), *deaths), key=lambda fault: fault.at)),
     )
 
 

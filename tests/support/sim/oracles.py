@@ -39,12 +39,14 @@ def check_node_s_friends(host: NodeHost) -> None:
 
     A pull uses the connection that its node dialled. The connection that its source dialled may end alone."""
     assert host.node is not None and host.port is not None
-    routers, gone = host.node.ctx.routers, host.port.told_gone
+    routers, gone, lost = host.node.ctx.routers, host.port.told_gone, host.port.lost_dials
+    if not gone and not lost:
+        return
     for key in host.node.ctx.core.scheduler.requests:
         if routers.peer_of(key) is None:
             raise Violation(f"{host.name} works on {key}, whose router is gone", host.name)
     waits = [(key, peer) for key, peer in waited_for(host) if peer in gone]
-    for key, peer in waits + [(key, peer) for key, peer in pulled_from(host) if peer in host.port.lost_dials]:
+    for key, peer in waits + [(key, peer) for key, peer in pulled_from(host) if peer in lost]:
         raise Violation(f"{host.name} waits for {peer} with {key}, and was told that it is gone", host.name)
 
 

@@ -107,6 +107,7 @@ class Network:
         self.byte_s: dict[frozenset[str], float] = {}  # pair of hosts -> seconds for each byte of a frame
         self.harsh = Harshness()
         self.on_hit: Callable[[str, Message, frozenset[str]], None] = lambda kind, message, hosts: None
+        self.on_slow: Callable[[Message, frozenset[str]], None] = lambda message, hosts: None  # its frames delay it
         self.on_send: Callable[[Port, str, Message, bool], None] = lambda port, peer, message, sent: None
         self.on_arrival: Callable[[Port, str, Message], None] = lambda port, peer, message: None
         self.events: Counter[str] = Counter()  # what happens to connections, by name
@@ -277,6 +278,8 @@ class Network:
         frames_s = self.byte_s.get(conn.hosts, 0.0) * sum(memoryview(frame).nbytes for frame in parcel.frames)
         parcel.arrives = end.last_arrival = max(end.last_arrival, self.timers.now + self.latency(conn) + frames_s)
         end.inbound.append(parcel)
+        if frames_s:
+            self.on_slow(parcel.message, conn.hosts)
         self.timers.at(parcel.arrives, lambda: self._deliver(conn, end))
 
     def _strays(self, conn: Conn, end: End, parcel: Parcel) -> bool:
@@ -402,7 +405,7 @@ class Port:
         self.is_frozen = False
         self.was_refused = False
         self.told_gone: set[str] = set()  # peers reported as closed that have not been heard or dialled since
-        self.lost_dials: set[str] = set()  # those of them whose dialled connection was reported
+        self.lost_dials: set[str] = set()  # peers whose dialled connection was reported as closed and has not come back
         self.accepted: dict[str, Conn] = {}
         self._dealers: dict[str, Dealer] = {}
         self._inbox: list[tuple[Conn, End, Parcel]] = []
@@ -419,7 +422,8 @@ class Port:
 
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None:
         if peer not in self._dealers:
-            self._is_there(peer)
+            self.told_gone.discard(peer)
+            self.lost_dials.discard(peer)
             self._dealers[peer] = Dealer(self, peer, endpoint, brings_pages=brings_pages)
             self.net.connect(self._dealers[peer])
 
@@ -461,17 +465,19 @@ class Port:
         for dealer in list(self._dealers.values()):
             inbound.extend(dealer.poll())
         for item in inbound:
-            if not isinstance(item, PeerClosed):
-                self._is_there(item.peer)
-                continue
+            self._tell(item)
+        return inbound
+
+    def _tell(self, item: Inbound) -> None:
+        """A message may come over the other connection: it tells nothing of the dialled one."""
+        if isinstance(item, PeerClosed):
             self.told_gone.add(item.peer)
             if not item.accepted:
                 self.lost_dials.add(item.peer)
-        return inbound
-
-    def _is_there(self, peer: str) -> None:
-        self.told_gone.discard(peer)
-        self.lost_dials.discard(peer)
+            return
+        self.told_gone.discard(item.peer)
+        if isinstance(item, PeerUp):
+            self.lost_dials.discard(item.peer)
 
     def arrived(self, conn: Conn, end: End, parcel: Parcel) -> None:
         if end is conn.far:
