@@ -26,7 +26,7 @@ from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
 STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: the time from a step's launch to its result
-FEWEST_STEPS = 4  # a decode node's report is ignored if it has fewer steps without prompts
+FEWEST_STEPS = 4  # decode nodes' reports count only from this number of steps without prompts on
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # peers with which one report is compared; comparisons take time
 FACTOR, SURE_S = 1.5, 3.0

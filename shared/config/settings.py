@@ -149,7 +149,7 @@ class SchedConfig:
     cuda_graphs: str = option(
         "auto",
         "on a GPU a decode node captures its decode and verify steps at start, for up to 14 batch sizes, and launches "
-        "each as two graphs. The capture takes seconds, and memory that --gpu-mem-fraction leaves free. Graphs read "
+        "each as two graphs. The capture takes a few seconds, and uses memory that --gpu-mem-fraction leaves free. Graphs read "
         "the KV pool, so they are captured after it is allocated, and their size is unknown until then. Steps that "
         "don't fit run operator by operator, and the log says so. off: always operator by operator",
         choices=("auto", "off"),
@@ -284,9 +284,9 @@ class NodeConfig:
     bind_port: int = option(0, "port at which other nodes reach this one; 0: any free one", low=0, high=MAX_PORT)
     transport: str = option(
         "auto",
-        "how KV pages travel; auto: the fastest by measurement of shm (one host), zmq and, with --trust-network, "
-        "gloo; a GPU's pages use zmq, through pinned host memory. nccl, cuda_ipc (one host) and nixl were not tried on "
-        "hardware, and are used only if named",
+        "how KV pages travel; auto: measure shm (one host), zmq and, with --trust-network, gloo, and take the "
+        "fastest; for a GPU's pages take zmq, through pinned host memory. nccl, cuda_ipc (one host) and nixl were not "
+        "tried on hardware, and are used only if named",
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)

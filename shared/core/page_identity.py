@@ -24,7 +24,7 @@ KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
 NEXT_BITS = 24
 MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
-SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key
+SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key, without and with lookahead
 SALTED = 1 << 63
 
 

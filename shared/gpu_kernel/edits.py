@@ -20,7 +20,7 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, 
 from shared.kernel import sample_rules
 
 EXACT = True  # see noise.py
-IN_PROMPT = tl.constexpr(1 << 30)  # the first flag of a mark (int32)
+IN_PROMPT = tl.constexpr(1 << 30)  # flags of a token's mark (int32), above its count
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)

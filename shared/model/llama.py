@@ -149,7 +149,7 @@ class LlamaModel:
         attended: torch.Tensor,
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """Return the layer's last addition to the residual, (M, H), for attended (M, own heads * D)."""
+        """Return what the layer adds to the residual last, (M, H). `attended`: (M, own heads * D)."""
         whole = self._all_columns
         attended = whole(attended)
         delta = whole(_adapted(rows, index, OUT, attended, layer.out(attended)))

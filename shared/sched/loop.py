@@ -86,7 +86,8 @@ class EngineLoop:
     def _make_masks(self, *, block: bool = False) -> None:
         """Make the oldest open step's masks, after all earlier results are processed.
 
-        With `block`, first wait for the step's drafts. A caller that then waits for the step must set `block`.
+        With `block`, first wait for the step's drafts. Set `block` if you wait for the step next: without masks it can't
+        end.
         """
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:

@@ -18,7 +18,7 @@ from shared.speculation.ngram import copies_of
 
 
 class CopyingDrafter:
-    """A Drafter that wraps a head's Drafter. Only the head has state, so a peer may use the head without this class."""
+    """Wraps a head's Drafter. The class adds no draft state to a hand-off, so a peer may use the head alone."""
 
     reads_history = True
 

@@ -159,7 +159,8 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
 
-    A sender without a draft head lacks our last planes, so a part with all later planes may be shorter."""
+    Our last planes belong to the draft head. A sender without a head lacks them, so a part without a number of layers
+    may be shorter."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]

@@ -381,7 +381,7 @@ class DealerSocket:
         """Raise Refused if a router claims a name to which its key does not belong."""
         ring = self._options.ring
         if ring is not None and isinstance(message, Welcome) and ring.router_of(self.server) != message.router_id:
-            raise Refused(REFUSED_IDENTITY, f"router {message.router_id} does not hold the key of that name")
+            raise Refused(REFUSED_IDENTITY, f"router {message.router_id} does not hold the key that has this name")
 
     def _transition(self, event: int) -> list[Inbound]:
         if event in SHUT_OUT or (event == LEFT and self._options.ring is not None):

@@ -46,7 +46,7 @@ def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
         raw = json.loads(line)
         found = TrainingAnswer(tuple(map(int, raw["p"])), tuple(map(int, raw["a"])), float(raw["t"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}:{number} is not an answer (p, a, t): {error!r}") from error
+        raise ConfigError(f"{path}:{number} is not an answer with the fields p, a and t: {error!r}") from error
     if not found.prompt:
         raise ConfigError(f"{path}:{number} has an empty prompt")
     return found

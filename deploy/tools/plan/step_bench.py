@@ -33,7 +33,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
-# for each row beside prompts: context tokens, answer tokens
+# for each decode row of a step with prompts: context tokens, answer tokens
 SHORT_CONTEXT, MIXED_ANSWER = 64, 700
 DECODE_STEPS = 10
 ROUNDS = 2

@@ -34,8 +34,8 @@ WHOLE = 0.9  # a window counts as whole at this share of its length, since looks
 class BalanceSettings:
     """`tpot_s`: the TPOT objective, or infinity. `window_s`: the time of observation before a move.
 
-    `away_s`: the longest wait for a moving node. `calm_s`: moves back within this time are taken for a swinging load,
-    and lengthen the window. `least`: the fewest nodes of each role.
+    `away_s`: the longest wait for a moving node. `calm_s`: if a node moves back within this time, the load is assumed
+    to swing, and the window gets longer. `least`: the fewest nodes of each role.
     """
 
     tpot_s: float = float("inf")
