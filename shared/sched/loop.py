@@ -86,8 +86,7 @@ class EngineLoop:
     def _make_masks(self, *, block: bool = False) -> None:
         """Make the oldest open step's masks, after all earlier results are processed.
 
-        With `block`, first wait for the step's drafts. Set `block` if you wait for the step next: without masks it can't
-        end.
+        With `block`, first wait for the step's drafts. Set `block` before a wait for the step: without masks it can't end.
         """
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
