@@ -86,7 +86,8 @@ class EngineLoop:
     def _make_masks(self, *, block: bool = False) -> None:
         """Make the oldest open step's masks, after all earlier results are processed.
 
-        With `block`, first wait for the step's drafts. Set `block` before a wait for the step: without masks it can't end.
+        With `block`, first wait for the step's drafts. Set `block` before a wait for the step, which can't end without
+        masks.
         """
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
