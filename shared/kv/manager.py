@@ -4,8 +4,8 @@
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
     with windows    | 0 for each dropped page | cached and private pages, in any order ...
 
-A row's pages never move: caching changes the owner, not the block table. Release a row after the lease of its last step
-ends.
+A row's pages never move: caching changes the owner, not the block table. A row may be released while its last step
+runs, because later steps run after it. A row that a pull or copy still uses is released when that has ended.
 """
 
 from __future__ import annotations
