@@ -1,4 +1,4 @@
-"""Begin the decode rows of a captured step: compute positions and read the relay's tokens (S9).
+"""Begin a captured step, which has decode rows only: compute positions and read the relay's tokens (S9).
 
 All data is on the device, so a graph can capture this code.
 """
