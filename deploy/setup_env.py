@@ -133,6 +133,7 @@ def has_pip(python: Path) -> bool:
 
 
 def pip(python: Path, *args: str) -> None:
+    """Raise SetupError if pip fails."""
     command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
     quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
     try:
@@ -183,6 +184,7 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
+    """Return (pip's requirement, a text about its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"

@@ -159,6 +159,7 @@ async def serve_all(
 def start_background(
     config: RouterProcessConfig, keys: RouterKeys, log: Logger, num_open: Callable[[], int]
 ) -> list[asyncio.Task[None]]:
+    """The caller cancels the tasks."""
     return [
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
         asyncio.create_task(return_freed_memory()),

@@ -148,6 +148,7 @@ class FairQueue:
         return higher + mine + sum(beside)
 
     def check_integrity(self) -> None:
+        """Raise IntegrityError for wrong counts."""
         for line in self:
             if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
                 raise IntegrityError(f"the queue of tenant {line.tenant.name} is empty, or its token count is wrong")

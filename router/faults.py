@@ -28,6 +28,7 @@ CLIENTS_WORD: dict[type[BatonError], type[BatonError]] = {
 
 
 def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
+    """None for a good end."""
     if end.reason in _GOOD:
         return None
     if end.reason == FinishReason.ABORT.value:

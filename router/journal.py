@@ -262,6 +262,7 @@ class Journal:
         return list(self._open.values())
 
     def check_integrity(self) -> None:
+        """Raise IntegrityError for a finished request."""
         done = [request.rid for request in self._open.values() if request.is_done]
         if done:
             raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

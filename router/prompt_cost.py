@@ -112,6 +112,7 @@ class PromptFigures:
         self._handoff_at = now
 
     def speed(self, now: float) -> PromptSpeed | None:
+        """None if not measured lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     @property

@@ -91,6 +91,7 @@ class Slowness:
             self._steps, self._measured_at = steps, now
 
     def steps(self, now: float) -> Steps | None:
+        """None if not measured lately."""
         return self._steps if now - self._measured_at <= FRESH_S else None
 
     def judge(self, peers: Iterable[Slowness], now: float) -> None:

@@ -73,6 +73,7 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
+    """Raise ConfigError for a missing key."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, local, routers = config.nodes.security.keys, config.local, router_names(config)

@@ -47,6 +47,7 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 
 def check_listing(name: HubName, sizes: Sizes) -> None:
+    """Raise ConfigError for a missing file."""
     if name.file:
         _check_gguf(name, sizes)
         return

@@ -76,6 +76,7 @@ def base_port(config: RayClusterConfig) -> int:
 
 
 def check(config: RayClusterConfig) -> None:
+    """Raise ConfigError for settings that Ray can't use."""
     base_port(config)
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: choose one, because clients find a Ray cluster's routers at fixed ports")
@@ -87,6 +88,7 @@ def check(config: RayClusterConfig) -> None:
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
+    """Raise ConfigError for several machines without keys."""
     different = sorted(set(addresses))
     if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(

@@ -227,6 +227,7 @@ def chosen(address: str, cluster: str) -> RayRecord:
 
 
 def status(record: RayRecord, as_json: bool) -> int:
+    """Return 0 if all daemons run, else 1."""
     with connected(record.address, record.cluster):
         rows = rows_of_manager()
         missing = find_manager() is None

@@ -63,6 +63,7 @@ class FieldTable(Generic[B]):
     refused: Mapping[str, Refused] = field(default_factory=dict)
 
     def check(self) -> None:
+        """Raise ValueError for double or undescribed fields."""
         served = set(self.served.__struct_fields__)
         if served != set(self.about):
             raise ValueError(f"{self.path}: only served, or only described: {served ^ set(self.about)}")

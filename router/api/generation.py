@@ -43,6 +43,7 @@ ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
+    """None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
             return await mailbox.take()

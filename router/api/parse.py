@@ -41,6 +41,7 @@ class BodyParser(Generic[B]):
         self._shape = inspect.type_info(table.served)
 
     def parse(self, raw: bytes) -> Parsed[B]:
+        """Raise InvalidRequest, which names the first invalid field."""
         try:
             return Parsed(self._decoder.decode(raw))
         except msgspec.ValidationError:
@@ -83,7 +84,7 @@ def not_json(error: Exception) -> InvalidRequest:
 
 
 def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
-    """Drop nulls. Drop members that the type lacks, and add their names to `unknown`."""
+    """Return the value without nulls and unknown members, whose names go to `unknown`."""
     if isinstance(value, dict):
         struct = next((one for one in alternatives(kind) if isinstance(one, inspect.StructType)), None)
         return value if struct is None else prune_object(value, struct, path, unknown)

@@ -51,6 +51,7 @@ class Resolver:
         return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
 
     def check_model(self, name: str | None) -> None:
+        """Raise ModelNotFound for an unknown name."""
         if name is not None and name != self.model_name and name not in self.adapters():
             raise ModelNotFound(
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"

@@ -46,6 +46,7 @@ def stop_ids_of(body: GenerationFields, tokenizer: Tokenizer) -> tuple[int, ...]
 
 
 def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """Return () for None."""
     if ids is None:
         return ()
     allowed = tuple(sorted(set(ids)))

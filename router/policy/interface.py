@@ -35,6 +35,7 @@ class Wanted:
     affinity: str = ""  # the client's name for itself or its session
 
     def beginning(self, node: RegisteredNode) -> bytes:
+        """Return an identity shared by prompts that begin alike; b"" if unknown."""
         return b"" if self.pages is None else self.pages.beginning(node.hello)
 
     def missing(self, node: RegisteredNode) -> int:

@@ -62,6 +62,7 @@ class DeclaredTools:
 
 
 def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
+    """Raise InvalidRequest for an invalid tool."""
     if value is None:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
@@ -103,6 +104,7 @@ def make_tool(
 
 
 def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
+    """Raise InvalidRequest for a wrong or deep schema."""
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
     if schema.get("type", "object") != "object":
@@ -123,6 +125,7 @@ def check_number(tools: Sequence[object], param: str) -> None:
 
 
 def check_together(tools: Sequence[Tool], param: str) -> None:
+    """Raise InvalidRequest for duplicate names or too large schemas."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:

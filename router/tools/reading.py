@@ -80,6 +80,7 @@ def found(source: Source, literal: str) -> Reading[bool]:
 
 
 def expect(source: Source, literal: str) -> Reading[None]:
+    """Raise NotACall if other text follows."""
     if not (yield from found(source, literal)):
         raise NotACall
 

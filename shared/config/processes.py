@@ -34,6 +34,7 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
 
 
 def check_scripted(parts: NodeParts) -> None:
+    """Raise ConfigError for unsupported flags."""
     asked = {
         f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
         f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,

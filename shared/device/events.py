@@ -149,6 +149,7 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
+        """Wait, then return the result or raise the closure's error."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

@@ -137,7 +137,9 @@ class Gpu(Protocol):
         """Return unused cached memory to the driver, which then counts it as free."""
         ...
 
-    def synchronize(self, device: torch.device) -> None: ...
+    def synchronize(self, device: torch.device) -> None:
+        """Block until every stream of the device is empty."""
+        ...
 
     def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
         """Return a stream from a round-robin pool, so handles may repeat."""

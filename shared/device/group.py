@@ -59,6 +59,7 @@ class RankGroup:
             self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
+        """An awaited rank counts as lost after `seconds`."""
         self._gloo._set_default_timeout(timedelta(seconds=seconds))
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,9 @@ KNOB = "knob."  # prefix of the sampling parameters' names in an upload
 
 
 class Staged(SlotHolder, Protocol):
-    def take_staging(self) -> torch.Tensor: ...
+    def take_staging(self) -> torch.Tensor:
+        """Return the prompt tokens. Only the first call succeeds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

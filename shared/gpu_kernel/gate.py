@@ -18,6 +18,7 @@ CUBE = tl.constexpr(0.044715)
 
 @triton.jit
 def gated(gate, up, IS_GELU: tl.constexpr):
+    """`gate`, `up`: float32 of any shape."""
     steep = TWICE_ROOT * (gate + CUBE * gate * gate * gate) if IS_GELU else gate
     return gate * tl.sigmoid(steep) * up
 

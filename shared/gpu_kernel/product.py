@@ -113,6 +113,7 @@ class FixedLinear:
         return product(x.to(self._weight.dtype).contiguous(), self._weight, self._bias, self._out_dtype)
 
     def gated(self, x: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+        """Return (M, out / 2)."""
         return product(x.to(self._weight.dtype).contiguous(), self._weight, self._bias, is_gelu=is_gelu)
 
 
@@ -131,6 +132,7 @@ class ByteLinear:
         return self._tiles(x, None) if self._takes_tiles(x) else self._library(x)
 
     def gated(self, x: torch.Tensor, is_gelu: bool) -> torch.Tensor:
+        """Return (M, out / 2)."""
         return self._tiles(x, is_gelu) if self._takes_tiles(x) else gate(self._library(x), is_gelu, x.dtype)
 
     def _takes_tiles(self, x: torch.Tensor) -> bool:

@@ -51,6 +51,7 @@ def key_of(rank):
 
 @triton.jit
 def ids_of_split(split, vocab_size, SPLITS: tl.constexpr):
+    """Return (begin, end)."""
     length = tl.cdiv(tl.cdiv(vocab_size, SPLITS), BLOCK) * BLOCK
     return split * length, tl.minimum((split + 1) * length, vocab_size)
 

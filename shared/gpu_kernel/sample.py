@@ -107,6 +107,7 @@ def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
 
 @triton.jit
 def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
+    """`heads`: (E, SPLITS) int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     begin, end = ids_of_split(split, vocab_size, SPLITS)
     best = tl.full((BLOCK,), NO_RANK, tl.int64)
@@ -219,6 +220,7 @@ def draw_kernel(
     logits, heads, drawn, positions, rows, way, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state, p_sums,
     stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
+    """`drawn`: (E, SPLITS) int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     head = _head(heads, output, SPLITS)
@@ -256,6 +258,7 @@ def draw_kernel(
 
 @triton.jit
 def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
+    """`chosen`: (E,) int64."""
     output = tl.program_id(0).to(tl.int64)
     tl.store(chosen + output, id_of(_head(drawn, output, SPLITS)))
 

@@ -21,11 +21,13 @@ def kind_of(pool: torch.Tensor) -> int:
 
 
 def as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """View fp8 numbers as int8."""
     return pool.view(torch.int8) if kind_of(pool) == FP8 else pool
 
 
 @triton.jit
 def scale_of(largest, KIND: tl.constexpr):
+    """Return float32."""
     if KIND == IS_INT8:
         return tl.math.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
     return tl.math.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32))

@@ -38,6 +38,7 @@ class AttentionShape:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
+        """0 if there is none."""
         return self.windows[layer] if self.windows else 0
 
 

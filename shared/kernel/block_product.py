@@ -176,6 +176,7 @@ class Kind(NamedTuple):
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
+    """`is_half`, `out_half`: x or results are bfloat16, not float32."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4

@@ -72,6 +72,7 @@ class BlockWeights:
 
 
 def quantize_weight(weight: torch.Tensor) -> BlockWeights:
+    """Quantize (N, K) floats to INT8 blocks."""
     blocks = weight.float().unflatten(1, (-1, INT8.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)

@@ -140,6 +140,8 @@ def _ring_those(calls: int, line: int, slots: int) -> None:
 
 @functools.cache
 def make_hold() -> Any:
+    """Return a C function of (line, slot)."""
+
     def hold_core(line: int, slot: int) -> None:
         hold(line, slot)
 

@@ -209,6 +209,7 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 
 @inlined
 def from_half(bits: np.uint16) -> np.float32:
+    """bfloat16 bits -> float32."""
     number: np.float32 = float_of(_u32(_u32(bits) << _u32(16)))
     return number
 

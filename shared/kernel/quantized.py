@@ -20,4 +20,5 @@ def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """(..., n) bytes, (...) scales -> (..., n) float32."""
     return data.float() * scale[..., None]

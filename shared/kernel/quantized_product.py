@@ -89,6 +89,7 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_byte_task(is_half: bool) -> Any:
+    """`is_half`: x and results are bfloat16, not float32."""
     item = 2 if is_half else 4
 
     def quantized_product(words: Any, share: int, worker: int) -> None:

@@ -203,6 +203,7 @@ def _narrow(
 
 @exact
 def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
+    """`logits`: (V,)."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)

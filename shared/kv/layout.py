@@ -30,6 +30,7 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
+        """Padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 

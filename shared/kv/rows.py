@@ -64,6 +64,7 @@ class ReqToTokenPool:
         return pages
 
     def set_pages(self, row: int, start: int, pages: PageIds) -> None:
+        """The row never shrinks."""
         self._require_in_use(row)
         end = start + len(pages)
         if start < 0 or start > self.num_pages[row]:

@@ -135,6 +135,7 @@ class WindowCache:
         self._locks.discard(lock)
 
     def evict(self, n: int) -> PageIds:
+        """The caller frees the pages."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
         for page in pages:
             identity = self._identity_of.pop(page)

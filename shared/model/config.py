@@ -192,6 +192,7 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, bia
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Raise ConfigError if the file holds no JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -125,6 +125,7 @@ def public_name(name: str) -> str:
 
 
 def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
+    """Raise ConfigError for an unsupported or unsuitable field."""
     raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["?"])[0]
     if architecture != ARCHITECTURE:

@@ -141,6 +141,7 @@ class EagleHead:
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """aux (N, 3H) in the dtype -> (N, H) float32."""
         if len(aux) == 0:
             return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
         return self._weights.fc(aux).float()
@@ -160,6 +161,7 @@ class EagleHead:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return (N, Vd) float32 for g (N, H)."""
         if len(hidden) == 0:
             return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
         return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))

@@ -46,6 +46,7 @@ def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
 
 
 def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Config:
+    """Raise ConfigError for a missing or wrong field."""
     if raw.get("model_type") != "t5":
         raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
     kind = raw.get("feed_forward_proj", "relu")

@@ -253,6 +253,7 @@ def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple
 
 
 def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
+    """Return (D // 2,) float32."""
     if rope.kind == "yarn":
         bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
         return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)

@@ -386,6 +386,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
 
 
 def check_at_exit(node: Node, log: Logger) -> None:
+    """Log problems, don't raise."""
     try:
         node.ctx.core.kv.check_integrity(idle=node.idle)
     except BatonError as error:

@@ -61,6 +61,7 @@ class NodeCore:
         self.scheduler.abort(key)
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
+        """The key may be unknown."""
         self.scheduler.fail(key, error)
 
     def take_events(self) -> list[SchedEvent]:

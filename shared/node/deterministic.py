@@ -10,6 +10,7 @@ from shared.core.errors import ConfigError
 
 
 def check_deterministic(parts: NodeParts, *, on_gpu: bool) -> None:
+    """Raise ConfigError for an excluded flag."""
     if not parts.sched.deterministic:
         return
     refused = {

@@ -74,6 +74,7 @@ def pool_bytes(memory: MemoryConfig, available: int) -> int:
 
 
 def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
+    """Raise ConfigError if too little is free."""
     left = gpu.left_for_kv(memory.gpu_mem_fraction)
     if left < max(1, memory.kv_bytes):
         raise ConfigError(
@@ -86,6 +87,7 @@ def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
+    """Raise ConfigError for an impossible cold tier."""
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} can't be offloaded yet; leave it out")
     if 0 < memory.offload_bytes < page_bytes:

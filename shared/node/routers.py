@@ -56,6 +56,7 @@ class Routers:
         self._words: dict[str, RoutersWord] = {}
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
+        """Return the endpoint of another with this name."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
@@ -72,6 +73,7 @@ class Routers:
         return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
+        """Return the endpoint served instead."""
         refusal = self._refused.get(peer)
         return refusal and refusal.rival
 
@@ -109,6 +111,7 @@ class Routers:
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
+        """None if the router is unknown."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 

@@ -25,7 +25,9 @@ class Side(Protocol):
 
     def receive(self, received: Received, now: float) -> None: ...
 
-    def event(self, event: SchedEvent, now: float) -> None: ...
+    def event(self, event: SchedEvent, now: float) -> None:
+        """Handle any event, including tokens and ends."""
+        ...
 
     def poll(self, now: float) -> None:
         """Handle finished transfers, new grants and expired leases."""

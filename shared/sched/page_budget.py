@@ -150,6 +150,7 @@ class PageBudget:
         return next(reversed(self._pulled), None)
 
     def release_held(self, row: int) -> None:
+        """No copy may be in flight."""
         self.hold_pulled(row)
         del self._held[row]
         self.kv.release(row)

@@ -108,6 +108,7 @@ class Scheduler:
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
+        """End the tier's and grammars' threads."""
         self.queues.offload.close()
         if self._grammars is not None:
             self._grammars.close()
@@ -230,6 +231,7 @@ class Scheduler:
     # ---- planning
 
     def plan(self) -> StepPlan | None:
+        """None if nothing can run now."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))

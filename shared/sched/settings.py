@@ -52,6 +52,7 @@ class SchedSettings:
 
     @property
     def overshoot(self) -> int:
+        """Return a number of tokens."""
         return overshoot(self.width, self.depth)
 
     @property

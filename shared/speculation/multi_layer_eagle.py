@@ -97,6 +97,7 @@ class KeptHidden:
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
+        """Return (num_rows, 0, H)."""
         return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
 
     def keep(self, hidden: torch.Tensor, layer: int) -> None:

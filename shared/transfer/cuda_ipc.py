@@ -80,6 +80,7 @@ class CudaIpc:
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
+    """Raise HandoffFailed for an invalid handle."""
     try:
         found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:
@@ -118,4 +119,5 @@ class OpenIpc:
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
+        """torch unmaps the memory with its last tensor."""
         self._pages = self._pages.new_empty((0, 0))

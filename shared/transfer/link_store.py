@@ -67,6 +67,7 @@ class LinkStore(dist.Store):
             self._changed.notify_all()
 
     def fail(self, error: HandoffFailed) -> None:
+        """Make present and future waits raise HandoffFailed."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

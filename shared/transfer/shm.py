@@ -113,6 +113,7 @@ class ShmReceiver:
 
 
 def file_id(ref: PoolRef) -> tuple[int, int] | None:
+    """Return (device, inode), if the file exists."""
     try:
         info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
     except (OSError, ValueError):

@@ -65,6 +65,7 @@ class StagingBuffers:
         return whole[:num_bytes]
 
     def give_back(self, staging: torch.Tensor) -> None:
+        """Nothing may read or write the buffer."""
         with torch.inference_mode(False):  # later writes happen outside inference mode
             whole = staging.new_empty(0).set_(staging.untyped_storage())
         if whole.numel() == self._size:

@@ -70,6 +70,7 @@ def available_transports(
 
 
 def about_transports(device: str) -> str:
+    """Explain what `auto` leaves out for pages on `device`."""
     left_out = [name for name in usable_transports(device) if name in UNTRIED]
     staged = "" if device == "cpu" else "through pinned host memory"
     only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""

@@ -79,6 +79,7 @@ class Dialling:
         return self._router_key(dealer.endpoint, dealer.server)
 
     def note(self, dealer: DealerSocket) -> None:
+        """Call this after the dealer's `receive`."""
         if dealer.state == "up":  # perhaps after a retry by libzmq
             if dealer.name == dealer.endpoint:
                 self._answered[dealer.endpoint] = dealer.server

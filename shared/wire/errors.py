@@ -53,6 +53,7 @@ BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
 
 def error_of(code: str, message: str, *, subject: str | None = None) -> BatonError:
+    """Return a BatonError for an unknown code."""
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 

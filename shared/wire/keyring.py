@@ -116,6 +116,7 @@ def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
+    """Return None without a folder. By default, take the only node."""
     if not folder:
         return None
     path = Path(folder).expanduser()

@@ -112,6 +112,7 @@ class NodeLinks:
         return self._router.send(peer, message, frames) if dealer is None else dealer.send(message, frames)
 
     def poll(self, timeout_s: float) -> list[Inbound]:
+        """Wait up to timeout_s for events or `wakeup`."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
         inbound = self._follow_keys()
         if self.wakeup.fd in ready:

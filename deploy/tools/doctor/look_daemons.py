@@ -42,11 +42,13 @@ def find_daemons() -> Iterable[DaemonFacts]:
 
 
 def command_of(argv: Sequence[str]) -> str:
+    """Return "router", "prefill", "decode" or ""."""
     pairs = zip(argv, argv[1:], strict=False)
     return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
 
 
 def cores_of(process: psutil.Process) -> tuple[int, ...]:
+    """Return () if unknown."""
     return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
 
 
@@ -93,6 +95,7 @@ def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
 
 
 def parse(argv: Sequence[str]) -> tuple[Values, str]:
+    """Return (flags, the value of --config)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default="")
     add_flags(parser, Told)

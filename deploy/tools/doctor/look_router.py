@@ -103,6 +103,7 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
+    """Return (status, "") or (None, reason)."""
     asked_s = time.time()
     status, body = ask(http, "/admin/status")
     answered_s = time.time()

@@ -159,6 +159,7 @@ def up_flags(text: str) -> list[str]:
 
 
 def require_answer(server: Server) -> None:
+    """Raise ConfigError without a usable answer."""
     try:
         status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
     except UNREACHABLE as error:

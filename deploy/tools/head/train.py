@@ -78,6 +78,7 @@ class Run:
 
     @property
     def total(self) -> int:
+        """Answer tokens in the whole run."""
         return int(self.recipe.epochs * sum(len(one.answer) - 1 for one in self.parts.training))
 
     def go(self, told: Callable[[Progress], None]) -> None:

@@ -122,6 +122,7 @@ class Pooled:
 
 
 def one_each(values: Sequence[float]) -> Pooled:
+    """Leave out NaN."""
     owners = [i for i, value in enumerate(values) if not math.isnan(value)]
     return Pooled([values[i] for i in owners], owners, [1] * len(owners))
 

@@ -90,6 +90,7 @@ class LoadPlan:
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
+    """Raise ConfigError for invalid flags."""
     for flag in ("duration", "timeout", "stall", "reading_tps"):
         require(args, flag, lambda value: value > 0, "above 0")
     for flag in ("warmup", "drain", "rest", "think", "near_tie", "temperature"):

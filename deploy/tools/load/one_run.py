@@ -79,6 +79,7 @@ class RunContext:
 
 
 def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> Outcome:
+    """Block until the load is over and judged."""
     action = drills.prepare(plan.drill, context.server, context.admin_key) if plan.drill else None
     before = metrics_of(context)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -169,6 +170,7 @@ def page_if_any(context: RunContext) -> Page | None:
 
 
 def metrics_of(context: RunContext) -> Page | None:
+    """Return None if a server has no such page."""
     if not context.builder.target.is_ours:
         return None
     answers = [server.get("/metrics") for server in (context.server, *context.others)]

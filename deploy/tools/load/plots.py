@@ -29,6 +29,7 @@ Draw = Callable[[Axes], None]
 
 
 def plots_of(report: LoadReport) -> list[tuple[str, str]]:
+    """Return (title, SVG) pairs."""
     drawings: list[tuple[str, Draw | None]] = [
         ("Time to first token of each request, by when it was sent", ttft_over_time(report.rows)),
         ("Waits between tokens, per second of the run", waits_over_time(report)),

@@ -97,6 +97,7 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
+    """Raise ValueError for invalid data."""
     try:
         return DECODER.decode(data)
     except msgspec.DecodeError as error:

@@ -223,6 +223,7 @@ def lag_of(counted: Sequence[RequestRecord], beats: Sequence[float]) -> Lag:
 
 
 def later(one: float, other: float) -> float:
+    """NaN only if both are NaN."""
     return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 

@@ -21,6 +21,7 @@ class Sweep:
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO
 
     def next_rate(self) -> float | None:
+        """None at the end."""
         if len(self.shares) >= MOST_RUNS:
             return None
         passed, missed = self.best, self.least_missed

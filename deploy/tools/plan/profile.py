@@ -152,6 +152,7 @@ def read(path: Path) -> Profile:
 
 
 def nonsense_of(profile: Profile) -> str:
+    """Return a fault; "" if the profile is valid."""
     for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
         if getattr(profile, name) < 1:
             return f"{name} is {getattr(profile, name)}"

@@ -32,6 +32,7 @@ def load_plan_of(args: argparse.Namespace) -> LoadPlan:
 
 
 def put_load(url: str, flags: Sequence[str], api: str = "chat") -> Outcome:
+    """Block until the load is over."""
     server = Server(parse_url(url), "")
     context = RunContext(server, RequestBuilder(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
     return run_load(load_plan([*flags, "--golden", "0", "--rest", "5"]), context, [])

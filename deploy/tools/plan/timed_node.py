@@ -59,6 +59,7 @@ class TimedNode:
         self.num_prompt_tokens: dict[RequestKey, int] = {}
 
     def next_at(self) -> float | None:
+        """None without open steps."""
         return self._launched[0].done_at if self._launched else None
 
     def turn(self) -> None:

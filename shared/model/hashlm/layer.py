@@ -194,5 +194,6 @@ def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0
 
 
 def words_of(values: torch.Tensor) -> Words:
+    """`values`: (T,) int64."""
     words: Words = values.contiguous().numpy().view(np.uint64)
     return words

@@ -29,6 +29,7 @@ class HashLMShard(HashLM):
         self._first = group.rank * self._num_lanes
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """All ranks call this with the same inputs."""
         step, (first, second) = arrays_of(inputs), layers_of(kv, self._first, self._num_lanes)
         lower = self._meet(run_layer(step, words_of(self.salted(inputs)), first))
         return self.output(inputs, lower, self._meet(run_layer(step, lower, second)))

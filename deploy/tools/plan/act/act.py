@@ -97,6 +97,7 @@ def summary(look: ClusterLook, balancer: Balancer) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Block until SIGINT or SIGTERM."""
     slo = parse_slo(args.slo)
     settings = BalanceSettings(min(slo.tpot, slo.itl), window_s=args.window, least=args.least)
     client = AdminClient(url_of(args) or parse_url(DEFAULT_URL), read_admin_key(args.admin_key_file), args.ca)
