@@ -21,6 +21,7 @@ from shared.config.load import load, replaced
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
+from tests.support.ports import free_port
 
 ROUTER = "tcp://127.0.0.1:7001"
 
@@ -145,11 +146,9 @@ def announce(config, num_routers=1):
 
 
 def test_several_routers_get_own_ports_and_every_node_dials_all():
-    config = cluster(routers=2)
-    with local.bound("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    routers = local.deal_routers(replace(config, router=replace(config.router, port=port - 1)))
-    assert [(router.router_id, router.port) for router in routers] == [("router-0", port - 1), ("router-1", port)]
+    config, port = cluster(routers=2), free_port(2)
+    routers = local.deal_routers(replace(config, router=replace(config.router, port=port)))
+    assert [(router.router_id, router.port) for router in routers] == [("router-0", port), ("router-1", port + 1)]
     specs = local.child_specs(config, routers, (0, 1), parent_pid=42)
     assert [(spec.name, spec.vital) for spec in specs[:3]] == [
         ("router-0", True),

@@ -46,7 +46,7 @@ def test_pages_are_appended_and_overwritten_without_holes() -> None:
     pool.set_pages(2, 1, ids(3))
     assert pool.pages_of(2).tolist() == [4, 3, 6]
     assert pool.num_pages[2] == 3
-    with pytest.raises(IntegrityError, match="row 2.*hole"):
+    with pytest.raises(IntegrityError, match="row 2: new pages begin at 4, past"):
         pool.set_pages(2, 4, ids(1))
     with pytest.raises(IntegrityError, match="row 2: 6 pages.*room for 5"):
         pool.append(2, ids(1, 2, 3))

@@ -87,9 +87,9 @@ def test_too_many_words_for_the_code_are_a_complaint(tmp_path: Path, monkeypatch
     path = tmp_path / "router" / "one.py"
     path.parent.mkdir()
     lines = 10 * "x = 1\n"
-    path.write_text(f"# {' '.join(16 * ['word'])}\n{lines}", "utf-8")
+    path.write_text(f"# {' '.join(['word'] * 16)}\n{lines}", "utf-8")
     assert prose.complaints_of_length() == []
-    path.write_text(f"# {' '.join(17 * ['word'])}\n{lines}", "utf-8")
+    path.write_text(f"# {' '.join(['word'] * 17)}\n{lines}", "utf-8")
     (said,) = prose.complaints_of_length()
     assert "17 words, and 16 at most" in said
 

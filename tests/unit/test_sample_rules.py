@@ -295,7 +295,7 @@ def test_numba_and_torch_agree_on_windows_bit_for_bit() -> None:
 def test_a_wrong_window_is_refused() -> None:
     case, _ = windows(1)
     case.history.drafted = case.history.drafted[1:]  # type: ignore[index]
-    with pytest.raises(IndexError, match="drafts"):
+    with pytest.raises(IndexError, match="draft ancestors"):
         sample(case.logits, case.batch, case.rows, case.positions, case.history)
 
 
