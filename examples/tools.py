@@ -56,7 +56,7 @@ def main(url: str) -> None:
 
     # 3. The model answers. With `none` it can't call a tool again.
     last = client.chat.completions.create(
-        model=model, messages=messages, tools=[WEATHER], tool_choice="none", max_tokens=40
+        model=model, messages=messages, tools=[WEATHER], tool_choice="none", max_tokens=40, temperature=0
     )
     print("answer:", last.choices[0].message.content)
 

@@ -75,5 +75,5 @@ def test_full_decode_nodes_get_help_though_the_command_is_killed(cluster: Cluste
 def test_a_role_s_last_node_stays_for_whom_asks_that(cluster: Cluster) -> None:
     with httpx.Client(base_url=cluster.url, timeout=HANG_GUARD_S) as http:
         answer = http.post("/admin/role", json={"node": "decode-0", "role": "prefill", "least": 1})
-    assert answer.status_code == 409 and "decode must keep 1" in answer.text
+    assert answer.status_code == 409 and "decode needs 1 other nodes" in answer.text
     assert roles(cluster) == ["decode", "prefill", "prefill", "prefill"]
