@@ -25,11 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from shared.wire.descriptors import raise_limit
 from tests.bench.cluster import free_port
-from tests.bench.open_streams import BEFORE_S, Child, running, wait_for_nodes
+from tests.bench.open_streams import BEFORE_S, Child, running, usage, wait_for_nodes
 from tests.bench.peers.environments import smg
 from tests.bench.report import report
 from tests.support.mock_openai import MODEL
@@ -51,14 +49,6 @@ class Load:
     @property
     def itl_s(self) -> float:
         return self.streams / self.tokens_per_s
-
-
-def usage(pid: int) -> tuple[float, int]:
-    """Return CPU seconds and resident bytes of a process and its children."""
-    process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    times = [one.cpu_times() for one in family]
-    return sum(one.user + one.system for one in times), sum(one.memory_info().rss for one in family)
 
 
 def check_streams(counts: dict[str, Any], num_streams: int) -> None:
@@ -135,7 +125,7 @@ def wait_for_models(port: int) -> None:
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=ANSWER_S) as reply:
             if MODEL.encode() in reply.read():
-                time.sleep(1.0)  # all servers are registered
+                time.sleep(1.0)  # smg does not tell when its other servers are registered
                 return
         time.sleep(0.1)
     raise RuntimeError("smg did not start")

@@ -98,30 +98,32 @@ def core_wait_s(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
-def usage(process: psutil.Process) -> tuple[float, int]:
-    """Return CPU seconds and resident bytes."""
-    times = process.cpu_times()
-    return times.user + times.system, process.memory_info().rss
+def usage(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and resident bytes of a process and its children."""
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    times = [one.cpu_times() for one in family]
+    return sum(one.user + one.system for one in times), sum(one.memory_info().rss for one in family)
 
 
 def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Return figures of the steady phase, and when each phase began and ended."""
-    process = psutil.Process(router.process.pid)
+    pid = router.process.pid
     paced = [router.nodes, "--tokens-per-s", str(args.tokens_per_s), "--streams", str(args.streams)]
     with running(Child("tests.bench.paced_nodes", *paced, "--nodes", str(args.nodes), "--rows", str(args.rows))):
         wait_for_nodes(router, args.nodes)
-        cpu_before, idle_bytes = usage(process)
+        cpu_before, idle_bytes = usage(pid)
         opening = time.monotonic()
         words = [router.url.rsplit(":", 1)[1], "--streams", str(args.streams), "--per-s", str(args.per_s)]
         words += ["--max-tokens", str(args.max_tokens), "--prompt-tokens", str(args.prompt_tokens)]
         with running(Child("tests.bench.stream_clients", *words)) as clients:
             opened = clients.read()
-            cpu_opened, _ = usage(process)
+            cpu_opened, _ = usage(pid)
             time.sleep(BEFORE_S)
-            before, (cpu_begin, _), waited_s = clients.ask(), usage(process), core_wait_s(process.pid)
+            before, (cpu_begin, _), waited_s = clients.ask(), usage(pid), core_wait_s(pid)
             time.sleep(args.seconds)
-            after, (cpu_end, full_bytes) = clients.ask(), usage(process)
-            waited_s = core_wait_s(process.pid) - waited_s
+            after, (cpu_end, full_bytes) = clients.ask(), usage(pid)
+            waited_s = core_wait_s(pid) - waited_s
     seconds, events = after["at"] - before["at"], after["events"] - before["events"]
     figures = {
         "streams": after["begun"],
