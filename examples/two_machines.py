@@ -76,7 +76,7 @@ def main(model: str, everything: Path) -> None:
     try:
         url = f"http://127.0.0.1:{port}"
         wait_for_both(url, processes)
-        # Without `ignore_eos` an answer may end with its first token. Then there is no hand-off to count.
+        # An answer that ends with its first token has no hand-off. `ignore_eos` prevents such an answer.
         body = {"prompt": "Two machines, one answer. " * 8, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
         with urllib.request.urlopen(f"{url}/v1/completions", data=json.dumps(body).encode()) as answer:
             print("answer:", json.load(answer)["choices"][0]["text"])

@@ -67,7 +67,7 @@ LINT = (
     Tier("mypy", 27, (str(BIN / "mypy"),)),
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
-    Tier("prose", 4, (sys.executable, "-m", "tests.support.prose", "--check")),
+    Tier("prose", 9, (sys.executable, "-m", "tests.support.prose", "--check")),
 )
 FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
 DRILL = replace(pytest_tier("drill", 220, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))

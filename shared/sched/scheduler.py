@@ -148,8 +148,8 @@ class Scheduler:
     def grant(self, req: Request) -> int | None:
         """Reserve a row and all pages for the KV of a grant, or reserve nothing (rule a).
 
-        Return the cached prefix's length in tokens, page aligned, or None if there is no room now. Pages outside all
-        sliding windows count as cached.
+        Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
+        Pages outside all sliding windows count as cached.
         """
         ids, headroom = req.all_ids(), self.capacity.headroom()
         first_needed = self.kv.cache.first_needed(len(ids))

@@ -110,7 +110,7 @@ class Dialling:
         return True
 
     def is_stale(self, dealer: DealerSocket) -> bool:
-        """Return whether the dealer uses our former key, or its peer's key is no longer allowed."""
+        """Return whether the dealer must be closed: it has our former key, or its peer's key is not allowed now."""
         ring = self._ring
         assert ring is not None
         if dealer.own != ring.now.own:

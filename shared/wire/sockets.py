@@ -238,7 +238,7 @@ class RouterSocket:
     # ---- keys that change
 
     def _follow_keys(self) -> list[str]:
-        """Forget peers whose key is no longer allowed, and return them.
+        """Forget the peers whose keys are no longer allowed. Return these peers.
 
         After a change of a router's own key, return all peers: their connections have ended."""
         ring = self._ring

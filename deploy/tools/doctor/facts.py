@@ -187,7 +187,7 @@ class GpuDevice:
 class GpuFacts:
     """`built_for`: torch's CUDA version; "" for none. `driver`: the driver's version; "" if unknown.
 
-    `visible`: CUDA_VISIBLE_DEVICES. `problem`: why there is no device.
+    `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: the reason why torch finds no device.
     """
 
     torch: str
