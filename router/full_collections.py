@@ -20,6 +20,7 @@ LOOKS_BETWEEN = 12  # calls of is_due() between two short collections
 MOST_LOOKS = 720  # calls of is_due(), in an hour, after which even a long collection runs
 FEW_OPEN = 100  # from this number of open requests on, a collection may be long
 SHORT_S = 0.01  # streams hardly notice a stop of this length
+MUCH_GARBAGE = 10_000  # objects; a collection that freed so many took longer than the next one will
 GROWTH = 2.0  # if memory without open streams has grown by this factor, garbage may be the reason
 STREAM_BYTES = 64 << 10  # assumed for an open stream, which needs less, apart from its prompt
 NEVER = (1 << 31) - 1  # younger collections until Python starts a full one
@@ -42,14 +43,16 @@ class FullCollections:
             return True
         return memory - num_open * STREAM_BYTES >= GROWTH * self._memory
 
-    def ran(self, memory: int, took_s: float) -> None:
-        """Record a collection. `memory`: the process's bytes afterwards. `took_s`: the seconds that it took."""
-        self._memory, self._looks, self._took_s = memory, 0, took_s
+    def ran(self, memory: int, took_s: float, num_freed: int) -> None:
+        """Record a collection that took `took_s` and freed `num_freed` objects. `memory`: the process's bytes
+        afterwards."""
+        self._memory, self._looks = memory, 0
+        self._took_s = took_s if num_freed < MUCH_GARBAGE else 0.0
 
 
 async def run_full_collections(
     num_open: Callable[[], int],
-    collect: Callable[[], object] = gc.collect,
+    collect: Callable[[], int] = gc.collect,
     look_s: float = LOOK_S,
 ) -> None:
     """Run until cancelled. `num_open` returns the number of open requests.
@@ -63,8 +66,8 @@ async def run_full_collections(
             await asyncio.sleep(look_s)
             if collections.is_due(num_open(), memory()):
                 start = time.monotonic()
-                collect()
-                collections.ran(memory(), time.monotonic() - start)
+                num_freed = collect()
+                collections.ran(memory(), time.monotonic() - start, num_freed)
     finally:
         gc.set_threshold(*before)
         memory.close()

@@ -84,6 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._tell_gone()
         super().connection_lost(exc)
+        self._forget_waiting()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -204,6 +205,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: BatonError, *, says_so: bool = True) -> None:
         """Hang up. If `says_so` and no other answer is under way, send the error first."""
+        error.with_traceback(None)  # its frames refer to this connection
         self._rules.metrics.refused(error.code)
         self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
         self._disarm()
@@ -220,6 +222,12 @@ class LimitedProtocol(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+
+    def _forget_waiting(self) -> None:
+        """Drop pipelined requests that wait. They refer to this connection until they are answered."""
+        if self.pipeline:
+            self.pipeline.clear()
+            self.cycle = cast(RequestResponseCycle, self._answering)
 
     def _hang_up(self) -> None:
         """Close at once. `close` would wait for a client that does not read."""

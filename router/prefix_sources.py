@@ -9,7 +9,7 @@ The prefill node asks only this source, and waits at most as long as computing t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from router.effects import Effects
 from router.journal import OpenRequest
@@ -47,7 +47,8 @@ class PrefixSources:
         source = max(found, key=lambda node: (found[node], -node.sequences, node.node_id), default=None)
         if source is None or found[source] - own < least:
             return None
-        outcome, within_s = self._judge(prefill, source, (found[source] - own) * page_size, effects.now)
+        token_s = self._token_s(prefill, found, effects.now)
+        outcome, within_s = self._judge(prefill, token_s, (found[source] - own) * page_size, effects.now)
         effects.sought.append(outcome)
         if outcome != "named":
             return None
@@ -74,11 +75,14 @@ class PrefixSources:
         assert request.pages is not None
         return min(most, node.pages.num_pages(request.pages.names(node.hello), has_window=False))
 
-    def _judge(self, prefill: RegisteredNode, source: RegisteredNode, num_tokens: int, now: float) -> tuple[str, float]:
+    def _token_s(self, prefill: RegisteredNode, others: Iterable[RegisteredNode], now: float) -> float | None:
+        """Return the seconds in which the prefill node computes one more token; None if nobody was measured."""
+        speed = prefill.prompts.speed_among([node.prompts for node in others], now)
+        return self._assumed_token_s if speed is None else speed.token_s
+
+    @staticmethod
+    def _judge(prefill: RegisteredNode, token_s: float | None, num_tokens: int, now: float) -> tuple[str, float]:
         """Return the outcome as metrics name it, and the seconds that computing the pages takes."""
-        there = source.prompts.speed(now)
-        speed = prefill.prompts.speed(now) if there is None else prefill.prompts.speed_beside(there, now)
-        token_s = self._assumed_token_s if speed is None else speed.token_s
         if token_s is None:
             return "unmeasured", 0.0
         compute_s = num_tokens * token_s

@@ -9,7 +9,7 @@ A flat rate would make nodes with short prompts look slow, because steps have a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -131,6 +131,13 @@ class PromptFigures:
         times = own.seconds(length) / other.seconds(length)
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
+    def speed_among(self, others: Iterable[PromptFigures], now: float) -> PromptSpeed | None:
+        """As `speed_beside`, with the first measured line of the others, or else a rate. None if nobody was measured
+        lately."""
+        known = [speed for other in others if (speed := other.speed(now)) is not None]
+        other = first_line(known) or min(known, key=attrgetter("token_s"), default=None)
+        return self.speed(now) if other is None else self.speed_beside(other, now)
+
     def handoff(self, now: float) -> float | None:
         """Return the seconds that a hand-off takes after its prompt; None if not measured lately."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
@@ -144,9 +151,13 @@ def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] |
     speeds = [speed for node in nodes if node.is_settled and (speed := node.speed(now)) is not None]
     if len(speeds) < len(nodes):
         return None
-    lines = [speed for speed in speeds if speed.step_s]
-    line = min(lines, key=attrgetter("step_s", "token_s"), default=None)  # the same for any order of the nodes
+    line = first_line(speeds)
     return speeds if line is None else [node.speed_beside(line, now) for node in nodes]
+
+
+def first_line(speeds: Sequence[PromptSpeed]) -> PromptSpeed | None:
+    """Return a speed that is not a flat rate, the same for any order of the nodes."""
+    return min((speed for speed in speeds if speed.step_s), key=attrgetter("step_s", "token_s"), default=None)
 
 
 def is_plausible(steps: float, tokens: float, seconds: float) -> bool:

@@ -119,4 +119,4 @@ def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(beside_smg, "START_S", 0.1)
     monkeypatch.setattr(beside_smg, "ANSWER_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(RuntimeError, match="did not start"):
-        wait_for_models(mute.getsockname()[1])
+        wait_for_models(mute.getsockname()[1], "mock")

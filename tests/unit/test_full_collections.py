@@ -15,6 +15,7 @@ from router.full_collections import (
     FEW_OPEN,
     LOOKS_BETWEEN,
     MOST_LOOKS,
+    MUCH_GARBAGE,
     NEVER,
     SHORT_S,
     STREAM_BYTES,
@@ -29,13 +30,13 @@ from tests.unit.test_router_exchange import PLAN, CollectorRegistry, Waiting, wr
 REST = 100 << 20
 
 
-def due(collections: FullCollections, *looks: tuple[int, int], took_s: float = 0.0) -> list[bool]:
-    """Whether each look, as (open requests, memory), finds a collection due. It then runs, and frees nothing."""
+def due(collections: FullCollections, *looks: tuple[int, int], took_s: float = 0.0, num_freed: int = 0) -> list[bool]:
+    """Whether each look, as (open requests, memory), finds a collection due. It then runs, and frees no memory."""
     found = []
     for num_open, memory in looks:
         found.append(collections.is_due(num_open, memory))
         if found[-1]:
-            collections.ran(memory, took_s)
+            collections.ran(memory, took_s, num_freed)
     return found
 
 
@@ -55,6 +56,14 @@ def test_long_collections_wait_until_no_request_is_open() -> None:
     assert any(due(collections, *[(1, REST)] * LOOKS_BETWEEN, took_s=SHORT_S))
     assert not any(due(collections, *[(1, REST)] * 3 * LOOKS_BETWEEN))
     assert due(collections, (0, REST)) == [True]
+
+
+def test_a_collection_that_freed_much_says_nothing_of_the_next_one() -> None:
+    """It took long because of what it freed."""
+    for num_freed, expected in ((MUCH_GARBAGE - 1, []), (MUCH_GARBAGE, [LOOKS_BETWEEN])):
+        collections = FullCollections()
+        due(collections, *[(1, REST)] * LOOKS_BETWEEN, took_s=SHORT_S, num_freed=num_freed)
+        assert numbers(due(collections, *[(1, REST)] * 2 * LOOKS_BETWEEN, took_s=SHORT_S)) == expected
 
 
 def test_a_router_that_is_always_busy_collects_once_an_hour() -> None:
@@ -88,7 +97,7 @@ def test_python_starts_no_full_collection_meanwhile() -> None:
 
     async def thresholds() -> tuple[int, int, int]:
         ran = asyncio.Event()
-        task = asyncio.create_task(run_full_collections(lambda: 0, ran.set, 0.001))
+        task = asyncio.create_task(run_full_collections(lambda: 0, lambda: ran.set() or 0, 0.001))
         await asyncio.wait_for(ran.wait(), HANG_GUARD_S)
         found = gc.get_threshold()
         task.cancel()

@@ -31,12 +31,13 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n
 
 
 class Site:
-    """A server of one test. `hold`: answers wait for it."""
+    """A server of one test. `hold`: answers wait for it. `made`: all its connections."""
 
     def __init__(self, limits: HttpConfig) -> None:
         self.registry = CollectorRegistry()
         self.log = io.StringIO()
         self.state = ServerState()
+        self.made: list[weakref.ref[LimitedProtocol]] = []
         self.hold: asyncio.Event | None = None
         self.gone = asyncio.Event()  # somebody was told that its client has gone
         once = LogOnce(Logger("r", self.log))
@@ -69,7 +70,9 @@ class Site:
         await send({"type": "http.response.body", "body": body})
 
     def connection(self) -> LimitedProtocol:
-        return LimitedProtocol(self._rules, self._config, self.state, {})
+        protocol = LimitedProtocol(self._rules, self._config, self.state, {})
+        self.made.append(weakref.ref(protocol))
+        return protocol
 
     def metric(self, code: str) -> bool:
         return f'baton_requests_total{{outcome="{code}"}}' in render(self.registry).decode()
@@ -329,21 +332,38 @@ def test_what_is_no_http_gets_json() -> None:
     assert serve(told).metric("bad_http")
 
 
-def test_a_connection_that_closed_leaves_no_garbage() -> None:
+WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GET + b"\r\n",
+        GET + b"a: b\r\n" * 8 + b"\r\n",
+        b"\x00\r\n\r\n",
+        b"GET http://a:99999/ HTTP/1.1\r\n\r\n",
+        CHUNKED + b"no length",
+        CHUNKED + b"1\r\na\r\n" + b"0;" + b"a" * 4 * LIMIT,
+        WAIT + 3 * (GET + b"\r\n"),
+        WAIT + (MOST_AHEAD + 1) * (GET + b"\r\n"),
+    ],
+    ids=["whole", "headers", "noise", "url", "chunk", "framing", "behind", "ahead"],
+)
+def test_a_connection_that_closed_leaves_no_garbage(said: bytes) -> None:
     """10,000 connections would otherwise wait for a collection that stops the event loop."""
-    found: list[weakref.ref[object]] = []
 
     async def told(site: Site, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2):
-            writer.write(GET + b"\r\n")
-            await reader.readuntil(b"\r\n\r\n0")
-        found.extend(map(weakref.ref, site.state.connections))
+        writer.write(said)
+        if said.startswith(WAIT):
+            while not most_ahead(site) and not writer.transport.is_closing():
+                await asyncio.sleep(0)
+        else:
+            await reader.read(1)
         await close(writer)
 
     gc.disable()
     try:
-        serve(told)
-        assert len(found) == 1 and found[0]() is None
+        assert [protocol() for protocol in serve(told).made] == [None]
     finally:
         gc.enable()

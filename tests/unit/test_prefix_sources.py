@@ -115,6 +115,17 @@ def test_a_rate_of_short_prompts_makes_no_pull_worth_it() -> None:
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
 
+def test_the_line_of_a_third_node_stands_in_for_a_source_without_figures() -> None:
+    site = Site()
+    c = site.join("prefill", "c")
+    site.stores(c, 1)
+    site.a.prompts, c.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.now = 20.0
+    assert site.choose() is None and site.effects.sought == ["quickly_computed"]
+    c.prompts = learnt(0.014, 1e-5, lengths=(112,))
+    assert site.choose() is not None, "there are only rates"
+
+
 def test_pulls_in_vain_count_as_slow() -> None:
     site = Site()
     site.pulled(100, 0.01)

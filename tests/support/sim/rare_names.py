@@ -35,6 +35,8 @@ EVENTS = (
     "pull.no_memory",
     "pull.not_asked",
     "pull.cached_here",
+    "pull.gave_way",
+    "loans_gave_way",
 )
 
 
