@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -33,14 +33,16 @@ class ChoicesWriter:
     def opening(self) -> bytes:
         num_choices = len(self._facts.plan.jobs) * self._facts.plan.num_sequences
         chunks = [self._shape.opening(index, self._prompt_shown(index)) for index in range(num_choices)]
-        return self._sse(filter(None, chunks), is_first=True)
+        choices = [choice for choice in chunks if choice is not None]
+        return b"".join([self._event(choice, is_first=not index) for index, choice in enumerate(choices)])
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        return self._sse(
-            self._shape.chunk(index, delta)
-            for index, delta in deltas.items()
-            if delta.text or delta.parts or delta.finish_reason or delta.logprobs or self._show.return_token_ids
-        )
+        chunk = self._shape.chunk
+        return b"".join([self._event(chunk(*step)) for step in deltas.items() if self._shows(step[1])])
+
+    def _shows(self, delta: Delta) -> bool:
+        has_text = delta.text or delta.parts
+        return bool(has_text or delta.finish_reason or delta.logprobs or self._show.return_token_ids)
 
     def ending(self) -> bytes:
         if self._show.usage is UsageShown.NEVER:
@@ -54,13 +56,9 @@ class ChoicesWriter:
         choices = [self._shape.whole(index, delta, self._prompt_shown(index)) for index, delta in enumerate(answers)]
         return self._encode(self._shape.object, choices, usage=self._usage(), is_first=True)
 
-    def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
-        usage = self._chunk_usage()
-        kind = self._shape.chunk_object
-        return b"".join(
-            sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first and i == 0))
-            for i, choice in enumerate(choices)
-        )
+    def _event(self, choice: Choice, *, is_first: bool = False) -> bytes:
+        kind, usage = self._shape.chunk_object, self._chunk_usage()
+        return sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first))
 
     def _encode(
         self, kind: str, choices: list[Choice], *, usage: Usage | None | msgspec.UnsetType, is_first: bool = False
