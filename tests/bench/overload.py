@@ -5,8 +5,8 @@
 First a closed loop finds the peak: tokens a second of whole answers while every row is busy. Then requests arrive at
 `times` that rate, whether or not earlier ones are answered, for `leases` hand-off leases, so that the queue before the
 decode node is much longer than a lease. The KV pool is small on purpose: memory is what everybody waits for. Requests
-that the router refuses at once (429) are counted apart. Exit status 1 when a request fails, resumes, or the tokens a
-second fall below 90 % of the peak.
+that the router refuses at once, because its queue is full or their deadlines can't be met, are counted apart. Exit
+status 1 when a request fails, resumes, or the tokens a second fall below 90 % of the peak.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 192, 64
 KV_BYTES = "48MiB"  # of a node: about eight such requests of the default model
 USERS = 24  # of the closed loop: more than fit, so that a row that is free is taken at once
 PEAK_S = 30.0
-STATUS_FULL = 429
+REFUSALS = ("queue_full", "deadline_unreachable", "overloaded")
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Tally:
 
     whole: list[tuple[float, int]] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    num_full: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
 
     def tokens_per_s(self, begin: float, end: float) -> float:
         return sum(tokens for at, tokens in self.whole if begin < at <= end) / (end - begin)
@@ -61,10 +61,8 @@ class Load:
         try:
             stream = await stream_completion(self._port, body)
         except Refused as refused:
-            if refused.status == STATUS_FULL:
-                tally.num_full += 1
-            else:
-                tally.failures[f"HTTP {refused.status}"] += 1
+            is_full = refused.code in REFUSALS
+            (tally.refused if is_full else tally.failures)[refused.code or f"HTTP {refused.status}"] += 1
         else:
             self._book(stream, tally)
 
@@ -119,7 +117,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, object]:
         "overload_tok_s": busy.tokens_per_s(begin + lease, end),
         "longest_answer_s": max(at for at, _ in busy.whole) - end,
         "whole": len(busy.whole),
-        "refused_429": busy.num_full,
+        "refused": dict(busy.refused),
         "failures": dict(calm.failures + busy.failures),
         "resumed": resumed(read_metrics(url)),
         "nodes": states(url),

@@ -11,11 +11,19 @@ from typing import Any
 
 
 class Refused(RuntimeError):
-    """The server answered with an error instead of a stream."""
+    """The server answered with an error instead of a stream. `code`: the error's code; "" if it has none."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the server answered {status}")
-        self.status = status
+    def __init__(self, status: int, code: str = "") -> None:
+        super().__init__(f"the server answered {status} {code}".rstrip())
+        self.status, self.code = status, code
+
+
+def code_of(answer: bytes) -> str:
+    """Return the code of an error's JSON, which follows the headers."""
+    try:
+        return str(json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 @dataclass
@@ -58,6 +66,8 @@ async def stream_completion(
     try:
         writer.write(head.encode() + payload)
         stream.status = int((await reader.readline()).split()[1])
+        if stream.status != 200:
+            raise Refused(stream.status, code_of(await reader.read()))
         while line := await reader.readline():
             now = time.monotonic()
             if line.startswith(b"data: {"):
@@ -67,8 +77,6 @@ async def stream_completion(
                 stream.token_times.extend([now] * num_tokens_of(event))
     finally:
         writer.close()
-    if stream.status != 200:
-        raise Refused(stream.status)
     return stream
 
 
