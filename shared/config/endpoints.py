@@ -8,6 +8,7 @@ from shared.core.errors import ConfigError
 
 DNS_MARK = "dns://"  # all addresses of a DNS name: dns://name:port
 KEY_MARK = "#"  # before a node's key: tcp://host:port#key
+MOST_PORT = 65535
 ANY_ADDRESS = ("0.0.0.0", "::", "*", "")
 NO_KEYS = (
     "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
@@ -55,7 +56,7 @@ def check_router(entry: str, flag: str, *, has_keys: bool) -> None:
         check_endpoint(entry, flag, has_keys=has_keys)
         return
     name, _, port = entry.removeprefix(DNS_MARK).rpartition(":")
-    if not name or not port.isdigit() or not 0 < int(port) <= 65535:
+    if not name or not port.isdigit() or not 0 < int(port) <= MOST_PORT:
         raise ConfigError(f"{flag} is {entry!r}; it must look like dns://routers.example:7001")
 
 
@@ -66,9 +67,23 @@ def check_endpoint(endpoint: str, flag: str, *, has_keys: bool) -> None:
     if not endpoint.startswith("tcp://"):
         raise ConfigError(f"{flag} is {endpoint!r}; it must look like tcp://127.0.0.1:7001 or ipc:///path/to/socket")
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdigit() or int(port) > MOST_PORT:
         raise ConfigError(
             f"{flag} is {endpoint!r}; it needs a port from 0 to 65535 at its end, as tcp://127.0.0.1:7001"
         )
     if not has_keys and not is_loopback(host):
         raise ConfigError(f"{flag} is {endpoint!r}: {NO_KEYS}")
+
+
+def check_node_address(address: str, node: str) -> None:
+    """Accept the tcp:// address of a node, with a numeric host, because another node names it.
+
+    libzmq looks names up on the thread that serves all connections, and memory of ipc:// connections is not limited."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+        is_fine = address.startswith("tcp://") and port.isdigit() and int(port) <= MOST_PORT
+    except ValueError:
+        is_fine = False
+    if not is_fine:
+        raise ConfigError(f"{node} at {address[:200]!r}: nodes have addresses as tcp://10.0.0.2:7001, without names")

@@ -1,14 +1,15 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-`msgpack` unpacks strings, lists and maps up to our limits, with up to 1,024 levels. `msgspec` converts the result
-strictly, and refuses unknown fields. Malformed bytes raise nothing but WireError.
+`msgpack` reads the kind of a message. `msgspec` then decodes this kind strictly: it checks each field's type and range
+while it reads, and refuses unknown fields, so it builds nothing that a message does not have. Malformed bytes raise
+nothing but WireError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args, overload
+from typing import cast, get_args, overload
 
 import msgpack
 import msgspec
@@ -16,7 +17,6 @@ import msgspec
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import (
-    MAX_GRAMMAR_CHARS,
     MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
@@ -40,6 +40,7 @@ from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_SPENDING_BYTES, MA
 from shared.wire.sampling import Sampling
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
+DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in MESSAGE_TYPES.values()}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
 MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
@@ -53,9 +54,6 @@ class WireLimits:
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
     max_frames: int = 4096
-    max_string: int = 4 * MAX_GRAMMAR_CHARS  # in bytes; a character takes up to 4
-    max_bytes: int = MAX_DRAFT_BYTES
-    max_map: int = 256
 
 
 DEFAULT_LIMITS = WireLimits()
@@ -74,6 +72,7 @@ MOST_BYTES_OF: dict[type[Message], int] = {  # larger messages are not unpacked
     Prebuilt: MAX_DRAFT_BYTES + (1 << 20),
 }
 HEAD_BYTES = 64  # covers the map's head and the tag
+TAG_FIELD = "t"
 
 
 def encode(message: Message) -> bytes:
@@ -81,19 +80,18 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
-    tag = _tag(data)
+    tag, num_entries = _head(data)
     kind = MESSAGE_TYPES.get(tag)
     if kind is None:
         raise WireError("a frame that is not one of our messages")
     most = min(limits.max_control_bytes, MOST_BYTES_OF.get(kind, MOST_BYTES))
     if len(data) > most:
         raise WireError(f"{tag}: {len(data)} bytes where {most} are allowed")
-    fields = _unpack(data, limits)
     try:
-        message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
-    except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        message = cast(AnyMessage, DECODERS[kind].decode(data))
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
-    if len(fields) <= len(kind.__struct_fields__):  # `fields` also has the tag
+    if num_entries <= len(kind.__struct_fields__):  # the entries include the tag
         raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message
@@ -112,27 +110,15 @@ def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -
     return message, frames
 
 
-def _tag(data: Buffer) -> str:
-    """Return the tag, or "" if the map's first entry is not a tag."""
-    head = bytes(data[:HEAD_BYTES])
-    begin = 1 if head and head[0] & 0xF0 == 0x80 else 3 if head[:1] == b"\xde" else len(head)
-    if head[begin : begin + 2] != b"\xa1t" or len(head) < begin + 3 or head[begin + 2] & 0xE0 != 0xA0:
-        return ""
-    return head[begin + 3 : begin + 3 + (head[begin + 2] & 0x1F)].decode("ascii", "replace")
-
-
-def _unpack(data: Buffer, limits: WireLimits) -> Any:
+def _head(data: Buffer) -> tuple[str, int]:
+    """Return the tag and the map's number of entries; ("", 0) if the map's first entry is not a tag."""
+    head = msgpack.Unpacker(max_buffer_size=HEAD_BYTES)
+    head.feed(bytes(data[:HEAD_BYTES]))
     try:
-        return msgpack.unpackb(
-            data,
-            max_str_len=limits.max_string,
-            max_bin_len=limits.max_bytes,
-            max_array_len=max(limits.max_prompt_tokens, 1024),
-            max_map_len=limits.max_map,
-            max_ext_len=0,
-        )
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError, MemoryError) as error:
-        raise WireError(f"not msgpack within the limits: {type(error).__name__} {error}") from None
+        num_entries, field, tag = head.read_map_header(), head.unpack(), head.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+        return "", 0
+    return (tag, num_entries) if field == TAG_FIELD and isinstance(tag, str) else ("", 0)
 
 
 def _check(message: AnyMessage, limits: WireLimits) -> None:

@@ -10,11 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from shared.config.endpoints import KEY_MARK
+from shared.config.endpoints import KEY_MARK, check_node_address
 from shared.core.errors import ConfigError, WireError
 from shared.wire.key_files import parse_key
 from shared.wire.keyring import KeyRing
-from shared.wire.peers import parse_peer
+from shared.wire.peers import EPOCH_MARK, parse_peer
 from shared.wire.sockets import DealerSocket
 
 PAUSE_S = 0.3  # pause after a failed handshake
@@ -37,6 +37,8 @@ class Dialling:
         Raises ConfigError for a peer that must not be dialled.
         """
         address, mark, key = endpoint.partition(KEY_MARK)
+        if peer != endpoint and EPOCH_MARK in peer:  # a node, whose address another node names
+            check_node_address(address, peer)
         if self._ring is None:
             if mark:
                 raise ConfigError(f"{address[:200]} needs keys (`baton keys`), and this node has none")

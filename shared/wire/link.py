@@ -205,10 +205,11 @@ class RouterLink:
 
     async def receive(self) -> list[Inbound]:
         """Return the next batch: messages in order, then closed peers."""
-        await asyncio.sleep(0)  # lets other tasks run, even in a flood of messages
-        while not (batch := self._router.receive()):
+        while True:
+            await asyncio.sleep(0)  # lets other tasks run, even in a flood of messages that are all dropped
+            if batch := self._router.receive():
+                return batch
             await self._until_readable()
-        return batch
 
     async def __aiter__(self) -> AsyncIterator[Inbound]:
         while True:

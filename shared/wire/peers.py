@@ -15,6 +15,8 @@ from shared.wire.codec import Buffer
 from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, Offer, Scores, Tokens, Unwelcome
 
 logger = logging.getLogger(__name__)
+EPOCH_MARK = "@"  # between a node's id and its epoch
+EPOCH_MARK = "@"  # between the id of a node and its epoch
 MAX_IDENTITY_BYTES = 255
 MAX_LOGGED_KINDS = 200
 REFUSED_COUNT = {short.removeprefix(REFUSED_PREFIX): f"wire_{short}" for short in REFUSED_COUNTERS}
@@ -64,15 +66,15 @@ Inbound = Received | PeerUp | PeerClosed
 
 
 def peer_name(node_id: str, epoch: int) -> str:
-    name = f"{node_id}@{epoch:x}"
-    if not node_id or "@" in node_id or epoch < 0 or len(name.encode()) > MAX_IDENTITY_BYTES:
+    name = f"{node_id}{EPOCH_MARK}{epoch:x}"
+    if not node_id or EPOCH_MARK in node_id or epoch < 0 or len(name.encode()) > MAX_IDENTITY_BYTES:
         raise ConfigError(f"{node_id!r} can't be a node id: it must have 1 to 200 characters, and no @")
     return name
 
 
 def parse_peer(name: str) -> tuple[str, int]:
     """Return (node id, epoch). Raises WireError for a malformed name."""
-    node_id, _, epoch = name.partition("@")
+    node_id, _, epoch = name.partition(EPOCH_MARK)
     try:
         if node_id and epoch and peer_name(node_id, int(epoch, 16)) == name:
             return node_id, int(epoch, 16)

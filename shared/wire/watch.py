@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shared.observe.metric_names import REFUSED_FLOOD, REFUSED_IDLE
+from shared.wire.peers import EPOCH_MARK
 from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, inode_of
 
 LOOK_S = 0.05
@@ -206,8 +207,8 @@ class Watch:
         connection.delivered += sum(wire_bytes)
         connection.num_parts += len(wire_bytes)
         if peer and not connection.peer:
-            connection.peer = peer
-            of_peer = self._of_peer.setdefault(peer, [])
+            connection.peer = peer.partition(EPOCH_MARK)[0]  # without the epoch, which a peer chooses in each handshake
+            of_peer = self._of_peer.setdefault(connection.peer, [])
             of_peer.append(connection)
             if len(of_peer) > MAX_OF_ONE_PEER:
                 oldest = next((one for one in of_peer if not one.is_shut), connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -105,14 +106,33 @@ def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> No
 
 
 def test_limits_are_limits() -> None:
-    small = WireLimits(max_prompt_tokens=4, max_control_bytes=700, max_string=64)
+    small = WireLimits(max_prompt_tokens=4, max_control_bytes=700)
     assert decode(raw(GENERATE, prompt_ids=[1, 2, 3]), small)
     with pytest.raises(WireError, match="tokens"):
         decode(raw(GENERATE, prompt_ids=[1, 2, 3, 4]), small)
     with pytest.raises(WireError, match="700"):
         decode(raw(GENERATE, prompt_ids=[1] * 1000), small)
-    with pytest.raises(WireError):
-        decode(raw(Drain("d", ""), node_id="x" * 65), small)
+
+
+BOMB_ITEMS = 50_000
+BOMB_HEAD = b"\xdd" + BOMB_ITEMS.to_bytes(4, "big")  # an array of so many
+
+
+@pytest.mark.parametrize("item", [b"\x80", b"\x90", b"\x91\x80"], ids=["maps", "arrays", "arrays of a map"])
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_no_field_builds_what_it_may_not_hold(message: Message, item: bytes) -> None:
+    """The defect: 11 MiB of empty maps took 700 MiB and 9 s before their type was looked at."""
+    kind = type(message)
+    head = bytes([0x80 | len(kind.__struct_fields__) + 1]) + msgpack.packb("t") + msgpack.packb(kind.__name__)
+    for name in (*kind.__struct_fields__, "surprise"):
+        data = head + msgpack.packb(name) + BOMB_HEAD + BOMB_ITEMS * item
+        tracemalloc.start()
+        try:
+            with pytest.raises(WireError):
+                decode(data)
+            assert tracemalloc.get_traced_memory()[1] < len(data) + (256 << 10), name
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_prompt_of_a_million_tokens_passes() -> None:

@@ -65,12 +65,11 @@ def folder(tmp_path: Path) -> Path:
     return make_keys(tmp_path / "keys", nodes=("p", "d"))
 
 
-@pytest.fixture(params=["tcp", "ipc"])
-def pair(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterator[tuple[NodeLinks, NodeLinks]]:
+@pytest.fixture
+def pair(folder: Path) -> Iterator[tuple[NodeLinks, NodeLinks]]:
     """(prefill, decode): prefill has dialled decode, as its Hello said."""
-    bind = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/d"
     prefill = NodeLinks("p", 7, options=options(folder, "p"))
-    decode = NodeLinks("d", 8, bind, options(folder, "d"))
+    decode = NodeLinks("d", 8, options=options(folder, "d"))
     prefill.dial("d@8", decode.endpoint)
     yield prefill, decode
     prefill.close(), decode.close()
@@ -267,6 +266,25 @@ def test_only_nodes_of_the_list_are_dialled(folder: Path, peer: str, key: str) -
     prefill = NodeLinks("p", 7, options=options(folder, "p"))
     with pytest.raises(ConfigError):
         prefill.dial(peer, f"tcp://127.0.0.1:7#{key}")
+    prefill.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ipc:///tmp/x",
+        "tcp://node.example:7",
+        "tcp://localhost:7",
+        "tcp://1.2.3.4:x",
+        "tcp://1.2.3.4:65536",
+        "udp://1.2.3.4:7",
+    ],
+)
+def test_nodes_are_dialled_by_number_and_over_tcp(address: str) -> None:
+    """The defects: a name was looked up on the thread of all connections, and nothing limits a connection over ipc."""
+    prefill = NodeLinks("p", 7)
+    with pytest.raises(ConfigError, match="without names"):
+        prefill.dial("d@8", address)
     prefill.close()
 
 

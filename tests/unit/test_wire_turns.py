@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
 
 import msgpack
 import msgspec
@@ -22,10 +23,12 @@ from shared.observe.metrics import ClusterMetrics
 from shared.wire import budget, codec
 from shared.wire.budget import BATCH_BYTES, MAX_BATCH, Budget
 from shared.wire.codec import AT_ROUTER, BY_DECODE, MOST_BYTES, MOST_BYTES_OF, decode, encode, to_wire
+from shared.wire.link import RouterLink
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Begun, Goodbye, Key, Message, Offer, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.peers import Inbound, Received, WireStats
 from shared.wire.sockets import DealerSocket, RouterSocket
+from tests.support.patience import HANG_GUARD_S
 from tests.support.router_rig import RouterRig
 from tests.support.wire_samples import MESSAGES, WIRE_KEY
 
@@ -58,16 +61,17 @@ def test_a_kind_that_is_not_named_has_a_limit_too() -> None:
         decode(encode(Begun("d", 1, [key] * 2100)))
 
 
-def test_what_is_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unpack(*_: Any, **__: Any) -> None:
-        raise AssertionError("it was unpacked")
+def test_what_is_too_large_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Never:
+        def decode(self, data: bytes) -> None:
+            raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(codec.msgpack, "unpackb", unpack)
+    monkeypatch.setattr(codec, "DECODERS", defaultdict(Never))
     for kind, most in MOST_BYTES_OF.items():
         (sample, *_) = [message for message in MESSAGES if isinstance(message, kind)]
         with pytest.raises(WireError, match=f"where {most} are allowed"):
             decode(encode(sample).ljust(most + 1, b"\x00"))
-        with pytest.raises(AssertionError, match="unpacked"):
+        with pytest.raises(AssertionError, match="decoded"):
             decode(encode(sample).ljust(most, b"\x00"))
 
 
@@ -219,3 +223,33 @@ def test_clients_have_their_turn_within_a_batch() -> None:
     asyncio.run(main())
     first, last = seen.index("node"), len(seen) - 1 - seen[::-1].index("node")
     assert seen[first:last].count("other") >= 20
+
+
+def test_dropped_messages_leave_turns_to_others() -> None:
+    """The defect: while one peer sent junk, nothing else ran in the router's loop."""
+    num_junk, seen = 20 * MAX_BATCH, [0]
+
+    async def others(link: RouterLink) -> None:
+        while True:
+            seen.append(link.stats.counts["wire_dropped"])
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        link = RouterLink("tcp://127.0.0.1:*")
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        peer = context.socket(zmq.DEALER)
+        peer.setsockopt(zmq.SNDHWM, 0)
+        peer.connect(link.endpoint)
+        for _ in range(num_junk):
+            peer.send(b"junk")
+        tasks = [asyncio.create_task(link.receive()), asyncio.create_task(others(link))]
+        async with asyncio.timeout(HANG_GUARD_S):
+            while seen[-1] < num_junk:
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        peer.close(0), context.term(), link.close()
+
+    asyncio.run(main())
+    assert max(after - before for before, after in pairwise(seen)) <= MAX_BATCH

@@ -376,12 +376,13 @@ def test_too_many_silent_ones_push_the_oldest_out(ends: Callable[[], Ends], monk
     assert [one.is_shut() for one in all_ends] == [True, False, False]
 
 
-def test_a_peer_has_a_few_connections(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("epochs", [0, 1], ids=["one epoch", "two epochs"])
+def test_a_peer_has_a_few_connections(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
     monkeypatch.setattr(watch, "MAX_OF_ONE_PEER", 2)
     own, all_ends = watch_of(Clock()), [ends() for _ in range(4)]
     for index, one in enumerate(all_ends):
         own.accepted(one.fd, one.port)
-        own.delivered(one.fd, [5], "b@1" if index == 3 else "a@1")
+        own.delivered(one.fd, [5], "b@1" if index == 3 else f"a@{1 + index // 2 * epochs}")
     assert [one.is_shut() for one in all_ends] == [True, False, False, False]
     for one in all_ends:
         own.accepted_closed(one.fd)
