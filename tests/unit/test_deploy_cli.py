@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from deploy import cli
-from deploy.cluster import local
+from deploy.cluster import local, own_cluster
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import given_values, sections_of
@@ -196,6 +196,21 @@ def test_children_s_commands_show_their_role_and_hold_the_config():
             node = config.parts.node
             assert (node.node_id, node.role, node.transport) == (spec.name, args.command, "zmq")
     assert roles == ["router", "prefill", "decode", "decode"]
+
+
+def test_children_may_use_up_the_time_that_requests_get():
+    config = replaced(cluster(), timeouts={"shutdown_s": 100.0}, node={"drain_s": 200.0})
+    assert [spec.stop_s for spec in specs_of(config)] == [105.0, 205.0, 205.0]
+
+
+def test_a_tool_waits_until_its_own_cluster_has_stopped(monkeypatch):
+    monkeypatch.setattr(own_cluster, "STOP_TIMEOUT_S", 0.1, raising=False)
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    program = [sys.executable, "-I", "-S", "-c", f"{code}; print('up', flush=True)\nwhile True: time.sleep(0.05)"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        own_cluster.stop(process)
+    assert process.returncode == 7
 
 
 def test_children_share_the_cores_and_the_memory():
