@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -328,3 +331,29 @@ def test_the_command_itself_loads_neither_torch_nor_numpy():
     code = "import sys, deploy.cli; print(sorted({'torch', 'numpy', 'zmq', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def starts_alone(*command):
+    """Return a command that runs `command` as the first process of a namespace, as a container does."""
+    alone = ["unshare", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no namespace of processes")
+    return [*alone, *command]
+
+
+def test_a_container_s_first_process_ends_during_its_start():
+    code = "import os, signal, sys; from deploy import cli; cli.run = lambda *_: os.kill(1, signal.SIGTERM) or 0"
+    program = starts_alone(sys.executable, "-c", f"{code}; sys.exit(cli.main(['up']))")
+    assert subprocess.run(program, check=False).returncode == 143
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_only_a_first_process_needs_a_handler(monkeypatch, first, before):
+    monkeypatch.setattr(os, "getpid", lambda: 1 if first else 2)
+    kept = signal.signal(signal.SIGTERM, before)
+    try:
+        cli.main([])
+        assert (signal.getsignal(signal.SIGTERM) is before) is not (first and before is signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, kept)
