@@ -126,13 +126,13 @@ def make_venv(folder: Path) -> Path:
 
 
 def make_room(folder: Path) -> None:
-    """Leave only the marker in the folder. Raise SetupError if this script did not make the folder's content."""
+    """Leave only the marker in the folder. Raise SetupError if this script did not make the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not may_empty(folder):
             raise SetupError(
-                f"{folder} has files, and none of them says that `make setup` made this folder. If nobody needs it, "
-                "remove it; or name another folder: make setup VENV=folder"
+                f"`make setup` did not make {folder}, so it does not empty that folder; "
+                "remove it, or name another: make setup VENV=folder"
             )
         (folder / MARKER).touch()
         for entry in folder.iterdir():

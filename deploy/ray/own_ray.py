@@ -52,7 +52,7 @@ class RayRecord:
     def _is_of(self, process: psutil.Process) -> bool:
         if self.head_boot:
             return birth(process) == (self.head_born, self.head_boot)
-        return abs(process.create_time() - self.head_born) < BIRTH_TOLERANCE_S
+        return bool(abs(process.create_time() - self.head_born) < BIRTH_TOLERANCE_S)
 
 
 def birth(process: psutil.Process) -> tuple[float, str]:
