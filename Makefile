@@ -1,6 +1,7 @@
 # Needs python3 (3.11 or newer, with venv) and make; everything else goes into .venv.
 PYTHON ?= python3
-VENV ?= .venv
+# Not `?=`: a shell may export the VENV of another project. `make setup VENV=folder` names another folder.
+VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 200
 MINUTES ?= 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -151,6 +152,7 @@ TOOLS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return 0 after an intended stop, 2 for an unusable configuration, 130 for Ctrl-C, else 1."""
+    hear_sigterm()
     args = make_parser().parse_args(argv)
     if args.command is None:
         make_parser().print_help()
@@ -168,6 +170,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130
+
+
+def hear_sigterm() -> None:
+    """End a container's first process at SIGTERM, until a daemon has its own handler.
+
+    Linux keeps a signal without a handler from such a process. To others the default action applies.
+    """
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
+MARKER = "baton-setup-made-this"  # only a folder with this file may be emptied
 FORMAT = "1"  # raise this number when a change of this file alters the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
@@ -114,13 +115,44 @@ def make_venv(folder: Path) -> Path:
         say(f"[1/6] using {folder}")
         return python
     say(f"[1/6] making {folder} with Python {sys.version.split()[0]}")
+    make_room(folder)
     try:
-        venv.EnvBuilder(with_pip=True, clear=folder.exists()).create(folder)
+        venv.EnvBuilder(with_pip=True).create(folder)
     except (subprocess.CalledProcessError, OSError) as error:
         raise SetupError(
             f"can't make a virtual environment ({error}); on Debian and Ubuntu: apt install python3-venv"
         ) from None
     return python
+
+
+def make_room(folder: Path) -> None:
+    """Leave only the marker in the folder. Raise SetupError if this script did not make the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not may_empty(folder):
+            raise SetupError(
+                f"`make setup` did not make {folder}, so it does not empty that folder; "
+                "remove it, or name another: make setup VENV=folder"
+            )
+        (folder / MARKER).touch()
+        for entry in folder.iterdir():
+            if entry.name != MARKER:
+                remove(entry)
+    except OSError as error:
+        raise SetupError(f"can't use {folder} ({error}); name another folder: make setup VENV=folder") from None
+
+
+def may_empty(folder: Path) -> bool:
+    """Return whether the folder is empty or this script's. Older versions wrote no marker."""
+    of_older_version = folder == ROOT / ".venv" and (folder / "pyvenv.cfg").exists()
+    return of_older_version or (folder / MARKER).exists() or not any(folder.iterdir())
+
+
+def remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
 
 
 def has_pip(python: Path) -> bool:

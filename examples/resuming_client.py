@@ -23,6 +23,14 @@ def pause_s(failures: int, retry_after: str) -> float:
     return asked + random.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))
 
 
+def lines(answer: httpx.Response) -> Iterator[str]:
+    """Yield the lines that line feeds end. `iter_lines` also splits at U+2028 and others, which JSON may hold."""
+    rest = b""
+    for piece in answer.iter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
 def stream(
     url: str | Sequence[str], body: dict[str, Any], headers: dict[str, str], tries: int = 60
 ) -> Iterator[dict[str, Any]]:
@@ -44,7 +52,7 @@ def stream(
                 else:
                     answer.raise_for_status()  # 422 means resume_mismatch: this answer can't be reproduced
                 event: dict[str, str] = {}
-                for line in answer.iter_lines():
+                for line in lines(answer):
                     name, _, event[name] = line.partition(": ")
                     if line or "data" not in event:
                         continue

@@ -176,9 +176,17 @@ def main(argv: list[str]) -> int:
     return 0 if all(passed for _, _, passed, _ in results) else 1
 
 
+def end_at_signals() -> None:
+    """Make signals exceptions, so that `run` ends its tier, which they don't reach in its own session."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
+
+
 def line(verdict: str, name: str, seconds: float, quiet_s: float) -> str:
     return f"{verdict:<8}{name:<12} {seconds:6.0f} s (quiet machine: {quiet_s:.0f})"
 
 
 if __name__ == "__main__":
+    end_at_signals()
     sys.exit(main(sys.argv))

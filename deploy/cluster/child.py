@@ -17,11 +17,15 @@ LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends."""
+    """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends.
+
+    `stop_s`: the time that the child's own settings let it take to stop.
+    """
 
     name: str
     argv: tuple[str, ...]
     vital: bool = False
+    stop_s: float = 0.0
 
 
 class Child:

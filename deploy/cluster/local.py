@@ -33,6 +33,7 @@ from shared.observe.log import Logger
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
+STOP_MARGIN_S = 5.0  # a process needs this to end its last requests and to exit
 MOST_MEMORY = 0.8  # share of free memory for the KV pools of all nodes together
 MOST_GPU_MEMORY = 0.9  # share of the first GPU's memory for all nodes together
 
@@ -205,7 +206,14 @@ def spec(
 ) -> ChildSpec:
     """With -P, Python imports nothing from the working directory."""
     program = (sys.executable, "-P", "-m", "deploy.cli", command, f"--parent-pid={parent_pid}")
-    return ChildSpec(name=name, argv=(*program, *to_argv(config, frozenset({"role"}))), vital=vital)
+    argv = (*program, *to_argv(config, frozenset({"role"})))
+    return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config))
+
+
+def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
+    """Return the time that the process needs to stop if its requests use up theirs."""
+    own = config.timeouts.shutdown_s if isinstance(config, RouterProcessConfig) else config.parts.node.drain_s
+    return own + STOP_MARGIN_S
 
 
 def url(host: str, port: int) -> str:

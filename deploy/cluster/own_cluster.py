@@ -16,7 +16,6 @@ from shared.core.errors import ConfigError
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 30.0
 POLL_S = 0.1
 SHOWN_LOG_CHARS = 2000
 
@@ -57,9 +56,6 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Pat
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
+    """Wait without a limit, because `baton up` has one for each of its processes."""
     process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.wait()

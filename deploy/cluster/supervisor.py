@@ -34,7 +34,10 @@ class Readiness:
 
 
 class Supervisor:
-    """Start the children in the given order, and run them."""
+    """Start the children in the given order, and run them.
+
+    `stop_timeout_s`: the least time that vital children, and then the others, get to stop before they are killed.
+    """
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ class Supervisor:
             self._wait_for_end(group)
 
     def _wait_for_end(self, group: list[Child]) -> None:
-        deadline = time.monotonic() + self._stop_timeout_s
+        deadline = time.monotonic() + max([self._stop_timeout_s, *(child.spec.stop_s for child in group)])
         while any(child.running for child in group) and time.monotonic() < deadline and self._stop_requests < 2:
             self._wait(TICK_S)
             for child in self.children:

@@ -30,7 +30,6 @@ from shared.core.errors import ConfigError
 BASE_GROUP = "at-start"
 HTTP_TIMEOUT_S = 2.0
 MAX_PAGE_BYTES = 16 << 20
-STOP_MARGIN_S = 5.0
 
 
 class DaemonActor:
@@ -163,7 +162,7 @@ def find_or_make(config: RayClusterConfig, name: str) -> Any:
 
 def stop_timeout_s(config: RayClusterConfig, name: str) -> float:
     own = config.timeouts.shutdown_s if role_of(name) == "router" else config.nodes.node.drain_s
-    return own + STOP_MARGIN_S
+    return own + local.STOP_MARGIN_S
 
 
 def names_here() -> list[str]:

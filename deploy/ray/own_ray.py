@@ -25,25 +25,51 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.2
 SHOWN_LOG_CHARS = 2000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+START_FIELD = 19  # of /proc/PID/stat, counted from the field after the name
+BIRTH_TOLERANCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayRecord:
-    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born`: that process's start time, because
+    """`head_pid`: the Ray process started for the cluster; 0 for none. `head_born` and `head_boot`: its birth, because
     process ids are reused."""
 
     address: str
     cluster: str
     head_pid: int = 0
     head_born: float = 0.0
+    head_boot: str = ""
 
     @property
     def head(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.head_pid) if self.head_pid else None
-            return process if process is not None and process.create_time() == self.head_born else None
-        except psutil.Error:
+            return process if process is not None and self._is_of(process) else None
+        except (psutil.Error, OSError):
             return None
+
+    def _is_of(self, process: psutil.Process) -> bool:
+        if self.head_boot:
+            return birth(process) == (self.head_born, self.head_boot)
+        return bool(abs(process.create_time() - self.head_born) < BIRTH_TOLERANCE_S)
+
+
+def birth(process: psutil.Process) -> tuple[float, str]:
+    """Return the start in clock ticks since the boot, and the boot's id.
+
+    A system without ids of boots gives the time of day and "". That time moves when somebody sets the clock.
+    """
+    try:
+        boot = BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return process.create_time(), ""
+    stat = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace")
+    return float(stat.rpartition(")")[2].split()[START_FIELD]), boot
+
+
+def record_of(address: str, cluster: str, pid: int) -> RayRecord:
+    return RayRecord(address, cluster, pid, *birth(psutil.Process(pid)))
 
 
 def record_path() -> Path:
@@ -68,7 +94,7 @@ def forget_record() -> None:
 
 
 def start(cluster: str, num_cpus: float) -> RayRecord:
-    """Start Ray's head in a new session, so that Ctrl-C does not reach it.
+    """Start Ray's head in a new session, which Ctrl-C does not reach, and record it.
 
     Ray only counts cores. If more are reserved than exist, processes share them.
     """
@@ -87,13 +113,23 @@ def start(cluster: str, num_cpus: float) -> RayRecord:
             start_new_session=True,
             env=ray_settings.inherited() | ray_settings.environment(""),
         )
-    record = RayRecord(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
+    record = record_of(f"{LOOPBACK}:{port}", cluster, process.pid)
+    before = read_record()
     try:
+        write_record(record)  # before the wait, so that `down` finds this Ray even if this process is killed
         wait_for_start(process, log)
     except BaseException:  # including Ctrl-C
         stop(record)
+        restore(before)
         raise
     return record
+
+
+def restore(record: RayRecord | None) -> None:
+    if record is None:
+        forget_record()
+    else:
+        write_record(record)
 
 
 def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:

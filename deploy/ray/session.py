@@ -103,9 +103,7 @@ def reach(config: RayClusterConfig) -> RayRecord:
     if before is not None and before.head is not None:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
     say("starting Ray on this machine")
-    record = head.start(config.ray.cluster, plan.most_cpus(config))
-    head.write_record(record)  # before other work, so that `down` finds this Ray even if this process dies
-    return record
+    return head.start(config.ray.cluster, plan.most_cpus(config))
 
 
 def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
@@ -259,10 +257,15 @@ def down(record: RayRecord) -> int:
     if record.head_pid and record.head is None:
         head.forget_record()
         raise ConfigError("the Ray that was started here is gone, and so are its nodes")
-    with connected(record.address, record.cluster):
-        if not names_here() and record.head is None:
-            raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
-        take_down()
+    try:
+        with connected(record.address, record.cluster):
+            if not names_here() and record.head is None:
+                raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
+            take_down()
+    except ConfigError as error:  # a start that was killed leaves a Ray that may not answer
+        if record.head is None:
+            raise
+        say(error.message)
     forget(record)
     say("down")
     return 0

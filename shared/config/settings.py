@@ -388,7 +388,12 @@ class LocalConfig:
     decode_tp: int = option(0, "--tp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)
     decode_pp: int = option(0, "--pp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until everything is ready", low=1.0, high=3600.0)
-    stop_timeout_s: float = option(15.0, "seconds that processes get to stop before a kill", low=0.5, high=3600.0)
+    stop_timeout_s: float = option(
+        15.0,
+        "least seconds that processes get to stop before a kill; routers get at least --shutdown-s, nodes --drain-s",
+        low=0.5,
+        high=3600.0,
+    )
     share_cores: bool = option(True, "let a node also compute on the cores of nodes without work")
     max_restarts: int = option(5, "restarts of one node within a minute before it stays down", low=0, high=100)
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from shared.config.encoder_decoder import has_encoder
+from shared.config.host_memory import host_memory
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
@@ -73,8 +73,8 @@ class LoadOptions:
 
 
 def _host_memory() -> MemoryInfo:
-    memory = psutil.virtual_memory()
-    return MemoryInfo(memory.available, memory.total)
+    total, available = host_memory()
+    return MemoryInfo(available, total)
 
 
 AS_GIVEN = LoadOptions()

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import psutil
 import torch
 
 from shared.config import core_plan
 from shared.config.device_defaults import with_device_defaults
+from shared.config.host_memory import host_memory
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import BatonError, ConfigError, DeviceLost, RankLost
@@ -218,12 +218,17 @@ def measured_plan(
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
-    available = psutil.virtual_memory().available - loaded.mapped_bytes
-    plan = plan_memory(parts, max_context, num_bytes, depth, device, available, use)
+    plan = plan_memory(parts, max_context, num_bytes, depth, device, available_bytes(loaded), use)
     log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
     if use is not None:
         log.info("GPU memory", **use.parts(plan.num_pages * num_bytes))
     return plan
+
+
+def available_bytes(loaded: Loaded) -> int:
+    """Return the host's free bytes, without those of mapped weights."""
+    _, available = host_memory()
+    return available - loaded.mapped_bytes
 
 
 def gpu_of(streams: str) -> Gpu | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from deploy import cli
-from deploy.cluster import local
+from deploy.cluster import local, own_cluster
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import given_values, sections_of
@@ -198,6 +201,21 @@ def test_children_s_commands_show_their_role_and_hold_the_config():
     assert roles == ["router", "prefill", "decode", "decode"]
 
 
+def test_children_may_use_up_the_time_that_requests_get():
+    config = replaced(cluster(), timeouts={"shutdown_s": 100.0}, node={"drain_s": 200.0})
+    assert [spec.stop_s for spec in specs_of(config)] == [105.0, 205.0, 205.0]
+
+
+def test_a_tool_waits_until_its_own_cluster_has_stopped(monkeypatch):
+    monkeypatch.setattr(own_cluster, "STOP_TIMEOUT_S", 0.1, raising=False)
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    program = [sys.executable, "-I", "-S", "-c", f"{code}; print('up', flush=True)\nwhile True: time.sleep(0.05)"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        own_cluster.stop(process)
+    assert process.returncode == 7
+
+
 def test_children_share_the_cores_and_the_memory():
     specs = specs_of(cluster(prefill=4, decode=4))
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
@@ -313,3 +331,29 @@ def test_the_command_itself_loads_neither_torch_nor_numpy():
     code = "import sys, deploy.cli; print(sorted({'torch', 'numpy', 'zmq', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def starts_alone(*command):
+    """Return a command that runs `command` as the first process of a namespace, as a container does."""
+    alone = ["unshare", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no namespace of processes")
+    return [*alone, *command]
+
+
+def test_a_container_s_first_process_ends_during_its_start():
+    code = "import os, signal, sys; from deploy import cli; cli.run = lambda *_: os.kill(1, signal.SIGTERM) or 0"
+    program = starts_alone(sys.executable, "-c", f"{code}; sys.exit(cli.main(['up']))")
+    assert subprocess.run(program, check=False).returncode == 143
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_only_a_first_process_needs_a_handler(monkeypatch, first, before):
+    monkeypatch.setattr(os, "getpid", lambda: 1 if first else 2)
+    kept = signal.signal(signal.SIGTERM, before)
+    try:
+        cli.main([])
+        assert (signal.getsignal(signal.SIGTERM) is before) is not (first and before is signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, kept)

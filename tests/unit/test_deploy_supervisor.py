@@ -23,8 +23,8 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 SLEEP = "\nimport time\nwhile True: time.sleep(0.05)"  # not pause(): a signal just before it would wake nobody
 
 
-def child(name, code, vital=False):
-    return ChildSpec(name, (sys.executable, "-I", "-S", "-c", code), vital)
+def child(name, code, vital=False, stop_s=0.0):
+    return ChildSpec(name, (sys.executable, "-I", "-S", "-c", code), vital, stop_s)
 
 
 class Run:
@@ -73,6 +73,14 @@ def test_who_ignores_the_request_to_stop_is_killed():
     run = Run(child("node", STUBBORN + SLEEP), stop_timeout_s=0.5)
     assert run.status == 0
     assert "node did not stop; killed" in run.log.getvalue()
+
+
+@pytest.mark.parametrize("vital", [True, False])
+def test_who_may_finish_requests_is_not_killed_meanwhile(vital):
+    late = "import os, signal, sys, time\ndef stop(*_):\n  time.sleep(1.0); os.write(1, b'bye\\n'); sys.exit(0)\n"
+    late += "signal.signal(signal.SIGTERM, stop); print('up', flush=True)"
+    run = Run(child("late", late + SLEEP, vital, stop_s=HANG_GUARD_S), stop_timeout_s=0.1)
+    assert "late | bye" in run.lines and "killed" not in run.log.getvalue()
 
 
 def test_a_second_signal_stops_at_once():

@@ -28,12 +28,12 @@ from deploy.tools.doctor.look_here import (
     governors,
     look_at_keys,
     look_at_machine,
-    read_pairs,
     take_pulse,
 )
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
 from deploy.tools.doctor.report import as_json, as_text
 from deploy.tools.doctor.visit import dial_all, key_folders, user_of
+from shared.config.host_memory import read_pairs
 from shared.core.errors import ConfigError
 from tests.support.doctor_facts import PAIR, cluster, machine
 from tests.support.key_folders import make_keys

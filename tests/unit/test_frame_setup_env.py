@@ -139,3 +139,56 @@ def test_it_needs_nothing_but_the_standard_library():
         cwd="/", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "--venv" in done.stdout
+
+
+@pytest.fixture
+def without_pip(monkeypatch):
+    """Make environments without pip, which is quick. None of them then counts as one that works."""
+    builder = setup_env.venv.EnvBuilder
+    monkeypatch.setattr(setup_env.venv, "EnvBuilder", lambda **options: builder(**options | {"with_pip": False}))
+
+
+@pytest.mark.usefixtures("without_pip")
+@pytest.mark.parametrize("content", ["notes.txt", "pyvenv.cfg", setup_env.STAMP])
+def test_a_folder_that_set_up_did_not_make_is_not_emptied(tmp_path, content):
+    (tmp_path / content).write_text("precious")
+    with pytest.raises(setup_env.SetupError, match="make setup VENV="):
+        setup_env.make_venv(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [content]
+
+
+@pytest.mark.usefixtures("without_pip")
+def test_a_file_in_the_folder_s_place_is_refused(tmp_path):
+    (tmp_path / "v").write_text("precious")
+    with pytest.raises(setup_env.SetupError, match="make setup VENV="):
+        setup_env.make_venv(tmp_path / "v")
+
+
+@pytest.mark.usefixtures("without_pip")
+def test_what_an_interrupted_set_up_left_is_made_anew(tmp_path):
+    folder = tmp_path / "v"
+    folder.mkdir()
+    setup_env.make_venv(folder)
+    (folder / "lib" / "half").touch()
+    (folder / "lib" / "link").symlink_to(tmp_path)
+    setup_env.make_venv(folder)
+    assert (folder / "bin" / "python").exists() and not (folder / "lib" / "half").exists()
+
+
+@pytest.mark.usefixtures("without_pip")
+def test_the_checkout_s_environment_of_an_older_set_up_is_ours(monkeypatch, tmp_path):
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    folder = tmp_path / ".venv"
+    folder.mkdir()
+    (folder / "pyvenv.cfg").touch()
+    (folder / "half").touch()
+    setup_env.make_venv(folder)
+    assert not (folder / "half").exists()
+
+
+@pytest.mark.parametrize(("given", "folder"), [((), ".venv"), (("VENV=mine",), "mine")])
+def test_only_the_command_line_names_another_environment(given, folder):
+    command = ["make", "--dry-run", "setup", *given]
+    exported = os.environ | {"VENV": "/of/another/project", "MAKEFLAGS": ""}  # perhaps `make` runs this test
+    done = subprocess.run(command, cwd=setup_env.ROOT, env=exported, capture_output=True, text=True, check=True)
+    assert f"--venv {folder}\n" in done.stdout

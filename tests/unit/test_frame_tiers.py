@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +72,28 @@ def test_a_tier_that_hangs_fails_and_takes_its_children_along(tmp_path, monkeypa
     pid = int(file.read_text())
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_whole_run_and_its_tier(tmp_path, number):
+    runs = (
+        f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w'); print('up', flush=True); time.sleep(600)"
+    )
+    code = (
+        f"import sys; from tests import tiers; tier = tiers.Tier('t', 60, (sys.executable, '-c', {runs!r}))\n"
+        "tiers.PLANS['lint'] = (tier, tier); tiers.end_at_signals(); sys.exit(tiers.main(['', 'lint']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tiers.ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while "up" not in process.stdout.readline():
+            pass
+        process.send_signal(number)
+        process.wait(HANG_GUARD_S)
+    (tier,) = (int(path.name) for path in tmp_path.iterdir())
+    try:
+        assert process.returncode == 128 + number and not psutil.pid_exists(tier)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(tier, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])

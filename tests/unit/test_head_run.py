@@ -246,6 +246,15 @@ def test_rows_of_any_company_say_what_one_alone_says(folder: Path) -> None:
         generator.close()
 
 
+def test_tasks_that_are_too_long_end_no_run() -> None:
+    """They once left their rows empty, and a run without a busy row was over."""
+    generator = Generator(HashLM(max_context=128), 2, 96, 0, CPU)
+    tasks = [Task(key, (1,) * size, 0.0, 2) for key, size in enumerate((96, 96, 3, 96, 96, 96, 3))]
+    made = {task.key: len(ids) for task, ids in generator.run(tasks)}
+    generator.close()
+    assert made == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0, 5: 0, 6: 2}
+
+
 def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     text, out = hash_text_model(), tmp_path / "answers.jsonl"
     prompts = [prompt_ids(text, f"question {n}") for n in range(6)]

@@ -68,7 +68,7 @@ def test_mapped_weights_are_not_taken_for_free_memory(
     one = loaded(write_tiny_llama(tmp_path / "model"))
     assert one.packed is not None
     one.packed.mapped_bytes = 3 * GIB
-    monkeypatch.setattr(build.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8 * GIB))
+    monkeypatch.setattr(build, "host_memory", lambda: (8 * GIB, 8 * GIB))
     plan = build.plan_memory
     monkeypatch.setattr(build, "plan_memory", lambda *args: (given.append(args[5]), plan(*args))[1])
     log = Logger("x", io.StringIO())

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -167,15 +168,31 @@ def home(tmp_path, monkeypatch):
 
 
 def test_the_record_tells_a_process_from_a_later_one_of_its_pid(home):
-    own = psutil.Process()
-    record = RayRecord("127.0.0.1:1", "baton", os.getpid(), own.create_time())
+    record = head.record_of("127.0.0.1:1", "baton", os.getpid())
     head.write_record(record)
-    assert head.read_record() == record and record.head == own
-    assert RayRecord("a", "b", os.getpid(), own.create_time() - 5).head is None and RayRecord("a", "b").head is None
+    assert head.read_record() == record and record.head == psutil.Process()
+    assert replace(record, head_born=record.head_born - 1).head is None and RayRecord("a", "b").head is None
     head.forget_record()
     assert head.read_record() is None
     head.record_path().write_text("[1]")
     assert head.read_record() is None
+
+
+@pytest.mark.skipif(not head.BOOT_ID.exists(), reason="this system has no ids of boots")
+def test_a_stepped_clock_hides_no_running_ray_but_a_boot_does(monkeypatch):
+    record = head.record_of("127.0.0.1:1", "baton", os.getpid())
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 12.0)
+    assert record.head is not None
+    assert replace(record, head_boot="another").head is None
+
+
+def test_without_boot_ids_the_time_of_birth_counts(monkeypatch, tmp_path):
+    born = psutil.Process().create_time()
+    monkeypatch.setattr(head, "BOOT_ID", tmp_path / "none")
+    record = head.record_of("127.0.0.1:1", "baton", os.getpid())
+    assert record == RayRecord("127.0.0.1:1", "baton", os.getpid(), born)
+    assert replace(record, head_born=born + 1).head is not None
+    assert replace(record, head_born=born + 60).head is None
 
 
 @pytest.mark.parametrize("word", ["status", "down"])
@@ -191,23 +208,54 @@ def test_a_missing_ray_is_said(home, capsys, monkeypatch):
     assert "pip install" in (said := capsys.readouterr().err) and "[ray]" in said
 
 
-def test_ctrl_c_while_ray_starts_leaves_no_ray(home, monkeypatch):
+@pytest.fixture
+def sleeper(monkeypatch):
+    """In Ray's place a process that sleeps is started."""
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
-    def sleeper(command: list[str], **options) -> subprocess.Popen[bytes]:
+    def start(command: list[str], **options) -> subprocess.Popen[bytes]:
         started.append(popen(["sleep", "600"], **options))
         return started[0]
 
+    monkeypatch.setattr(head.subprocess, "Popen", start)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("before", [None, RayRecord("10.0.0.1:6379", "elsewhere")])
+def test_ctrl_c_while_ray_starts_leaves_no_ray(home, monkeypatch, sleeper, before):
     def interrupted(process: subprocess.Popen[bytes], log: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(head.subprocess, "Popen", sleeper)
+    if before is not None:
+        head.write_record(before)
     monkeypatch.setattr(head, "wait_for_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         head.start("baton", 1.0)
-    assert not psutil.pid_exists(started[0].pid) and head.read_record() is None
-    started[0].wait()
+    assert not psutil.pid_exists(sleeper[0].pid) and head.read_record() == before
+
+
+def test_a_ray_that_still_starts_is_on_record(home, monkeypatch, sleeper):
+    found: list[RayRecord | None] = []
+    monkeypatch.setattr(head, "wait_for_start", lambda process, log: found.append(head.read_record()))
+    assert found == [] and [head.start("baton", 1.0)] == found and found[0].head.pid == sleeper[0].pid
+
+
+def test_down_stops_a_ray_that_does_not_answer(home, monkeypatch, sleeper):
+    session = pytest.importorskip("deploy.ray.session", reason="Ray is not installed")
+    monkeypatch.setattr(head, "wait_for_start", lambda process, log: None)
+
+    def silent(*args: object) -> None:
+        raise cli.ConfigError("no Ray cluster")
+
+    monkeypatch.setattr(session, "connected", silent)
+    assert session.down(head.start("baton", 1.0)) == 0
+    assert not psutil.pid_exists(sleeper[0].pid) and head.read_record() is None
+    with pytest.raises(cli.ConfigError, match="no Ray cluster"):
+        session.down(RayRecord("10.0.0.1:6379", "elsewhere"))
 
 
 def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):

@@ -17,10 +17,10 @@ import psutil
 from deploy.tools.doctor.facts import DialFacts, Disk, KeysFolder, MachineFacts, Secret
 from deploy.tools.doctor.look_daemons import find_daemons
 from shared.config.core_plan import usable_cores
+from shared.config.host_memory import CGROUP, host_memory, read_pairs
 from shared.core.errors import ConfigError
 from shared.wire.key_files import ALLOWED, NEXT, SECRET, names_with_secret, read_allowed, read_pair
 
-CGROUP = Path("/sys/fs/cgroup")
 CPUFREQ = "/sys/devices/system/cpu"
 DIAL_TIMEOUT_S = 3.0
 
@@ -40,18 +40,8 @@ def take_pulse() -> CpuSample:
     return CpuSample(sum(times[:8]), steal_s, stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
 
 
-def read_pairs(path: Path) -> dict[str, int]:
-    """Read a file whose lines have a name and a number; {} if it is unreadable."""
-    try:
-        rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
-    except (OSError, ValueError):
-        return {}
-    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
-
-
 def look_at_machine(before: CpuSample, after: CpuSample) -> MachineFacts:
-    memory = psutil.virtual_memory()
-    total, available = within_limit(memory.total, memory.available)
+    total, available = host_memory()
     return MachineFacts(
         cores=usable_cores(),
         num_cpus=os.cpu_count() or 1,
@@ -69,17 +59,6 @@ def look_at_machine(before: CpuSample, after: CpuSample) -> MachineFacts:
 
 def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
-
-
-def within_limit(total: int, available: int) -> tuple[int, int]:
-    """Limit (total, available) bytes to the container's limit. Droppable file pages count as available."""
-    try:
-        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or its limit is "max"
-        return total, available
-    dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
-    return min(total, limit), max(0, min(available, limit - used + dropable))
 
 
 def governors(folder: Path) -> Iterable[tuple[str, str]]:

@@ -63,9 +63,10 @@ class Generator:
         while True:
             for slot in [n for n, row in enumerate(self._rows) if row is None]:
                 task = next(waiting, None)
-                if task is not None and len(task.prompt) + 1 > self._longest:
+                while task is not None and len(task.prompt) + 1 > self._longest:
                     yield task, []
-                elif task is not None:
+                    task = next(waiting, None)
+                if task is not None:
                     self._rows[slot] = GeneratedRow(task)
             busy = [n for n, row in enumerate(self._rows) if row is not None]
             if not busy:
