@@ -58,7 +58,7 @@ def test_long_collections_wait_until_no_request_is_open() -> None:
     assert due(collections, (0, REST)) == [True]
 
 
-def test_a_collection_that_freed_much_says_nothing_of_the_next_one() -> None:
+def test_a_collection_that_freed_much_tells_nothing_of_the_next() -> None:
     """It took long because of what it freed."""
     for num_freed, expected in ((MUCH_GARBAGE - 1, []), (MUCH_GARBAGE, [LOOKS_BETWEEN])):
         collections = FullCollections()

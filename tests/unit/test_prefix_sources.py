@@ -115,7 +115,7 @@ def test_a_rate_of_short_prompts_makes_no_pull_worth_it() -> None:
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
 
-def test_the_line_of_a_third_node_stands_in_for_a_source_without_figures() -> None:
+def test_a_third_node_s_line_stands_in_for_the_source_s() -> None:
     site = Site()
     c = site.join("prefill", "c")
     site.stores(c, 1)
