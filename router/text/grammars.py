@@ -6,7 +6,6 @@ Each function raises InvalidRequest with llguidance's message, which names the f
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ def of_choices(choices: Sequence[str]) -> str:
 
 def of_grammar(text: str) -> str:
     """Check a grammar in Lark's form or in llama.cpp's GBNF."""
-    text = re.sub(r"\s*\n\s*", "\n", text)
+    text = "\n".join(filter(None, map(str.strip, text.split("\n"))))
     if len(text) > MAX_GRAMMAR_TEXT or text.count("\n") > MAX_LINES:
         raise InvalidRequest(f"the grammar has more than {MAX_GRAMMAR_TEXT} characters or {MAX_LINES} lines")
     try:
