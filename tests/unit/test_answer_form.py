@@ -14,6 +14,7 @@ from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.api.structured import MAKERS
 from router.text.chat_template import JinjaTemplate
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
@@ -125,6 +126,39 @@ def test_an_answer_is_a_call_or_follows_the_schema(template: str) -> None:
     assert [one.name for one in whole_answer(delta.parts).calls] == ["f"] and delta.has_calls
     delta, _ = read(plan, '{"a": 1}')
     assert whole_answer(delta.parts).content == '{"a": 1}' and not delta.has_calls
+
+
+YES = {  # ways to ask for the answer "yes"
+    "guided_json": {"const": "yes"},
+    "guided_regex": "yes",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "yes"',
+    "json_schema": '{"const": "yes"}',
+    "regex": "yes",
+    "ebnf": 'root ::= "y" "es"',
+}
+WAYS_TO_ASK = [
+    *({name: asked} for name, asked in YES.items()),
+    {"structured_outputs": {"choice": ["yes", "no"]}},
+    {"structured_outputs": {"grammar": 'start: "yes"'}},
+]
+
+
+@pytest.mark.parametrize("fields", WAYS_TO_ASK, ids=str)
+def test_each_kind_of_grammar_follows_thoughts_and_calls(fields: dict[str, Any]) -> None:
+    yes = '"yes"' if "json" in str(fields) else "yes"
+    call = '<tool_call> {"name": "f", "arguments": {}} </tool_call>'
+    alone = plan_of("plain", **fields).sampling.grammar
+    assert follows(alone, yes) and alone.startswith("{")  # JSON, which another grammar can hold
+    thinks = plan_of("qwen3", **fields).sampling.grammar
+    assert follows(thinks, f"<think>hm</think> {yes}") and follows(thinks, yes) and not follows(thinks, "maybe")
+    for template in ("plain", "qwen3"):
+        calls = plan_of(template, tools=[TOOL], **fields).sampling.grammar
+        assert follows(calls, call) and follows(calls, yes) and not follows(calls, "maybe")
+
+
+def test_the_table_has_each_field_of_a_grammar() -> None:
+    assert YES.keys() == MAKERS.keys()
 
 
 def test_a_stop_string_ends_what_was_held_back() -> None:
