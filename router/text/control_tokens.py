@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from router.text.any_word import any_word
 from router.text.conversation import Conversation
 from shared.config.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
@@ -67,11 +68,11 @@ class ControlTokens:
     """One vocabulary's control tokens. Immutable."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        longest_first = sorted({s for s in spellings if s.strip()}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._beginnings = {s[:size] for s in longest_first for size in range(1, len(s))}
-        self._first_chars = frozenset(s[0] for s in longest_first)
-        self._longest = max(map(len, longest_first), default=0)
+        tokens = {s for s in spellings if s.strip()}
+        self._pattern = any_word(dict.fromkeys(tokens, ""))
+        self._beginnings = {s[:size] for s in tokens for size in range(1, len(s))}
+        self._first_chars = frozenset(s[0] for s in tokens)
+        self._longest = max(map(len, tokens), default=0)
 
     def occur_in(self, texts: Sequence[str]) -> bool:
         joined = "\0".join(texts)
