@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from router.api.chat import CHAT, Chat
+from router.api.chat import CHAT, Chat, ChatShape
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
@@ -18,7 +19,7 @@ from router.api.structured import MAKERS
 from router.text.chat_template import JinjaTemplate
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
-from router.tools.deltas import WholeAnswer, whole_answer
+from router.tools.deltas import CallArguments, WholeAnswer, whole_answer
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
@@ -172,6 +173,22 @@ def test_an_answer_that_is_cut_ends_within_its_call() -> None:
     delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a', FinishReason.LENGTH)
     (call,) = whole_answer(delta.parts).calls
     assert call.arguments.startswith("{") and delta.finish_reason is FinishReason.LENGTH
+
+
+def test_a_chunk_has_each_call_once() -> None:
+    """A client may merge only entries of different chunks."""
+    plan = plan_of("plain", tools=[TOOL])
+    say = '<tool_call> {"name": "f", "arguments": {"a": 1}} </tool_call>'
+    delta, _ = read(plan, say + say)
+    shape = ChatShape(hash_text_model().tokenizer, plan.show)
+    chunk = json.loads(msgspec.json.encode(shape.chunk(0, delta)))
+    ids = [plan.show.form.call_id(call, choice=0) for call in (0, 1)]
+    assert chunk["delta"]["tool_calls"] == [
+        {"index": i, "id": ids[i], "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        for i in (0, 1)
+    ]
+    (later,) = shape.chunk(0, Delta(parts=[CallArguments(1, '{"a"'), CallArguments(1, ": 1}")])).delta.tool_calls
+    assert json.loads(msgspec.json.encode(later)) == {"index": 1, "function": {"arguments": '{"a": 1}'}}
 
 
 def test_a_stop_within_a_call_is_no_call() -> None:
