@@ -26,6 +26,7 @@ from shared.core.errors import InvalidRequest
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
 _ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
+_WRITTEN = re.compile(f"{_PLACEHOLDER.pattern}|{_ESCAPED.pattern}")  # a placeholder, plain or as JSON
 THINK_TAGS = frozenset(
     {"<think>", "</think>", "[THINK]", "[/THINK]"}
 )  # an assistant's message may contain these control tokens
@@ -58,10 +59,13 @@ class Placeholders:
 
     def pieces(self, rendered: str) -> list[str]:
         """Split the rendered text; pieces with an odd index are literals."""
-        if not self._literals:
-            return [rendered]
-        marked = re.split("(" + "|".join(map(re.escape, self._literals)) + ")", rendered)
-        return [self._literals[piece] if i % 2 else piece for i, piece in enumerate(marked)]
+        pieces: list[str] = []
+        end = 0
+        for found in _WRITTEN.finditer(rendered):
+            if found[0] in self._literals:
+                pieces += (rendered[end : found.start()], self._literals[found[0]])
+                end = found.end()
+        return [*pieces, rendered[end:]]
 
 
 class ControlTokens:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from router.text.any_word import any_word
-from router.text.control_tokens import ControlTokens
+from router.text.control_tokens import FIRST_PLACEHOLDER, ControlTokens, Placeholders
 from router.text.guarded_encoder import GuardedEncoder
 from tests.support.growth import TIMES, grows_linearly
 
@@ -61,6 +61,19 @@ def test_many_control_tokens_cost_no_more_than_few(text: str) -> None:
     """The number of tokens grows with the text."""
     tokens = {num: ControlTokens(names(num)) for num in (SIZE, LARGE)}
     assert grows_linearly(lambda num: tokens[num].occur_in([text * num]), SIZE)
+
+
+@pytest.mark.parametrize("text", ["\\", chr(FIRST_PLACEHOLDER)])
+def test_many_placeholders_cost_no_more_than_few(text: str) -> None:
+    """A client may write each control token once, and then many backslashes."""
+
+    def split(num: int) -> None:
+        placeholders = Placeholders([])
+        for name in names(num):
+            placeholders.stand_for(name)
+        placeholders.pieces(text * 10 * num)
+
+    assert grows_linearly(split, SIZE)
 
 
 def test_many_added_tokens_cost_no_more_than_few() -> None:
