@@ -298,6 +298,17 @@ def test_added_tokens_of_byte_level_are_plain_text(tmp_path: Path) -> None:
     assert "Ġé".encode() in folder_vocabulary(folder).tokens
 
 
+def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    """tokenizer.json keeps these settings of a training."""
+    inner = byte_level(None)
+    ids = inner.encode("the quick brown fox").ids
+    inner.enable_truncation(max_length=3)
+    inner.enable_padding(length=40)
+    tokenizer = load_folder(write_folder(tmp_path, inner, own={}, config={}), TextConfig()).tokenizer
+    assert tokenizer.encode("the quick brown fox", add_special=True) == ids
+    assert tokenizer.encode_pieces(["the quick", " brown", " fox"]) == ids
+
+
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] | tojson }}")
     model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": "old"}, config={}), TextConfig())
