@@ -171,7 +171,6 @@ class ChatShape:
         )
 
     def _calls(self, index: int, parts: Sequence[AnswerDelta]) -> list[ToolCall]:
-        """Return one entry per call, because a client may merge entries of different chunks only."""
         of_calls = (part for part in parts if isinstance(part, CallBegun | CallArguments))
         return [self._call(index, call, list(own)) for call, own in groupby(of_calls, lambda part: part.index)]
 

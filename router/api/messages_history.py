@@ -72,7 +72,7 @@ def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
     """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
     tools.
 
-    `turns`: made from the messages. A message without text makes no turn, and can't be continued."""
+    An empty message has no turn."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
         return False

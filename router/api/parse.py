@@ -16,7 +16,7 @@ from msgspec import inspect
 from router.api.fields import B, FieldTable
 from shared.core.errors import InvalidRequest
 
-# Errors quote values in full. So the path is the last one in the text, and only the text's start names a field.
+# errors quote whole values; only starts and ends are msgspec's
 _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 _NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 MAX_SHOWN = 200

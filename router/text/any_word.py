@@ -1,4 +1,4 @@
-"""Make a pattern that finds any of many words. Its time does not depend on the number of words."""
+"""Find many words by one pattern, as fast as a few."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-MAX_NESTING = 64  # groups inside groups; Python compiles patterns by recursion
+MAX_NESTING = 64  # Python compiles groups by recursion
 
 
 def any_word(ends: Mapping[str, str]) -> re.Pattern[str]:
-    """Compile a pattern that matches the longest word at a place.
-
-    `ends`: for each word, a pattern that must match after it, such as a lookahead.
-    """
+    """Match the longest word at a place. `ends`: what must match after each word."""
     return re.compile(_tails(sorted(ends), 0, ends, MAX_NESTING) if ends else "(?!)")
 
 
 def _tails(words: Sequence[str], start: int, ends: Mapping[str, str], nesting: int) -> str:
-    """Return a pattern of the words without their first `start` characters, which they share."""
     if len(words) == 1 or not nesting:
         longest_first = sorted(words, key=len, reverse=True)
         return _one_of([re.escape(word[start:]) + ends[word] for word in longest_first])

@@ -26,7 +26,7 @@ from shared.core.errors import InvalidRequest
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
 _ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
-_WRITTEN = re.compile(f"{_PLACEHOLDER.pattern}|{_ESCAPED.pattern}")  # a placeholder, plain or as JSON
+_WRITTEN = re.compile(f"{_PLACEHOLDER.pattern}|{_ESCAPED.pattern}")
 THINK_TAGS = frozenset(
     {"<think>", "</think>", "[THINK]", "[/THINK]"}
 )  # an assistant's message may contain these control tokens

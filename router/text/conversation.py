@@ -80,6 +80,6 @@ def _mapping(arguments: str) -> object:
 
 
 def _without_half_characters(parsed: object) -> object:
-    """Replace lone surrogates by U+FFFD: JSON can escape them, but no tokenizer can read them."""
+    """Replace lone surrogates, which JSON can escape and no tokenizer can read."""
     text = json.dumps(parsed, ensure_ascii=False)
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -1,7 +1,6 @@
 """Turn clients' schemas, patterns, choices and grammars into checked text that nodes compile.
 
-Each function returns llguidance's JSON, or raises InvalidRequest with llguidance's message. The message names the
-faulty keyword or place.
+Each function returns llguidance's JSON, or raises InvalidRequest with llguidance's message.
 """
 
 from __future__ import annotations

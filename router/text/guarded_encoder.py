@@ -94,7 +94,7 @@ def encoded(inner: tokenizers.Tokenizer, text: str, *, add_special: bool = False
 
 
 def _end(token: tokenizers.AddedToken) -> str:
-    """Return a pattern for the place after the token. It looks back over the token, too."""
+    """Return what must match afterwards."""
     return rf"(?!\w)(?<!\w{re.escape(token.content)})" if token.single_word else ""
 
 

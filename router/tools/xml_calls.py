@@ -137,7 +137,7 @@ class XmlCalls:
             yield from _copy_text(source, ends, sink)
             return
         value: list[str] = []
-        # The grammar ends a value that may be a string at the first mark. Other values are JSON.
+        # where text is allowed, it ends at the first mark
         is_json = kinds != UNKNOWN and "string" not in kinds
         is_whole = is_json and (yield from _copy_list_or_object(source, value))
         if is_whole or (yield from copy_until(source, ends, value.append)):
@@ -145,8 +145,7 @@ class XmlCalls:
 
 
 def _copy_list_or_object(source: Source, value: list[str]) -> Reading[bool]:
-    """Copy a list or object, in whose strings PARAMETER_END is text, and move past the mark after it. Change nothing if
-    other text follows."""
+    """Copy a list or object, and move past PARAMETER_END. Change nothing if other text follows."""
     source.mark()
     yield from skip_any_space(source)
     if (yield from peek(source)) in ("[", "{") and (yield from copy_json(source, value.append)):

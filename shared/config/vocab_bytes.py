@@ -40,9 +40,7 @@ def metaspace_bytes(entry: str) -> bytes:
 def byte_table(
     vocab: Mapping[str, int], literal: Collection[str], entry_bytes: Callable[[str], bytes], size: int
 ) -> list[bytes]:
-    """Return the bytes of each id below `size`; b"" for ids without an entry.
-
-    `literal`: entries that are plain text, whatever the vocabulary's spelling is."""
+    """Return the bytes of each id below `size`; b"" for ids without an entry."""
     table = [b""] * size
     for entry, index in vocab.items():
         if index < size:
