@@ -132,8 +132,7 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def speed_among(self, others: Iterable[PromptFigures], now: float) -> PromptSpeed | None:
-        """As `speed_beside`, with the first measured line of the others, or else a rate. None if nobody was measured
-        lately."""
+        """Return `speed_beside` a line of the others, or a rate. None if no node was measured lately."""
         known = [speed for other in others if (speed := other.speed(now)) is not None]
         other = first_line(known) or min(known, key=attrgetter("token_s"), default=None)
         return self.speed(now) if other is None else self.speed_beside(other, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta
@@ -41,7 +42,7 @@ from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
 from router.tools.choice import ToolChoice, parse_tool_choice
 from router.tools.declared import Tool, parse_tools
-from router.tools.deltas import CallArguments, CallBegun, ContentText, ReasoningText, whole_answer
+from router.tools.deltas import AnswerDelta, CallArguments, CallBegun, ContentText, ReasoningText, whole_answer
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
 
@@ -161,7 +162,7 @@ class ChatShape:
             return ChatDelta() if is_bare_end else ChatDelta(content=delta.text)
         content = "".join(part.text for part in delta.parts if isinstance(part, ContentText))
         reasoning = "".join(part.text for part in delta.parts if isinstance(part, ReasoningText))
-        calls = [self._part_of_call(index, part) for part in delta.parts if isinstance(part, CallBegun | CallArguments)]
+        calls = self._calls(index, delta.parts)
         return ChatDelta(
             content=content or UNSET,
             reasoning=reasoning or UNSET,
@@ -169,11 +170,17 @@ class ChatShape:
             tool_calls=calls or UNSET,
         )
 
-    def _part_of_call(self, index: int, part: CallBegun | CallArguments) -> ToolCall:
-        if isinstance(part, CallArguments):
-            return ToolCall(index=part.index, function=CalledFunction(part.text))
-        function = CalledFunction("", name=part.name)
-        return ToolCall(index=part.index, id=self._call_id(index, part.index), type="function", function=function)
+    def _calls(self, index: int, parts: Sequence[AnswerDelta]) -> list[ToolCall]:
+        of_calls = (part for part in parts if isinstance(part, CallBegun | CallArguments))
+        return [self._call(index, call, list(own)) for call, own in groupby(of_calls, lambda part: part.index)]
+
+    def _call(self, index: int, call: int, parts: Sequence[CallBegun | CallArguments]) -> ToolCall:
+        arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+        first = parts[0]
+        if isinstance(first, CallArguments):
+            return ToolCall(index=call, function=CalledFunction(arguments))
+        function = CalledFunction(arguments, name=first.name)
+        return ToolCall(index=call, id=self._call_id(index, call), type="function", function=function)
 
     def _call_id(self, index: int, call: int) -> str:
         return self._show.form.call_id(call, choice=index)

@@ -197,9 +197,10 @@ def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:
 def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
     effort = body.output_config.effort if body.output_config is not None else None
     is_on = THINKING.get(body.thinking.type) if body.thinking is not None else None
-    continues = goes_on(body.messages)
+    turns = turns_of(body.system, body.messages)
+    continues = goes_on(body.messages, turns)
     return Conversation(
-        turns_of(body.system, body.messages),
+        turns,
         tools=[tool.for_template() for tool in tools] or None,
         kwargs=thinking_kwargs(effort, is_on),
         add_generation_prompt=not continues,

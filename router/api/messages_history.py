@@ -68,15 +68,17 @@ def without_billing(text: str) -> str:
     return rest.lstrip("\n") if first.startswith(BILLING) else text
 
 
-def goes_on(messages: Sequence[Message]) -> bool:
+def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
     """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
-    tools."""
+    tools.
+
+    An empty message has no turn."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
         return False
     if not isinstance(last.content, str) and any(block.type == "tool_use" for block in last.content):
         raise InvalidRequest(f"{path} calls tools, and no message with their results follows", param=path)
-    return True
+    return bool(turns) and turns[-1]["role"] == "assistant"
 
 
 def _add_other(turns: Turns, message: Message, path: str) -> None:

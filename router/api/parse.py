@@ -16,8 +16,9 @@ from msgspec import inspect
 from router.api.fields import B, FieldTable
 from shared.core.errors import InvalidRequest
 
-_PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
-_NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
+# errors quote whole values; only starts and ends are msgspec's
+_PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
+_NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 MAX_SHOWN = 200
 MAX_PRUNED = 1000  # beyond this number of unknown fields, inner ones are not recorded
 
@@ -118,9 +119,9 @@ def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 def field_error(text: str) -> InvalidRequest:
     """Turn `Expected ... - at `$.messages[0].role`` into an error with param messages[0].role."""
-    located = _PATH.match(text)
+    located = _PATH.fullmatch(text)
     what, path = (located[1], located[2]) if located else (text, "")
-    named = _NAMED.search(what)
+    named = _NAMED.fullmatch(what)
     if named:
         path = f"{path}.{named[1]}" if path else named[1]
     path = shorten(path.replace("[...]", ""))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from router.text.any_word import any_word
 from router.text.conversation import Conversation
 from shared.config.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
@@ -25,6 +26,7 @@ from shared.core.errors import InvalidRequest
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
 _PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
 _ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same characters in ASCII JSON
+_WRITTEN = re.compile(f"{_PLACEHOLDER.pattern}|{_ESCAPED.pattern}")
 THINK_TAGS = frozenset(
     {"<think>", "</think>", "[THINK]", "[/THINK]"}
 )  # an assistant's message may contain these control tokens
@@ -57,21 +59,24 @@ class Placeholders:
 
     def pieces(self, rendered: str) -> list[str]:
         """Split the rendered text; pieces with an odd index are literals."""
-        if not self._literals:
-            return [rendered]
-        marked = re.split("(" + "|".join(map(re.escape, self._literals)) + ")", rendered)
-        return [self._literals[piece] if i % 2 else piece for i, piece in enumerate(marked)]
+        pieces: list[str] = []
+        end = 0
+        for found in _WRITTEN.finditer(rendered):
+            if found[0] in self._literals:
+                pieces += (rendered[end : found.start()], self._literals[found[0]])
+                end = found.end()
+        return [*pieces, rendered[end:]]
 
 
 class ControlTokens:
     """One vocabulary's control tokens. Immutable."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        longest_first = sorted({s for s in spellings if s.strip()}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._beginnings = {s[:size] for s in longest_first for size in range(1, len(s))}
-        self._first_chars = frozenset(s[0] for s in longest_first)
-        self._longest = max(map(len, longest_first), default=0)
+        tokens = {s for s in spellings if s.strip()}
+        self._pattern = any_word(dict.fromkeys(tokens, ""))
+        self._beginnings = {s[:size] for s in tokens for size in range(1, len(s))}
+        self._first_chars = frozenset(s[0] for s in tokens)
+        self._longest = max(map(len, tokens), default=0)
 
     def occur_in(self, texts: Sequence[str]) -> bool:
         joined = "\0".join(texts)

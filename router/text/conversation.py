@@ -72,6 +72,14 @@ def _mapping(arguments: str) -> object:
         return {}
     try:
         parsed = json.loads(arguments)
+        if "\\ud" in arguments.lower():
+            parsed = _without_half_characters(parsed)
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def _without_half_characters(parsed: object) -> object:
+    """Replace lone surrogates, which JSON can escape and no tokenizer can read."""
+    text = json.dumps(parsed, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tokenizers
 
@@ -19,7 +19,7 @@ class FastTokenizer:
         inner: tokenizers.Tokenizer,
         *,
         entry_bytes: Callable[[str], bytes],
-        added: Sequence[str],
+        literal: Collection[str],
         facts: VocabFacts,
         bos_id: int | None,
     ) -> None:
@@ -27,7 +27,7 @@ class FastTokenizer:
         self._inner = inner
         self._bos_id = bos_id
         self._bytes = byte_table(
-            inner.get_vocab(with_added_tokens=True), frozenset(added), entry_bytes, facts.vocab_size
+            inner.get_vocab(with_added_tokens=True), frozenset(literal), entry_bytes, facts.vocab_size
         )
         self._guarded = GuardedEncoder(inner)
 

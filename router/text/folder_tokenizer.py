@@ -19,7 +19,7 @@ from shared.config.encoder_decoder import decoder_start_id, has_encoder
 from shared.config.json_file import read_json_if_there
 from shared.config.text_settings import TextConfig
 from shared.config.vocab_bytes import byte_level_decoder, metaspace_bytes
-from shared.config.vocabulary import folder_eos_ids, is_byte_level
+from shared.config.vocabulary import folder_eos_ids, is_byte_level, literal_entries
 from shared.core.errors import ConfigError
 
 ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit
@@ -29,6 +29,8 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder} has no tokenizer.json, which the router needs")
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.no_truncation()  # a training's settings
+    inner.no_padding()
     described = read_json_if_there(folder / "tokenizer.json")
     config = read_json_if_there(folder / "config.json")
     own = read_json_if_there(folder / "tokenizer_config.json")
@@ -38,7 +40,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     tokenizer = FastTokenizer(
         inner,
         entry_bytes=byte_level_decoder() if is_byte_level(described) else metaspace_bytes,
-        added=[token["content"] for token in added.values()],
+        literal=literal_entries(described),
         facts=VocabFacts(
             vocab_size=int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True)),
             eos_ids=folder_eos_ids(folder, inner),

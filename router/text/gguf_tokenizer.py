@@ -84,7 +84,7 @@ def load_gguf(path: Path, options: TextConfig) -> TextModel:
     tokenizer = FastTokenizer(
         build_tokenizer(metadata),
         entry_bytes=byte_level_decoder(),
-        added=[*special, *of_type(metadata, USER_DEFINED_TYPE)],
+        literal=[*special, *of_type(metadata, USER_DEFINED_TYPE)],
         facts=VocabFacts(
             vocab_size=len(entries),
             eos_ids=gguf_eos_ids(metadata),

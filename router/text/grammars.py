@@ -1,12 +1,11 @@
 """Turn clients' schemas, patterns, choices and grammars into checked text that nodes compile.
 
-Each function raises InvalidRequest with llguidance's message, which names the faulty keyword or place.
+Each function returns llguidance's JSON, or raises InvalidRequest with llguidance's message.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,18 +62,22 @@ def of_choices(choices: Sequence[str]) -> str:
         raise InvalidRequest("there must be at least one choice, and no choice may be empty")
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"more than {MAX_CHOICES} texts to choose from")
-    return checked(grammar_from("choice", json.dumps(list(choices))))
+    return checked(of_lark(grammar_from("choice", json.dumps(list(choices)))))
 
 
 def of_grammar(text: str) -> str:
     """Check a grammar in Lark's form or in llama.cpp's GBNF."""
-    text = re.sub(r"\s*\n\s*", "\n", text)
+    text = "\n".join(filter(None, map(str.strip, text.split("\n"))))
     if len(text) > MAX_GRAMMAR_TEXT or text.count("\n") > MAX_LINES:
         raise InvalidRequest(f"the grammar has more than {MAX_GRAMMAR_TEXT} characters or {MAX_LINES} lines")
     try:
-        return checked(grammar_from("grammar", text))
+        return checked(of_lark(grammar_from("grammar", text)))
     except ValueError as error:
         raise InvalidRequest(f"the grammar can't be used: {str(error)[:500]}") from None
+
+
+def of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]}, ensure_ascii=False)
 
 
 def checked(grammar: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from router.text.any_word import any_word
+
 NONCE_BYTES = 16
 
 
@@ -29,8 +31,7 @@ class GuardedEncoder:
             self._twin.token_to_id(self._names.get(token.content, token.content)): i for i, token in added.items()
         }
         self._found_in_text = self._spellings.keys() - self._own_ids.keys()
-        longest_first = sorted(added.values(), key=lambda token: len(token.content), reverse=True)
-        self._spelled = re.compile("|".join(map(_pattern, longest_first)) or "(?!)")
+        self._spelled = any_word({token.content: _end(token) for token in added.values()})
         normalized = [token.content for token in added.values() if token.special and token.normalized]
         self.has_twin = all(map(self._agrees, normalized))
         # Other spellings of control tokens were not hidden, and normalizing may turn them into control tokens.
@@ -92,9 +93,9 @@ def encoded(inner: tokenizers.Tokenizer, text: str, *, add_special: bool = False
     return inner.encode_batch([text], add_special_tokens=add_special)[0]
 
 
-def _pattern(token: tokenizers.AddedToken) -> str:
-    spelling = re.escape(token.content)
-    return rf"(?<!\w){spelling}(?!\w)" if token.single_word else spelling
+def _end(token: tokenizers.AddedToken) -> str:
+    """Return what must match afterwards."""
+    return rf"(?!\w)(?<!\w{re.escape(token.content)})" if token.single_word else ""
 
 
 def _twin(inner: tokenizers.Tokenizer, added: Sequence[tokenizers.AddedToken]) -> tokenizers.Tokenizer:

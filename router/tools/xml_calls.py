@@ -24,7 +24,18 @@ from router.tools.call_shape import (
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import from_tagged, json_inside, json_string
-from router.tools.reading import NotACall, Reading, Source, copy_until, expect, found, peek, skip_any_space, take_run
+from router.tools.reading import (
+    NotACall,
+    Reading,
+    Source,
+    copy_json,
+    copy_until,
+    expect,
+    found,
+    peek,
+    skip_any_space,
+    take_run,
+)
 from router.tools.schemas import (
     UNKNOWN,
     choices_of,
@@ -126,8 +137,25 @@ class XmlCalls:
             yield from _copy_text(source, ends, sink)
             return
         value: list[str] = []
-        if (yield from copy_until(source, ends, value.append)):
+        # where text is allowed, it ends at the first mark
+        is_json = kinds != UNKNOWN and "string" not in kinds
+        is_whole = is_json and (yield from _copy_list_or_object(source, value))
+        if is_whole or (yield from copy_until(source, ends, value.append)):
             sink.arguments(before + from_tagged("".join(value), kinds))
+
+
+def _copy_list_or_object(source: Source, value: list[str]) -> Reading[bool]:
+    """Copy a list or object, and move past PARAMETER_END. Change nothing if other text follows."""
+    source.mark()
+    yield from skip_any_space(source)
+    if (yield from peek(source)) in ("[", "{") and (yield from copy_json(source, value.append)):
+        yield from skip_any_space(source)
+        if (yield from found(source, PARAMETER_END)):
+            source.commit()
+            return True
+    source.rewind()
+    value.clear()
+    return False
 
 
 def _texts_of(schema: object) -> list[str]:

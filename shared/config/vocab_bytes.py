@@ -38,11 +38,11 @@ def metaspace_bytes(entry: str) -> bytes:
 
 
 def byte_table(
-    vocab: Mapping[str, int], added: Collection[str], entry_bytes: Callable[[str], bytes], size: int
+    vocab: Mapping[str, int], literal: Collection[str], entry_bytes: Callable[[str], bytes], size: int
 ) -> list[bytes]:
     """Return the bytes of each id below `size`; b"" for ids without an entry."""
     table = [b""] * size
     for entry, index in vocab.items():
         if index < size:
-            table[index] = entry.encode() if entry in added else entry_bytes(entry)
+            table[index] = entry.encode() if entry in literal else entry_bytes(entry)
     return table

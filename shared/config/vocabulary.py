@@ -63,10 +63,11 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
     described, config = read_json_if_there(path), read_json_if_there(folder / "config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     size = int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True))
-    names = frozenset(str(token["content"]) for token in added.values())
     entry_bytes = byte_level_decoder() if is_byte_level(described) else metaspace_bytes
     return Vocabulary(
-        tokens=tuple(byte_table(inner.get_vocab(with_added_tokens=True), names, entry_bytes, size)),
+        tokens=tuple(
+            byte_table(inner.get_vocab(with_added_tokens=True), literal_entries(described), entry_bytes, size)
+        ),
         eos_ids=folder_eos_ids(folder, inner),
         special_ids=frozenset(index for index, token in added.items() if token.get("special")),
     )
@@ -74,6 +75,12 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
 
 def is_byte_level(described: Mapping[str, Any]) -> bool:
     return "ByteLevel" in repr(described.get("decoder"))
+
+
+def literal_entries(described: Mapping[str, Any]) -> frozenset[str]:
+    """Return the added tokens that are plain text. Metaspace vocabularies respell all but special tokens."""
+    added = described.get("added_tokens", [])
+    return frozenset(str(token["content"]) for token in added if token.get("special") or is_byte_level(described))
 
 
 def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:

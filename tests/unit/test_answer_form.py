@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from router.api.chat import CHAT, Chat
+from router.api.chat import CHAT, Chat, ChatShape
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.api.structured import MAKERS
 from router.text.chat_template import JinjaTemplate
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
-from router.tools.deltas import WholeAnswer, whole_answer
+from router.tools.deltas import CallArguments, WholeAnswer, whole_answer
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
@@ -127,6 +129,39 @@ def test_an_answer_is_a_call_or_follows_the_schema(template: str) -> None:
     assert whole_answer(delta.parts).content == '{"a": 1}' and not delta.has_calls
 
 
+YES = {  # ways to ask for the answer "yes"
+    "guided_json": {"const": "yes"},
+    "guided_regex": "yes",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "yes"',
+    "json_schema": '{"const": "yes"}',
+    "regex": "yes",
+    "ebnf": 'root ::= "y" "es"',
+}
+WAYS_TO_ASK = [
+    *({name: asked} for name, asked in YES.items()),
+    {"structured_outputs": {"choice": ["yes", "no"]}},
+    {"structured_outputs": {"grammar": 'start: "yes"'}},
+]
+
+
+@pytest.mark.parametrize("fields", WAYS_TO_ASK, ids=str)
+def test_each_kind_of_grammar_follows_thoughts_and_calls(fields: dict[str, Any]) -> None:
+    yes = '"yes"' if "json" in str(fields) else "yes"
+    call = '<tool_call> {"name": "f", "arguments": {}} </tool_call>'
+    alone = plan_of("plain", **fields).sampling.grammar
+    assert follows(alone, yes) and alone.startswith("{")  # JSON, which another grammar can hold
+    thinks = plan_of("qwen3", **fields).sampling.grammar
+    assert follows(thinks, f"<think>hm</think> {yes}") and follows(thinks, yes) and not follows(thinks, "maybe")
+    for template in ("plain", "qwen3"):
+        calls = plan_of(template, tools=[TOOL], **fields).sampling.grammar
+        assert follows(calls, call) and follows(calls, yes) and not follows(calls, "maybe")
+
+
+def test_the_table_has_each_field_of_a_grammar() -> None:
+    assert YES.keys() == MAKERS.keys()
+
+
 def test_a_stop_string_ends_what_was_held_back() -> None:
     """The reader waits, for `<tool` may begin a call; the stop ends the answer, and the text is content."""
     delta, choice = read(plan_of("plain", tools=[TOOL], stop=["!"]), "see <tool! and more")
@@ -138,6 +173,22 @@ def test_an_answer_that_is_cut_ends_within_its_call() -> None:
     delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a', FinishReason.LENGTH)
     (call,) = whole_answer(delta.parts).calls
     assert call.arguments.startswith("{") and delta.finish_reason is FinishReason.LENGTH
+
+
+def test_a_chunk_has_each_call_once() -> None:
+    """A client may merge only entries of different chunks."""
+    plan = plan_of("plain", tools=[TOOL])
+    say = '<tool_call> {"name": "f", "arguments": {"a": 1}} </tool_call>'
+    delta, _ = read(plan, say + say)
+    shape = ChatShape(hash_text_model().tokenizer, plan.show)
+    chunk = json.loads(msgspec.json.encode(shape.chunk(0, delta)))
+    ids = [plan.show.form.call_id(call, choice=0) for call in (0, 1)]
+    assert chunk["delta"]["tool_calls"] == [
+        {"index": i, "id": ids[i], "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        for i in (0, 1)
+    ]
+    (later,) = shape.chunk(0, Delta(parts=[CallArguments(1, '{"a"'), CallArguments(1, ": 1}")])).delta.tool_calls
+    assert json.loads(msgspec.json.encode(later)) == {"index": 1, "function": {"arguments": '{"a": 1}'}}
 
 
 def test_a_stop_within_a_call_is_no_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +13,7 @@ import pytest
 from router.text import template_sandbox
 from router.text.chat_prompt import chat_text
 from router.text.chat_template import JinjaTemplate
-from router.text.conversation import Conversation, Scalar
+from router.text.conversation import Conversation, Scalar, normalized
 from router.text.hashlm import HashTokenizer, PlainTemplate
 from router.text.interface import TextModel
 from shared.core.errors import ConfigError, InvalidRequest
@@ -81,6 +82,23 @@ def test_tool_arguments_become_mappings() -> None:
     deep = "[" * 100_000
     assert text(source, called(deep)) == deep + "False"
     assert text("{{ messages | length }}", {"tool_calls": [1, {"function": None}]}) == "1"
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        (r'{"a": "\ud83d"}', {"a": "\ufffd"}),
+        (r'{"a": ["x\ude00y", "\ud83d\ud83d\ude00"]}', {"a": ["x\ufffdy", "\ufffd\U0001f600"]}),
+        (r'{"\uD83D": {"b": NaN}}', {"\ufffd": {"b": math.nan}}),
+        (r'{"a": "\\ud83d \ud83d\ude00"}', {"a": r"\ud83d " + "\U0001f600"}),
+        (r'{"a": "\ud83d"', r'{"a": "\ud83d"'),
+    ],
+)
+def test_arguments_hold_no_half_characters(sent: str, shown: object) -> None:
+    """A model may write them, and clients send them back; no tokenizer takes them."""
+    call = {"function": {"name": "f", "arguments": sent}}
+    (message,) = normalized(Conversation([{"role": "assistant", "tool_calls": [call]}])).messages
+    assert str(message["tool_calls"][0]["function"]["arguments"]) == str(shown)
 
 
 def test_rendering_changes_nothing_of_the_conversation() -> None:

@@ -78,7 +78,7 @@ def made(inner: tokenizers.Tokenizer, template: str = TURN) -> TextModel:
     size = inner.get_vocab_size(with_added_tokens=True)
     facts = VocabFacts(vocab_size=size, eos_ids=(), special_ids=frozenset(control), context_length=64)
     entries = [token.content for token in added.values()]
-    tokenizer = FastTokenizer(inner, entry_bytes=byte_level_decoder(), added=entries, facts=facts, bos_id=None)
+    tokenizer = FastTokenizer(inner, entry_bytes=byte_level_decoder(), literal=entries, facts=facts, bos_id=None)
     return TextModel(tokenizer, JinjaTemplate({"default": template}, {}, {}), ControlTokens(control.values()))
 
 

@@ -25,6 +25,7 @@ from tests.support.grammar_oracle import (
     draw_grammar,
     make_grammars,
 )
+from tests.support.growth import grows_linearly
 from tests.support.patience import HANG_GUARD_S
 
 WORDS = COMPILER.num_words
@@ -202,6 +203,20 @@ def test_what_is_not_supported_or_monstrous_is_refused(make) -> None:  # noqa: A
     with pytest.raises(InvalidRequest) as error:
         make()
     assert len(error.value.message) < 700
+
+
+@pytest.mark.parametrize("space", [" ", "\n", " \n", "\u3000"])
+def test_white_space_before_a_grammar_takes_linear_time(space: str) -> None:
+    def refuse(num: int) -> None:
+        with pytest.raises(InvalidRequest):
+            grammars.of_grammar(space * num + "x" * grammars.MAX_GRAMMAR_TEXT + "x")
+
+    assert grows_linearly(refuse, 1000)
+
+
+def test_empty_lines_and_indents_are_no_part_of_a_grammar() -> None:
+    spaced = '\n\t start: a \n\u3000\n   a: "b" \r\n  | "c"\n\n'
+    assert grammars.of_grammar(spaced) == grammars.of_grammar('start: a\na: "b"\n| "c"')
 
 
 def test_white_space_comes_to_an_end() -> None:

@@ -11,6 +11,7 @@ from router.api.messages import MESSAGES, MessagesRequest, conversation_of
 from router.api.parse import BodyParser
 from router.api.responses import RESPONSES, ResponsesRequest
 from router.api.responses_input import turns_of
+from router.text.conversation import Conversation
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
@@ -19,9 +20,13 @@ CALLS = [
 
 
 def claude(*messages: Any, **more: Any) -> list[Any]:
+    return list(claude_chat(*messages, **more).messages)
+
+
+def claude_chat(*messages: Any, **more: Any) -> Conversation:
     body = {"messages": [{"role": role, "content": content} for role, content in messages], "max_tokens": 1, **more}
     parsed: MessagesRequest = BodyParser(MESSAGES).parse(msgspec.json.encode(body)).body
-    return list(conversation_of(parsed, ()).messages)
+    return conversation_of(parsed, ())
 
 
 def openai(*items: Any, **more: Any) -> list[Any]:
@@ -95,6 +100,17 @@ def test_a_line_that_differs_with_each_request_is_no_prompt(system: Any) -> None
     filled = msgspec.json.decode(msgspec.json.encode(system).replace(b"{0}", header.encode()))
     assert claude(("user", "a"), system=filled)[0] == {"role": "system", "content": "Be brief."}
     assert claude(("user", "a"), system=header)[0]["role"] == "user"
+
+
+@pytest.mark.parametrize("empty", [[], [{"type": "redacted_thinking", "data": "x"}]])
+def test_an_empty_last_message_is_not_continued(empty: list[Any]) -> None:
+    chat = claude_chat(("user", "a"), ("assistant", empty))
+    assert [turn["role"] for turn in chat.messages] == ["user"]
+    assert chat.add_generation_prompt and not chat.continue_final_message
+    assert claude_chat(("assistant", empty)).add_generation_prompt
+    for messages in ((("assistant", "b"), ("assistant", empty)), (("assistant", ""),)):
+        chat = claude_chat(("user", "a"), *messages)
+        assert chat.continue_final_message and not chat.add_generation_prompt
 
 
 def test_what_is_said_of_thinking_reaches_the_template() -> None:

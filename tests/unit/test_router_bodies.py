@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from router.api.chat import CHAT
 from router.api.completions import COMPLETIONS, Completions
 from router.api.field_page import ALL_TABLES
 from router.api.fields import FieldTable
@@ -15,6 +17,7 @@ from router.api.resolve import Resolver
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
+from tests.support.growth import grows_linearly
 
 BROKEN = [b"", b"{", b"[]", b"3", b'"x"', b"null", b'{"model":', b"\xff\xfe", b'{"model": NaN}', b'{"a":1}trailing',
           b'{"model": "\xff"}', b'{"tools":' + b"[" * 200_000, b"[" * 200_000]  # fmt: skip
@@ -34,3 +37,20 @@ def test_a_prompt_limit_below_the_context() -> None:
     with pytest.raises(InvalidRequest) as error:
         Completions().plan(parsed, resolver, Contexts(1000, 1000))
     assert error.value.param == "prompt"
+
+
+def refusal_of_role(role: str) -> InvalidRequest:
+    body = {"messages": [{"role": role, "content": "x"}]}
+    with pytest.raises(InvalidRequest) as error:
+        BodyParser(CHAT).parse(json.dumps(body).encode())
+    return error.value
+
+
+@pytest.mark.parametrize("words", ["unknown field `", "unknown field `x` - at `$.y"])
+def test_a_refused_value_does_not_change_the_param(words: str) -> None:
+    assert refusal_of_role(words).param == "messages[0].role"
+
+
+@pytest.mark.parametrize("words", ["unknown field `", " - at `$", "`"])
+def test_a_long_refused_value_takes_linear_time(words: str) -> None:
+    assert grows_linearly(lambda num: refusal_of_role(words * num), 200)

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from router.text import gguf_tokenizer
 from router.text.chat_prompt import chat_text
@@ -25,6 +25,7 @@ from shared.config.gguf_metadata import read_pairs
 from shared.config.model_path import bundled_gguf
 from shared.config.text_settings import TextConfig
 from shared.config.vocab_bytes import byte_level_alphabet
+from shared.config.vocabulary import folder_vocabulary
 from shared.core.errors import ConfigError, InvalidRequest
 
 SAMPLES = [
@@ -270,6 +271,42 @@ def test_a_folder_with_metaspace_and_bytes(tmp_path: Path) -> None:
     assert ids[0] == 1 and model.tokenizer.facts.eos_ids == (2, 0)
     assert decode_ids(model.tokenizer, ids) == " hi 🦜"
     assert model.tokenizer.encode("hi", add_special=False) == [vocab["▁h"], vocab["i"]]
+
+
+def test_added_tokens_are_decoded_as_the_library_decodes(tmp_path: Path) -> None:
+    """Gemma 3 has its indents among the added tokens."""
+    vocab = {entry: i for i, entry in enumerate(["<unk>", "</s>", "<mask>", "▁", "▁▁", "▁▁▁", "a", "\n"])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "▁"), ("▁▁", "▁")], unk_token="<unk>"))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens([AddedToken("</s>", normalized=False)])
+    inner.add_tokens([AddedToken(entry, normalized=False) for entry in ("<mask>", "▁▁", "▁▁▁")])
+    folder = write_folder(tmp_path, inner, own={}, config={})
+    tokenizer = load_folder(folder, TextConfig()).tokenizer
+    ids = tokenizer.encode("a\n  a\n   a<mask>", add_special=False)
+    assert vocab["▁▁"] in ids and vocab["▁▁▁"] in ids
+    assert decode_ids(tokenizer, ids) == inner.decode(ids) == "a\n  a\n   a<mask>"
+    assert folder_vocabulary(folder).tokens == tuple(map(tokenizer.token_bytes, range(len(vocab))))
+
+
+def test_added_tokens_of_byte_level_are_plain_text(tmp_path: Path) -> None:
+    inner = byte_level(None)
+    inner.add_tokens(["Ġé", "▁"])
+    folder = write_folder(tmp_path, inner, own={}, config={})
+    tokenizer = load_folder(folder, TextConfig()).tokenizer
+    assert decode_ids(tokenizer, tokenizer.encode("Ġé ▁", add_special=False)) == "Ġé ▁"
+    assert "Ġé".encode() in folder_vocabulary(folder).tokens
+
+
+def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    """tokenizer.json keeps these settings of a training."""
+    inner = byte_level(None)
+    ids = inner.encode("the quick brown fox").ids
+    inner.enable_truncation(max_length=3)
+    inner.enable_padding(length=40)
+    tokenizer = load_folder(write_folder(tmp_path, inner, own={}, config={}), TextConfig()).tokenizer
+    assert tokenizer.encode("the quick brown fox", add_special=True) == ids
+    assert tokenizer.encode_pieces(["the quick", " brown", " fox"]) == ids
 
 
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ THOUGHTS = [None, Thought(THINK, is_open=True), Thought(THINK, is_open=False)]
 PIECES = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|python_start|>"),
     *("<function=", "get_weather", "stop", ">", "<parameter=city>", "</parameter>", "</function>", "<think>"),
+    *("<parameter=at>", '["', '"]', '["</parameter>"]'),
     *("</think>", '{"name": "stop"', '"arguments": ', '"parameters":', "{", "}", "[", "]", "(", ")", "city=", "days="),
     *(";", ",", ":", '"', "'", "\\", "\\u00e9", " ", "\n", "\n\n", "<", "[T", "é", "1", "True", '{"city": "x"}'),
 ]
@@ -153,6 +154,24 @@ def test_a_text_between_tags_streams_as_json() -> None:
     assert reader.feed("eter>\n<parameter=days>\n1") == [CallArguments(0, '"')]
     assert reader.feed("2\n</parameter>") == [CallArguments(0, ', "days": 12')]
     assert reader.feed("</function>") == [CallArguments(0, "}")]
+
+
+LISTS = [  # what stands between the tags, and the arguments
+    ('\n["see </parameter> here", "b"]\n', '{"at": ["see </parameter> here", "b"]}'),
+    ('[["a\\"</parameter>"], {"</parameter>": 1}]', '{"at": [["a\\"</parameter>"], {"</parameter>": 1}]}'),
+    ("\n['a', \"b\"]\n", '{"at": ["a", "b"]}'),
+    ('\n["a\n', r'{"at": "[\"a"}'),
+    ('\n["a"] and\n', r'{"at": "[\"a\"] and"}'),
+]
+
+
+@pytest.mark.parametrize(("value", "arguments"), LISTS)
+def test_a_string_in_a_list_may_hold_an_end_tag(value: str, arguments: str) -> None:
+    """The grammar allows it. A value that is no list ends at the first tag."""
+    text = f"<tool_call>\n<function=get_weather>\n<parameter=at>{value}</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], text):
+        whole = whole_answer(deltas_of(reader_of("qwen3_coder"), pieces))
+        assert whole == WholeAnswer("", "", (WholeCall("get_weather", arguments),))
 
 
 def test_a_python_string_streams_as_json() -> None:
