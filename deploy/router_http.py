@@ -63,7 +63,7 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def read_api_key(path: Path | None) -> str:
-    """Return the key in --api-key-file, or "". Raise ConfigError for a file that others may read."""
+    """Return "" without --api-key-file. Raise ConfigError for a file that others may read."""
     return read_key(str(path or ""), "--api-key-file")
 
 

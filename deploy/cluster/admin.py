@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """Print a table for each router. A table counts only its own router's streams and open requests."""
+    """A table counts only its own router's streams and open requests."""
     flags = all_of(args.action_urls, list(filter(None, [args.url])))
     urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
     clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
@@ -189,7 +189,7 @@ def read_admin_key(path: Path | None) -> str:
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Drain or restart a node, or change its role. Return False if --timeout passed first."""
+    """Return False if --timeout passed first."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after

@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Return the model's local path. Always fetch a named GGUF file: it also holds the tokenizer."""
+    """Always fetch a named GGUF file: it also holds the tokenizer."""
     with explained(name, hub):
         repository = find(name, hub, say)
         check_listing(name, repository.sizes)
@@ -41,7 +41,7 @@ def commit_of(name: HubName, hub: Hub, say: Say) -> str:
 
 
 def find(name: HubName, hub: Hub, say: Say) -> Repository:
-    """Find the model on the hub. If the hub is unreachable, use the cache, so that nodes can restart."""
+    """If the hub is unreachable, use the cache, so that nodes can restart."""
     if hub.offline:
         return recall(name, hub)
     try:

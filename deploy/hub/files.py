@@ -36,7 +36,7 @@ Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the names that match a pattern. A pattern matches only names in its own folder."""
+    """A pattern matches only names in its own folder."""
     patterns = tuple(patterns)
     return sorted(
         name
@@ -83,7 +83,7 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """Return the weight files. With an index, return only its shards: some repositories hold the weights twice."""
+    """With an index, return only its shards: some repositories hold the weights twice."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
     return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)

@@ -120,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the small files. Save the listing, so that an offline start can notice missing files."""
+    """Save the listing, so that an offline start can notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub

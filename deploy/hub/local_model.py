@@ -11,7 +11,6 @@ from shared.config.settings import ModelConfig
 
 
 def with_local_model(nodes: NodeParts) -> NodeParts:
-    """Return the settings with the model's local path."""
     name = parse_hub_name(nodes.model.model)
     return nodes if name is None else replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline)))
 

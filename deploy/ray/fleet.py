@@ -128,12 +128,11 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Return whether this role may get another node. Once `most` nodes have failed, it gets no more."""
+        """Once `most` nodes have failed, the role gets no more."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
     def extra(self) -> list[str]:
-        """Return the running nodes that were added after the start."""
         at_start = plan.names_at_start(self.config)
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
@@ -299,7 +298,6 @@ def runs_on(member: Member) -> bool:
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:
-    """Return whether the node was started without one of these routers."""
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 

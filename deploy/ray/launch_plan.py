@@ -161,5 +161,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """Return the share of a GPU's memory that a node may use. A node with half a GPU gets half the usual share."""
+    """A node with half a GPU gets half the usual share."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

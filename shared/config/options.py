@@ -18,8 +18,6 @@ BYTE_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*$", re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field's properties besides name, type and default."""
-
     help: str
     choices: tuple[str, ...] = ()
     low: float | None = None

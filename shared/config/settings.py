@@ -62,7 +62,6 @@ class ModelConfig:
 
     @property
     def public_name(self) -> str:
-        """Return the configured name, else the model's short name."""
         stem = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.served_model_name or stem.removesuffix(".gguf")
 

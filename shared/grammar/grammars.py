@@ -43,7 +43,6 @@ class Grammars:
         return self._compiler.version
 
     def constraint(self, grammar: str) -> GrammarConstraint:
-        """Start to compile a grammar, and return its constraint."""
         compiled = self._thread.submit(self._compiler.compile, grammar)
         compiled.add_done_callback(lambda _: self._wake())
         return GrammarConstraint(compiled, self._eos_ids)

@@ -214,7 +214,6 @@ class CompiledLlama:
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
-        """Fill in row counts and the pool's addresses where they have changed."""
         at, words = self._at, self._words
         if self._rows_filled != (num_tokens, num_last):
             self._rows_filled = num_tokens, num_last

@@ -207,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open the folder. Raises PackedRefused if other users could have written to it."""
+    """Raises PackedRefused if other users could have written to the folder."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):
@@ -219,7 +219,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: int, wait_s: float) -> Iterator[None]:
-    """Hold the folder's lock. Raises BlockingIOError after `wait_s`."""
+    """Raises BlockingIOError after `wait_s`."""
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     give_up, has_told = time.monotonic() + wait_s, False
     try:
@@ -252,7 +252,6 @@ def _remove_drafts(folder: int) -> None:
 
 
 def _remove_unused(folder: int, name: str) -> bool:
-    """Remove a file unless it is mapped. Return whether it was removed."""
     if _in_use(folder, name):
         return False
     _unlink(folder, name)

@@ -28,7 +28,7 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
 
 
 def check_absence(facts: GpuFacts) -> Finding:
-    """Judge a machine without usable GPUs. A driver without a usable GPU is a fault."""
+    """A driver without a usable GPU is a fault."""
     if not facts.has_driver:
         what = "no GPU, or no driver for one: nodes compute on the CPU here"
         return Finding(
@@ -103,7 +103,7 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """Report GPUs that can't map each other's memory. Hand-offs between such GPUs use the host's memory."""
+    """Hand-offs between GPUs that can't map each other's memory use the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}

@@ -40,7 +40,7 @@ def check_cpu(machine: MachineFacts) -> list[Finding]:
 
 
 def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
-    """Compare compute threads with cores. Threads are assumed to spread evenly over a daemon's cores."""
+    """Threads are assumed to spread evenly over a daemon's cores."""
     nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
     found = [
         Finding("cpu", say(node), LOOK, f"{node.num_threads} compute threads on {len(node.cores)} cores",

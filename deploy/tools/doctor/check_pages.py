@@ -40,7 +40,7 @@ def check_pages(cluster: Cluster) -> list[Finding]:
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
-    """Report pages and rows that were in use at both looks. Judge only if no request was open, arrived or ended."""
+    """Judge only if no request was open, arrived or ended."""
     before, after = cluster.before, cluster.after
     if before.total(OPEN) or after.total(OPEN) or before.total(REQUESTS) != after.total(REQUESTS):
         return [Finding("leaks", cluster.url, OK, "not judged: requests are being served; ask again at rest")]
@@ -114,7 +114,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Report refusals. Connections without a key are a fault only if new: earlier runs of this program made some."""
+    """Connections without a key are a fault only if new: earlier runs of this program made some."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

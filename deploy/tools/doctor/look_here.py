@@ -131,7 +131,6 @@ def keys_problem(folder: Path) -> str:
 
 
 def dial(whose: str, endpoint: str) -> DialFacts:
-    """Connect, and close the connection."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
     error = ""

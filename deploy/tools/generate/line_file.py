@@ -84,7 +84,7 @@ class LineFile:
                 yield line
 
     def drop_torn_line(self) -> bool:
-        """Cut off a torn last line. Return whether there was one. Call it after `lines`."""
+        """Return whether there was a torn line. Call it after `lines`."""
         is_torn = os.fstat(self._fd).st_size > self._end
         if is_torn:
             os.ftruncate(self._fd, self._end)

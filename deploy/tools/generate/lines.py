@@ -120,12 +120,12 @@ def id_of(custom_id: str, url: str, body: bytes) -> str:
 
 
 def name_digest(custom_id: str) -> bytes:
-    """Return a digest, which is small because the digests of all names are kept in memory."""
+    """The digest is small because the digests of all names are kept in memory."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def is_answered(line: BatchRequest | BadLine, answered: Mapping[bytes, str]) -> bool:
-    """Return whether an earlier run answered this unchanged line. `answered`: the result of `answered_in`."""
+    """`answered`: the result of `answered_in`."""
     return isinstance(line, BatchRequest) and answered.get(name_digest(line.custom_id)) == line.id
 
 

@@ -150,13 +150,12 @@ class Run:
 
 
 def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
-    """Return the net with the rotary tables of the head's config.json."""
     cos, sin = rope_tables_of(config.layer.head_dim, config.layer.rope, len(target.rope[0]))
     return HeadNet(config.layer, target.embed, (cos.to(target.device), sin.to(target.device)), target.dtype)
 
 
 def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
-    """Return the answers' most frequent ids, and the end ids. Raise ConfigError if `count` exceeds the vocabulary."""
+    """Raise ConfigError if `count` exceeds the vocabulary."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
     ids = torch.tensor(frequent_ids(answers, count, source.config.eos_ids))

@@ -98,7 +98,7 @@ class ClientConnection:
 
 
 async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientConnection:
-    """Connect, with TLS if the address has a context. Raise OSError on failure."""
+    """Raise OSError on failure."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -107,8 +107,7 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
-        left."""
+        """The session ends too if `may_go_on` is false: the request failed, or its client left."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):
@@ -118,7 +117,6 @@ class Driver:
             self._begin_next(now if may_go_on else now + PAUSE_S)
 
     def stop(self) -> None:
-        """Send nothing more, not even later turns."""
         self._waiting.clear()
         self._limits = Limits(duration_s=-math.inf)
 

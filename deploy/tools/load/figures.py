@@ -45,7 +45,6 @@ class Resampling:
         self.times = draw_times(num_requests, bounded, np.random.default_rng(seed))
 
     def interval(self, value: float, resampled: Sequence[float] | Floats) -> Estimate:
-        """Return `value` with the percentile interval of the resampled figures."""
         known = [one for one in resampled if not math.isnan(one)]
         if math.isnan(value) or not known:
             return NOTHING
@@ -101,7 +100,6 @@ class Pooled:
         return float((self.values * self._weights).sum()) / total if total else math.nan
 
     def thinned(self) -> Pooled:
-        """Return every n-th of the sorted values, at most MAX_POOLED in all."""
         every = slice(None, None, -(-len(self.values) // MAX_POOLED) or 1)
         thin = Pooled([], [], [])
         thin.values, thin._owners, thin._weights = self.values[every], self._owners[every], self._weights[every]
@@ -122,7 +120,6 @@ class Pooled:
 
 
 def one_each(values: Sequence[float]) -> Pooled:
-    """Leave out NaN."""
     owners = [i for i, value in enumerate(values) if not math.isnan(value)]
     return Pooled([values[i] for i in owners], owners, [1] * len(owners))
 

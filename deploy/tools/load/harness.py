@@ -76,7 +76,7 @@ def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, co
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open file descriptors: each stream needs one."""
+    """Each stream needs a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -81,7 +81,6 @@ class RequestRecord:
         return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
 
     def waits(self) -> list[float]:
-        """Return the gaps between chunks, and the wait after the last one."""
         return [*self.gaps(), self.end - self.at[-1]] if self.at and not math.isnan(self.end) else self.gaps()
 
     def token_gaps(self) -> list[tuple[float, int]]:

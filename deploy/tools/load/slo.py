@@ -23,7 +23,7 @@ class Slo:
     e2e: float = math.inf
 
     def is_met(self, record: RequestRecord) -> bool:
-        """Return whether an answer meets the bounds. Failed, cut and empty answers never do."""
+        """Failed, cut and empty answers never meet the bounds."""
         if not record.is_whole:
             return False
         longest = max(record.gaps(), default=0.0)
@@ -36,7 +36,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Parse bounds like "ttft<1s,tpot<50ms". Raise ConfigError for other text."""
+    """For example "ttft<1s,tpot<50ms". Raise ConfigError for other text."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = BOUND.fullmatch(part)

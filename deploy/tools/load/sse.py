@@ -27,7 +27,6 @@ class Splitter:
         return f"{self._token.decode()}/{self._place.decode()}" if self._place else ""
 
     def restart(self) -> None:
-        """Drop a partial event, before a new connection is read."""
         self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:

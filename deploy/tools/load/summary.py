@@ -29,8 +29,6 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests due in [begin, end) are judged."""
-
     begin: float
     end: float
 

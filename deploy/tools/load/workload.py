@@ -89,8 +89,6 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    """Sessions with the file's prompts in order, again and again."""
-
     asked: tuple[Asked, ...]
     output: Lengths
     think_s: float = 0.0

@@ -32,7 +32,7 @@ class ReadyNodes(msgspec.Struct, frozen=True):
 
 
 def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
-    """Ask the router for its nodes. Raise ConfigError if no router answers."""
+    """Raise ConfigError if no router answers."""
     try:
         _, body = RouterHttp(url, api_key).ask("GET", "/ready")
     except UNREACHABLE as error:

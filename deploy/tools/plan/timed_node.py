@@ -93,7 +93,6 @@ class TimedNode:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 
     def owe(self, seconds: float) -> None:
-        """Add other work to the next step's time, if a step is running."""
         if self.busy_until > self._clock.now:
             self._owed += seconds
 

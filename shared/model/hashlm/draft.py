@@ -56,7 +56,6 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 @exact
 def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
-    """Return whether a slot continues the chain."""
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
     follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
     return follows

@@ -47,7 +47,7 @@ class BalanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """One node, as its router sees it. `streams`: its open requests."""
+    """`streams`: open requests."""
 
     name: str
     role: str
@@ -118,7 +118,7 @@ class Move:
 
 
 def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Demand:
-    """Return the demand between two looks. `tpot_s`: the TPOT objective."""
+    """`tpot_s`: the TPOT objective."""
     seconds, old, new = last.at - first.at, first.totals, last.totals
     prompt_rate = (new.prompt_tokens - old.prompt_tokens) / seconds + last.waiting_tokens / CLEAR_S
     prefill = prompt_rate * last.token_s / FULL_SHARE
@@ -172,7 +172,6 @@ class Balancer:
         return self.demand is not None and self.demand.exceeds(num_nodes, self.settings.least)
 
     def _is_unsettled(self, look: ClusterLook) -> bool:
-        """Return whether a node was leaving or away before this look, or leaves now."""
         was_leaving = bool(self._leaving)
         if look.at - self._left_at >= self.settings.away_s:
             self._leaving.clear()

@@ -66,7 +66,6 @@ class Sizer:
         return less if step < 0 else None
 
     def _is_settled(self, now: float, ready: set[str], view: FleetView) -> bool:
-        """Return whether all nodes have served for a whole window."""
         if ready != self._names:
             self._names, self._same_since = frozenset(ready), now
         return view.is_steady and set(view.nodes) <= ready and now - self._same_since >= self.window_s
