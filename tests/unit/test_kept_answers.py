@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from router.api.errors import KeyReused
-from router.api.kept_answers import KEPT_S, KeptAnswers, name_of_request
+from router.api.kept_answers import KEPT_S, KeptAnswers, Make, name_of_request
 from shared.core.errors import InvalidRequest, NodeLost, Overloaded
 
 Made = list[str]
@@ -20,7 +19,7 @@ class Rig:
         self.kept = KeptAnswers(lambda: self.now, max_entries=max_entries, max_bytes=max_bytes)
         self.num_made = 0
 
-    def maker(self, data: bytes = b"1234", gate: asyncio.Event | None = None) -> Callable[[], Awaitable[bytes]]:
+    def maker(self, data: bytes = b"1234", gate: asyncio.Event | None = None) -> Make:
         async def make() -> bytes:
             self.num_made += 1
             if gate is not None:
