@@ -27,7 +27,7 @@ from router.api.json_shape import check_shape
 from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.resolve import Resolver, chars_per_token
 from router.api.responses import Responses
 from router.api.stream_start import StreamStart, begin_stream, digest_of_body
 from router.api.stream_token import Signer
@@ -95,6 +95,7 @@ class Handlers:
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
+        self._chars_per_token = chars_per_token(self._tokenizer)
         self._gateway = gateway
         self._registry = registry
         self._metrics = metrics
@@ -116,6 +117,10 @@ class Handlers:
     def _within(self, context: int | None) -> int:
         limits = (self._max_context, self._tokenizer.facts.context_length, context or 0)
         return min(limit for limit in limits if limit)
+
+    def _resolver_for(self, connection: Connection) -> Resolver:
+        max_chars = self._chars_per_token * self.max_context()
+        return replace(self._resolver.for_tenant(connection.tenant), max_chars=max_chars)
 
     def generating(self) -> dict[str, Handler]:
         return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}
@@ -145,8 +150,10 @@ class Handlers:
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
         last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
 
+        resolver = self._resolver_for(connection)
+
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
-            made = api.plan(body, self._resolver.for_tenant(connection.tenant), contexts)
+            made = api.plan(body, resolver, contexts)
             if not made.show.stream or not (has_ids or last_event_id is not None):
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
@@ -223,15 +230,15 @@ class Handlers:
         await connection.answer(200, await self._work.in_time(raw, work, connection.body_hold))
 
     async def count_tokens(self, connection: Connection) -> None:
-        make = partial(counted, resolver=self._resolver.for_tenant(connection.tenant))
+        make = partial(counted, resolver=self._resolver_for(connection))
         await self._answer(connection, self._count_tokens, make, lambda body: skipped_tools(body.tools, FUNCTIONS))
 
     async def tokenize(self, connection: Connection) -> None:
-        resolver = self._resolver.for_tenant(connection.tenant)
+        resolver = self._resolver_for(connection)
         await self._answer(connection, self._tokenize, lambda body: tokenized(body, resolver, self.max_context()))
 
     async def detokenize(self, connection: Connection) -> None:
-        resolver = self._resolver.for_tenant(connection.tenant)
+        resolver = self._resolver_for(connection)
         await self._answer(connection, self._detokenize, partial(detokenized, resolver=resolver))
 
     async def tokenizer_info(self, connection: Connection) -> None:

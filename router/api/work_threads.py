@@ -16,6 +16,7 @@ from shared.core.errors import InvalidRequest
 T = TypeVar("T")
 LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
 NUM_THREADS = 4
+HUGE_BODY_BYTES = 256 << 10  # one at a time: a tokenizer takes hundreds of times a text's memory
 
 
 def too_deep() -> InvalidRequest:
@@ -53,13 +54,19 @@ class BodyWork:
     """Runs work for long bodies on threads, so that streams don't wait."""
 
     def __init__(self) -> None:
-        self._threads = WorkThreads(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="body"), NUM_THREADS)
+        self._long = _threads("body", NUM_THREADS)
+        self._huge = _threads("huge-body", 1)
 
     async def in_time(self, raw: bytes, work: Callable[[], T], hold: BodyHold) -> T:
         """`hold`: the caller's hold on the body's bytes."""
         if len(raw) >= LONG_BODY_BYTES:
-            return await self._threads.run(work, hold)
+            threads = self._huge if len(raw) > HUGE_BODY_BYTES else self._long
+            return await threads.run(work, hold)
         try:
             return work()
         except RecursionError:
             raise too_deep() from None
+
+
+def _threads(name: str, number: int) -> WorkThreads:
+    return WorkThreads(ThreadPoolExecutor(number, thread_name_prefix=name), number)
