@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -138,6 +138,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._passed_body = self._has_contents = True
         self._disarm()
+        if self.pipeline and not self._has_enough_ahead:
+            self.flow.resume_reading()  # the library paused it, and would not see that the client leaves
 
     def on_body(self, body: bytes) -> None:
         self._has_contents = True
@@ -165,6 +167,12 @@ class LimitedProtocol(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+
+    @property
+    def _has_enough_ahead(self) -> bool:
+        """Whether no more pipelined requests are read. The budget of bodies does not count those that wait."""
+        num_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        return len(self.pipeline) >= MOST_AHEAD or num_bytes > HIGH_WATER_LIMIT
 
     def _room(self, num_bytes: int) -> int:
         limit = self._rules.limits.max_header_bytes

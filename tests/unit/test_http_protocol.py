@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from router.api.connection import ClientGone, Connection
@@ -31,6 +32,7 @@ LIMIT = 1024
 SLOW_READER_S = 0.1
 MORE_THAN_BUFFERS = 20 << 20
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -43,7 +45,8 @@ class Site:
         self.state = ServerState()
         self.made: list[weakref.ref[LimitedProtocol]] = []
         self.hold: asyncio.Event | None = None
-        self.gone = asyncio.Event()  # somebody was told that its client has gone
+        self.waits = asyncio.Event()  # somebody waits to be told that its client has gone
+        self.gone = asyncio.Event()  # and was told
         once = LogOnce(Logger("r", self.log))
         self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1, SLOW_READER_S)
         self._config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
@@ -66,6 +69,7 @@ class Site:
                 return
             num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
         if scope["path"] == "/wait":
+            self.waits.set()
             assert (await receive())["type"] == "http.disconnect"
             self.gone.set()
             return
@@ -293,6 +297,47 @@ def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -
     serve(told)
 
 
+def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
+    """The defect: the library stopped reading when another request came, and so never saw the connection's end."""
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(WAIT)
+            await site.waits.wait()
+            writer.write(GET + b"\r\n")
+            while not most_ahead(site):
+                await asyncio.sleep(0)
+            writer.close()
+            await site.gone.wait()
+        finally:
+            await close(writer)
+
+    serve(told)
+
+
+def test_requests_sent_ahead_have_little_body_together() -> None:
+    """Nobody counts these bytes in the budget of bodies, because their requests have not begun."""
+    length = HIGH_WATER_LIMIT - 1
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + bytes(length)
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(WAIT)
+            await site.waits.wait()
+            writer.write(post * (MOST_AHEAD - 1))
+            (one,) = site.state.connections
+            assert isinstance(one, LimitedProtocol)
+            while len(one.pipeline) < 2 or not one.flow.read_paused:
+                await asyncio.sleep(0)
+            assert len(one.pipeline) < MOST_AHEAD / 2
+        finally:
+            writer.transport.abort()
+
+    serve(told)
+
+
 @pytest.mark.parametrize("bad", [b"GET http://a:99999/ HTTP/1.1\r\n\r\n", b"\x00\r\n\r\n"], ids=["url", "noise"])
 def test_what_is_refused_behind_a_request_is_not_its_answer(bad: bytes) -> None:
     """The defect: a head with a bad URL was answered while the request before it waited for its own answer."""
@@ -409,9 +454,6 @@ def test_what_is_no_http_gets_json() -> None:
         assert status(answer) == 400 and b'"code":"bad_http"' in answer
 
     assert serve(told).metric("bad_http")
-
-
-WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
