@@ -174,9 +174,12 @@ class Handlers:
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """A hang-up does not stop the work, so a retry gets the answer."""
         name = name_of_request(keys_of(connection), key)
-        make_digest = partial(digest_of_body, asked.api.table.path, asked.body)
-        digest = await self._work.in_time(asked.raw, make_digest, asked.hold)
-        data, is_again = await self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
+        path, body = asked.api.table.path, asked.body
+        digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
+        answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
+        del body  # for the wait: a repeat needs its body no longer
+        asked.drop()
+        data = await answer
         if is_again:
             connection.more_headers[REPLAYED] = b"true"
             self._metrics.replayed()

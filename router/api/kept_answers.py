@@ -52,8 +52,8 @@ class KeptAnswers:
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def answer(self, name: Name, digest: bytes, make: Make) -> tuple[bytes, bool]:
-        """Return the answer, and whether an earlier request began it. Raise KeyReused for another body.
+    def answer(self, name: Name, digest: bytes, make: Make) -> tuple[asyncio.Future[bytes], bool]:
+        """Return the answer to wait for, and whether an earlier request began it. Raise KeyReused for another body.
 
         `make` is called at once, or never."""
         self._forget_old()
@@ -63,7 +63,7 @@ class KeptAnswers:
             entry = self._begin(name, digest, make)
         elif entry.digest != digest:
             raise KeyReused("this Idempotency-Key was sent with another request in the last ten minutes")
-        return await asyncio.shield(entry.task), is_again
+        return asyncio.shield(entry.task), is_again
 
     def _begin(self, name: Name, digest: bytes, make: Make) -> Entry:
         while len(self._entries) >= self._max_entries:

@@ -165,6 +165,25 @@ def test_an_answer_without_a_client_holds_its_body() -> None:
     run(told)
 
 
+def test_a_repeat_that_waits_holds_no_body() -> None:
+    """The defect: the answer was another request's work, and the repeat's body was counted until it came."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        kept, gone = site.handlers._kept, asyncio.Event()
+        kept.answer = Mock(wraps=kept.answer)  # type: ignore[method-assign]
+        blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
+        await asyncio.sleep(0)
+        key = [(b"idempotency-key", b"k")]
+        asked = [site.ask(raw, key, gone) for raw in (GRAMMAR, b" " + GRAMMAR)]
+        await until(lambda: kept.answer.call_count == 2)  # type: ignore[attr-defined]  # a Mock's
+        assert site.budget.used == len(GRAMMAR)
+        go.set()
+        await asyncio.gather(blocker, *asked)
+        assert not site.budget.used
+
+    run(told)
+
+
 CONTEXT = 10
 MOST_CHARS = CONTEXT * CHARS_PER_TOKEN
 
