@@ -124,9 +124,10 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return an exchange that keeps its answer in `data`, for the same request."""
+        """Return an exchange that keeps its answer in `data`, for the same request. It shares `more_headers`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
+        unsent.more_headers = self.more_headers
         return unsent
 
     def _hang_up(self) -> None:
