@@ -147,7 +147,8 @@ async def serve_all(
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
     admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on, desk.limits)
     app = build_routes(rules, handlers, Playground(), admin, keys.operators)
-    http_rules = HttpRules(config.http, metrics, LogOnce(log), config.timeouts.retry_after_s)
+    times = config.timeouts
+    http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
     tasks = start_background(config, keys, log, lambda: gateway.num_open)
     try:
         return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)

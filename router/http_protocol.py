@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -42,6 +42,7 @@ class HttpRules:
     metrics: RequestMetrics
     once: LogOnce
     retry_after_s: int
+    slow_reader_s: float
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -69,6 +70,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._has_contents = False
         self._refusal: BatonError | None = None
         self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
+        self._num_answered = 0
+        self._look: asyncio.TimerHandle | None = None  # at a reader that is behind
 
     # ---- the transport's side
 
@@ -81,6 +84,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._look is not None:
+            self._look.cancel()
         self._unset_keepalive_if_required()
         self._tell_gone()
         super().connection_lost(exc)
@@ -133,6 +138,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._passed_body = self._has_contents = True
         self._disarm()
+        if self.pipeline and not self._has_enough_ahead:
+            self.flow.resume_reading()  # the library paused it, and would not see that the client leaves
 
     def on_body(self, body: bytes) -> None:
         self._has_contents = True
@@ -144,8 +151,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of a head that began to arrive during an answer."""
+        """Start the deadline of a head that began to arrive during an answer. Watch who reads the answer."""
         super().on_response_complete()
+        self._num_answered += 1
+        self._look_later(self.transport.get_write_buffer_size())
         if self._head_bytes and self._is_idle and self._deadline is None:
             self._arm()
 
@@ -158,6 +167,12 @@ class LimitedProtocol(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+
+    @property
+    def _has_enough_ahead(self) -> bool:
+        """Whether no more pipelined requests are read. The budget of bodies does not count those that wait."""
+        num_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+        return len(self.pipeline) >= MOST_AHEAD or num_bytes > HIGH_WATER_LIMIT
 
     def _room(self, num_bytes: int) -> int:
         limit = self._rules.limits.max_header_bytes
@@ -187,6 +202,28 @@ class LimitedProtocol(HttpToolsProtocol):
         """Raise the error through the parser, which then calls `send_400_response`."""
         self._refusal = error
         raise error
+
+    # ---- who reads
+
+    def _look_later(self, num_bytes: int) -> None:
+        """`num_bytes`: what waits to be sent."""
+        if num_bytes and self._look is None:
+            delay = self._rules.slow_reader_s
+            self._look = self.loop.call_later(delay, self._look_at_reader, self._num_answered, num_bytes)
+
+    def _look_at_reader(self, num_answered: int, before: int) -> None:
+        """Hang up if the client read nothing since the last look, in which no other answer was written."""
+        self._look = None
+        num_bytes = self.transport.get_write_buffer_size()
+        is_same = num_answered == self._num_answered and self._all_is_written
+        if is_same and num_bytes >= before:
+            self.transport.abort()
+        else:
+            self._look_later(num_bytes)
+
+    @property
+    def _all_is_written(self) -> bool:
+        return self._answering is not None and self._answering.response_complete
 
     # ---- ending
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from router.api.errors import BodiesFull
 
@@ -10,7 +11,7 @@ SHARE_OF_ONE = 0.75  # share of the budget that one address may use
 
 
 class BodyBudget:
-    """Owned by the event loop. A body's bytes count until the body is parsed or the request ends.
+    """Owned by the event loop. A body's bytes count until nobody needs the body: see `BodyHold`.
 
     `largest`: the size of the largest allowed body. One such body always fits into an empty budget.
     """
@@ -35,3 +36,42 @@ class BodyBudget:
         self._of_source[source] -= num_bytes
         if not self._of_source[source]:
             del self._of_source[source]
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    num_bytes: int = 0
+    num_holds: int = 0
+
+
+class BodyHold:
+    """One holder of a body's bytes. They go back to the budget when the last holder lets go.
+
+    Owned by the event loop. The exchange, work on threads, and an answer that outlives its client hold the bytes.
+    """
+
+    def __init__(self, budget: BodyBudget | None, source: str, held: HeldBytes | None = None) -> None:
+        """`held`: the same body's bytes, if somebody else holds them already."""
+        self._budget = budget
+        self._source = source
+        self._held = held or HeldBytes()
+        self._held.num_holds += 1
+        self._is_over = False
+
+    def take(self, num_bytes: int) -> None:
+        """Take more bytes. Raise BodiesFull if they don't fit."""
+        if self._budget is not None:
+            self._budget.take(self._source, num_bytes)
+            self._held.num_bytes += num_bytes
+
+    def another(self) -> BodyHold:
+        return BodyHold(self._budget, self._source, self._held)
+
+    def let_go(self) -> None:
+        """Idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._held.num_holds -= 1
+        if self._budget is not None and not self._held.num_holds:
+            self._budget.give_back(self._source, self._held.num_bytes)

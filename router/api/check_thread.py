@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from shared.core.errors import InvalidRequest, Overloaded
+from router.api.body_budget import BodyHold
+from router.api.work_threads import WorkThreads
+from shared.core.errors import Overloaded
 from shared.grammar.big_stack import one_thread
 
 T = TypeVar("T")
 MOST_WAITING = 64
 
 
-def too_deep() -> InvalidRequest:
-    return InvalidRequest("the request body is nested too deeply")
-
-
 class CheckThread:
     """Owned by the handlers. Checks one request at a time. llguidance limits the time of each check."""
 
     def __init__(self) -> None:
-        self._thread = one_thread("check")
+        self._thread = WorkThreads(one_thread("check"), 1)
         self._waiting = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], hold: BodyHold) -> T:
         """Raise Overloaded if too many callers wait."""
         if self._waiting >= MOST_WAITING:
             raise Overloaded("too many requests with grammars or tools wait to be checked; try again")
         self._waiting += 1
         try:
-            return await asyncio.wrap_future(self._thread.submit(work))
-        except RecursionError:
-            raise too_deep() from None
+            return await self._thread.run(work, hold)
         finally:
             self._waiting -= 1

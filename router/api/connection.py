@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
-from router.api.body_budget import BodyBudget
+from router.api.body_budget import BodyBudget, BodyHold
 from router.api.errors import JSON_TYPE, BodyTimeout
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
@@ -33,7 +33,7 @@ class Connection:
     """`status` is None until the headers are sent.
 
     The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
-    owner must return these bytes with `release_body`.
+    owner must end its hold on these bytes, `body_hold`.
     """
 
     def __init__(
@@ -51,9 +51,7 @@ class Connection:
         self._receive = receive
         self._send = send
         self._slow_reader_s = slow_reader_s
-        self._bodies = bodies
-        self._body_bytes = 0
-        self._source = (scope.get("client") or ("",))[0]
+        self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
         self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
 
     def name(self, given: str | None) -> None:
@@ -87,21 +85,10 @@ class Connection:
             size += len(part)
             if size > limit:
                 raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
-            self._take(len(part))
+            self.body_hold.take(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
-
-    def _take(self, num_bytes: int) -> None:
-        if self._bodies is not None:
-            self._bodies.take(self._source, num_bytes)
-            self._body_bytes += num_bytes
-
-    def release_body(self) -> None:
-        """Idempotent."""
-        if self._bodies is not None:
-            self._bodies.give_back(self._source, self._body_bytes)
-            self._body_bytes = 0
 
     async def hung_up(self) -> None:
         """Wait until the client closes the connection. Call `body` first."""
@@ -137,9 +124,10 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return an exchange that keeps its answer in `data`, for the same request."""
+        """Return an exchange that keeps its answer in `data`, for the same request. It shares `more_headers`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
+        unsent.more_headers = self.more_headers
         return unsent
 
     def _hang_up(self) -> None:

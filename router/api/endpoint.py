@@ -77,7 +77,7 @@ class Endpoint:
             )
             await self._refuse(connection, internal_error())
         finally:
-            connection.release_body()
+            connection.body_hold.let_go()
 
     async def _serve(self, connection: Connection) -> None:
         self._rules.web.check(connection)

@@ -37,6 +37,9 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   first request runs. The same key with another body is a 422. A request with this header is computed to its end even if
   its client hangs up. Failures are not kept. A router keeps at most 1,024 answers and 64 MiB of them; the oldest goes
   first.
+- `usage` shows how many of a prompt's tokens were cached. A node reports this number when it ends an answer. At a stop
+  string the router ends the answer, and does not wait for the node. So if stop strings ended all answers to a prompt,
+  `usage` shows 0 cached tokens.
 - While a prompt waits, its stream sends the comment `: waiting` every three seconds. Clients skip it.
 """
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from router.api.body_budget import BodyHold
 from router.api.chat import Chat
-from router.api.check_thread import CheckThread, too_deep
+from router.api.check_thread import CheckThread
 from router.api.completions import Completions
 from router.api.connection import Connection
 from router.api.endpoint import Handler, keys_of, until_hang_up
@@ -27,12 +27,13 @@ from router.api.json_shape import check_shape
 from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.resolve import Resolver, chars_per_token
 from router.api.responses import Responses
 from router.api.stream_start import StreamStart, begin_stream, digest_of_body
 from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
+from router.api.work_threads import BodyWork
 from router.gateway import Gateway
 from router.registry import Registry
 from router.tenants.book import Tenants
@@ -42,9 +43,7 @@ from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
-T = TypeVar("T")
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
-LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
@@ -53,13 +52,23 @@ KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZ
 class Asked:
     api: GenerationApi[Any]
     raw: bytes
-    release: Callable[[], None]  # called when `raw` is dropped
+    hold: BodyHold  # ends when `raw` is dropped
     arrived: float
     body: Any = None
 
     def drop_raw(self) -> None:
         self.raw = b""
-        self.release()
+        self.hold.let_go()
+
+    def drop(self) -> None:
+        self.body = None
+        self.drop_raw()
+
+    def moved(self) -> Asked:
+        """Move the request to work that outlives its exchange. The work must drop it."""
+        moved = replace(self, hold=self.hold.another())
+        self.drop()
+        return moved
 
 
 class Handlers:
@@ -86,6 +95,7 @@ class Handlers:
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
+        self._chars_per_token = chars_per_token(self._tokenizer)
         self._gateway = gateway
         self._registry = registry
         self._metrics = metrics
@@ -95,6 +105,7 @@ class Handlers:
         self._strict_fields = strict_fields
         self._max_json_depth = max_json_depth
         self._tenants, self._operators, self._desk = tenants, operators, desk
+        self._work = BodyWork()
         self._checks = CheckThread()
         self._count_tokens = self._parser(COUNT_TOKENS)
         self._tokenize = self._parser(TOKENIZE)
@@ -107,13 +118,17 @@ class Handlers:
         limits = (self._max_context, self._tokenizer.facts.context_length, context or 0)
         return min(limit for limit in limits if limit)
 
+    def _resolver_for(self, connection: Connection) -> Resolver:
+        max_chars = self._chars_per_token * self.max_context()
+        return replace(self._resolver.for_tenant(connection.tenant), max_chars=max_chars)
+
     def generating(self) -> dict[str, Handler]:
         return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}
 
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        asked = Asked(api, raw, connection.release_body, arrived)
+        asked = Asked(api, raw, connection.body_hold, arrived)
         del raw
 
         def parse() -> None:
@@ -121,7 +136,7 @@ class Handlers:
             connection.name(asked.body.request_id)
 
         async def work() -> None:
-            await in_time(asked.raw, parse)
+            await self._work.in_time(asked.raw, parse, asked.hold)
             key = connection.header(b"idempotency-key")
             if key is None or asked.body.stream:
                 await self._run(asked, connection)
@@ -135,13 +150,18 @@ class Handlers:
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
         last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
 
+        resolver = self._resolver_for(connection)
+
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
-            made = api.plan(body, self._resolver.for_tenant(connection.tenant), contexts)
+            made = api.plan(body, resolver, contexts)
             if not made.show.stream or not (has_ids or last_event_id is not None):
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 
-        planned, start = await (self._checks.run(plan) if asks_for_grammar(body) else in_time(asked.raw, plan))
+        if asks_for_grammar(body):
+            planned, start = await self._checks.run(plan, asked.hold)
+        else:
+            planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
         asked.drop_raw()
         writer = partial(api.writer, body)
         generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
@@ -154,24 +174,30 @@ class Handlers:
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """A hang-up does not stop the work, so a retry gets the answer."""
         name = name_of_request(keys_of(connection), key)
-        digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
-
-        async def make() -> bytes:
-            connection.was_admitted = True  # `make` counts the outcome; this connection must not count it again
-            unsent = connection.unsent()
-            try:
-                await self._run(asked, unsent)
-            except BatonError as error:
-                if not unsent.was_admitted:
-                    self._metrics.refused(error.code)
-                raise
-            return unsent.data
-
-        data, is_again = await self._kept.answer(name, digest, make)
+        path, body = asked.api.table.path, asked.body
+        digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
+        answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
+        del body  # for the wait: a repeat needs its body no longer
+        asked.drop()
+        data = await answer
         if is_again:
             connection.more_headers[REPLAYED] = b"true"
             self._metrics.replayed()
         await connection.answer(200, data)
+
+    async def _make(self, asked: Asked, connection: Connection) -> bytes:
+        """Return a whole answer. Count its outcome here, so that the connection does not count it again."""
+        connection.was_admitted = True
+        unsent = connection.unsent()
+        try:
+            await self._run(asked, unsent)
+        except BatonError as error:
+            if not unsent.was_admitted:
+                self._metrics.refused(error.code)
+            raise
+        finally:
+            asked.drop()
+        return unsent.data
 
     def _parser(self, table: FieldTable[B]) -> BodyParser[B]:
         return BodyParser(table, strict=self._strict_fields)
@@ -204,18 +230,18 @@ class Handlers:
         def work() -> bytes:
             return msgspec.json.encode(make(self._parsed(parser, raw, connection, skipped)))
 
-        await connection.answer(200, await in_time(raw, work))
+        await connection.answer(200, await self._work.in_time(raw, work, connection.body_hold))
 
     async def count_tokens(self, connection: Connection) -> None:
-        make = partial(counted, resolver=self._resolver.for_tenant(connection.tenant))
+        make = partial(counted, resolver=self._resolver_for(connection))
         await self._answer(connection, self._count_tokens, make, lambda body: skipped_tools(body.tools, FUNCTIONS))
 
     async def tokenize(self, connection: Connection) -> None:
-        resolver = self._resolver.for_tenant(connection.tenant)
+        resolver = self._resolver_for(connection)
         await self._answer(connection, self._tokenize, lambda body: tokenized(body, resolver, self.max_context()))
 
     async def detokenize(self, connection: Connection) -> None:
-        resolver = self._resolver.for_tenant(connection.tenant)
+        resolver = self._resolver_for(connection)
         await self._answer(connection, self._detokenize, partial(detokenized, resolver=resolver))
 
     async def tokenizer_info(self, connection: Connection) -> None:
@@ -296,11 +322,3 @@ class Handlers:
             "max_model_len": self.max_context(),
             "context_length": self.max_context(),
         }
-
-
-async def in_time(raw: bytes, work: Callable[[], T]) -> T:
-    """Run work for long bodies on a thread, so that streams don't wait."""
-    try:
-        return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
-    except RecursionError:  # too deep for a template
-        raise too_deep() from None

@@ -7,9 +7,10 @@ same again    --> waits for the first answer                          another bo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from router.api.errors import KeyReused
 from shared.core.errors import InvalidRequest, Overloaded
@@ -19,6 +20,7 @@ MAX_ENTRIES = 1024
 MAX_BYTES = 64 << 20
 MAX_KEY_CHARS = 255
 REPLAYED = b"idempotent-replayed"
+Make = Callable[[], Coroutine[Any, Any, bytes]]
 Name = tuple[bytes, str]  # (digest of the API keys, the client's Idempotency-Key)
 
 
@@ -50,8 +52,10 @@ class KeptAnswers:
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def answer(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
-        """Return the answer, and whether an earlier request began it. Raise KeyReused for another body."""
+    def answer(self, name: Name, digest: bytes, make: Make) -> tuple[asyncio.Future[bytes], bool]:
+        """Return the answer to wait for, and whether an earlier request began it. Raise KeyReused for another body.
+
+        `make` is called at once, or never."""
         self._forget_old()
         entry = self._entries.get(name)
         is_again = entry is not None
@@ -59,17 +63,14 @@ class KeptAnswers:
             entry = self._begin(name, digest, make)
         elif entry.digest != digest:
             raise KeyReused("this Idempotency-Key was sent with another request in the last ten minutes")
-        return await asyncio.shield(entry.task), is_again
+        return asyncio.shield(entry.task), is_again
 
-    def _begin(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> Entry:
+    def _begin(self, name: Name, digest: bytes, make: Make) -> Entry:
         while len(self._entries) >= self._max_entries:
             if not self._drop_oldest():
                 raise Overloaded("too many requests with an Idempotency-Key are open; try again")
 
-        async def run() -> bytes:
-            return await make()
-
-        entry = self._entries[name] = Entry(digest, asyncio.create_task(run()))
+        entry = self._entries[name] = Entry(digest, asyncio.create_task(make()))
         entry.task.add_done_callback(lambda task: self._ended(name, entry))
         return entry
 

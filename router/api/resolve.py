@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,25 +25,29 @@ from router.api.token_rules import (
 from router.tenants.tenant import Tenant
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
-from router.text.interface import TextModel, decode_ids
+from router.text.interface import TextModel, Tokenizer, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
+CHARS_PER_TOKEN = 64  # or the longest token's characters, if these are more
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
     """The function `adapters` returns all adapters' digests by name. Each use calls it anew, because nodes come and
-    go."""
+    go.
+
+    `max_chars`: longer texts are refused before a tokenizer takes seconds and gigabytes for them."""
 
     model_name: str
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
     tool_format: str = ""  # format of the model's calls; "": the chat template's format
+    max_chars: int = sys.maxsize
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
@@ -76,12 +81,13 @@ class Resolver:
     # ---- prompts
 
     def chat_ids(self, conversation: Conversation) -> list[int]:
-        return ids_and_text(self.text, conversation)[0]
+        return self.chat_prompt(conversation)[0]
 
     def chat_prompt(self, conversation: Conversation) -> tuple[list[int], str]:
-        return ids_and_text(self.text, conversation)
+        return ids_and_text(self.text, conversation, lambda text: self._check_chars(text, "messages"))
 
     def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
+        self._check_chars(text, field)
         return self._encode(text, field, add_special=add_special)
 
     def prompts(
@@ -114,6 +120,11 @@ class Resolver:
         limit = min(max_context - 1 - self.size(()), self.limits.max_prompt_tokens or max_context)
         if len(ids) > limit:
             why = f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})"
+            raise PromptTooLong(f"{why}: the prompt is too long", param=field)
+
+    def _check_chars(self, text: str, field: str) -> None:
+        if len(text) > self.max_chars:
+            why = f"{field} has {len(text)} characters; at most {self.max_chars} are turned into tokens"
             raise PromptTooLong(f"{why}: the prompt is too long", param=field)
 
     def max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
@@ -226,6 +237,12 @@ class Resolver:
 
     def _top_k(self, top_k: int | None) -> int:
         return 0 if top_k is None or top_k < 0 else min(top_k, self.text.tokenizer.facts.vocab_size)
+
+
+def chars_per_token(tokenizer: Tokenizer) -> int:
+    """Return the most characters that one token of a prompt stands for."""
+    longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.facts.vocab_size))
+    return max(CHARS_PER_TOKEN, longest)
 
 
 def _given(value: float | None, default: float) -> float:

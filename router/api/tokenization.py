@@ -16,6 +16,8 @@ from router.text.interface import TextModel, decode_ids
 from router.tools.declared import parse_tools
 from shared.core.errors import InvalidRequest
 
+MOST_PIECES = 131_072  # an object for each piece takes a hundred times the text's memory
+
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
     """A request has either `prompt` or `messages`."""
@@ -52,7 +54,7 @@ TOKENIZE = FieldTable(
         "messages": "a conversation, rendered as for chat",
         "add_special_tokens": "false: no begin token before a prompt",
         "add_special": "llama-server's name for add_special_tokens",
-        "return_token_strs": "also return the tokens as text, in token_strs",
+        "return_token_strs": f"also return the tokens as text, in token_strs; of at most {MOST_PIECES:,} tokens",
         "with_pieces": "llama-server's form: each token with its piece",
         "tools": "functions that the template shows",
     }
@@ -71,13 +73,20 @@ DETOKENIZE = FieldTable(
 
 def tokenized(body: TokenizeRequest, resolver: Resolver, max_context: int) -> dict[str, object]:
     ids = ids_of(body, resolver)
-    pieces = [token_text(resolver.text.tokenizer, i) for i in ids] if body.with_pieces or body.return_token_strs else []
+    pieces = pieces_of(ids, resolver) if body.with_pieces or body.return_token_strs else []
     answer: dict[str, object] = {"count": len(ids), "max_model_len": max_context, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = pieces
     if body.with_pieces:
         answer["tokens"] = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
     return answer
+
+
+def pieces_of(ids: list[int], resolver: Resolver) -> list[str]:
+    if len(ids) > MOST_PIECES:
+        why = f"the prompt has {len(ids)} tokens; the text of at most {MOST_PIECES} tokens is returned"
+        raise InvalidRequest(why, param="prompt")
+    return [token_text(resolver.text.tokenizer, i) for i in ids]
 
 
 def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:

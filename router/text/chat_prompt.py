@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,13 @@ def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
     return ids_and_text(model, conversation)[0]
 
 
-def ids_and_text(model: TextModel, conversation: Conversation) -> tuple[list[int], str]:
+def ids_and_text(
+    model: TextModel, conversation: Conversation, check: Callable[[str], None] = lambda text: None
+) -> tuple[list[int], str]:
+    """`check` gets the rendered text before its ids are computed, and may raise."""
     pieces = chat_pieces(model, conversation)
     text = "".join(pieces)
+    check(text)
     try:
         if model.control_tokens is None:
             return model.tokenizer.encode(text, add_special=False), text

@@ -92,6 +92,18 @@ def test_each_tenant_has_its_own_limits(router: RouterProcess, node: FakeNode) -
     assert set(rows["alice"]) == {"tenant", "requests", "tokens"} and set(rows["bob"]) == {"tenant", "tokens"}
 
 
+def test_answers_kept_by_a_key_say_what_is_left(router: RouterProcess, node: FakeNode) -> None:
+    """The defect: with an Idempotency-Key neither an answer nor a 429 said it."""
+    headers = {"Idempotency-Key": "k"}
+    answer = ask(router, BOB, "say:a", max_tokens=30, **headers)
+    assert answer.status_code == 200 and int(answer.headers["x-ratelimit-remaining-tokens"]) == 60 - 35
+    refused = ask(router, BOB, max_tokens=58, **headers | {"Idempotency-Key": "l"})
+    assert refused.status_code == 429 and refused.headers["x-ratelimit-limit-tokens"] == "60"
+    again = ask(router, BOB, "say:a", max_tokens=30, **headers)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert "x-ratelimit-limit-tokens" not in again.headers, "a repeat costs nothing"
+
+
 def test_the_file_is_followed_and_a_broken_one_is_not(router: RouterProcess, node: FakeNode, keys: Path) -> None:
     write_key(keys, FILE.replace(hash_of(BOB), hash_of("bob-new")))
     eventually(lambda: ask(router, "bob-new").status_code == 200)

@@ -9,12 +9,15 @@ import gc
 import io
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from router.api.connection import ClientGone, Connection
@@ -26,7 +29,10 @@ from shared.observe.metrics import RequestMetrics, render
 from tests.support.patience import HANG_GUARD_S
 
 LIMIT = 1024
+SLOW_READER_S = 0.1
+MORE_THAN_BUFFERS = 20 << 20
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -39,18 +45,22 @@ class Site:
         self.state = ServerState()
         self.made: list[weakref.ref[LimitedProtocol]] = []
         self.hold: asyncio.Event | None = None
-        self.gone = asyncio.Event()  # somebody was told that its client has gone
+        self.waits = asyncio.Event()  # somebody waits to be told that its client has gone
+        self.gone = asyncio.Event()  # and was told
         once = LogOnce(Logger("r", self.log))
-        self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1)
+        self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1, SLOW_READER_S)
         self._config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/flood":
             with contextlib.suppress(ClientGone):
-                await flood(Connection(scope, receive, send, slow_reader_s=0.1))
+                await flood(Connection(scope, receive, send, SLOW_READER_S))
             return
         if scope["path"] == "/stream":
-            await stream(Connection(scope, receive, send, slow_reader_s=0.1))
+            await stream(Connection(scope, receive, send, SLOW_READER_S))
+            return
+        if scope["path"] == "/whole":
+            await Connection(scope, receive, send, SLOW_READER_S).answer(200, bytes(MORE_THAN_BUFFERS))
             return
         num_bytes, more = 0, True
         while more:
@@ -59,6 +69,7 @@ class Site:
                 return
             num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
         if scope["path"] == "/wait":
+            self.waits.set()
             assert (await receive())["type"] == "http.disconnect"
             self.gone.set()
             return
@@ -286,6 +297,47 @@ def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -
     serve(told)
 
 
+def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
+    """The defect: the library stopped reading when another request came, and so never saw the connection's end."""
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(WAIT)
+            await site.waits.wait()
+            writer.write(GET + b"\r\n")
+            while not most_ahead(site):
+                await asyncio.sleep(0)
+            writer.close()
+            await site.gone.wait()
+        finally:
+            await close(writer)
+
+    serve(told)
+
+
+def test_requests_sent_ahead_have_little_body_together() -> None:
+    """Nobody counts these bytes in the budget of bodies, because their requests have not begun."""
+    length = HIGH_WATER_LIMIT - 1
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + bytes(length)
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(WAIT)
+            await site.waits.wait()
+            writer.write(post * (MOST_AHEAD - 1))
+            (one,) = site.state.connections
+            assert isinstance(one, LimitedProtocol)
+            while len(one.pipeline) < 2 or not one.flow.read_paused:
+                await asyncio.sleep(0)
+            assert len(one.pipeline) < MOST_AHEAD / 2
+        finally:
+            writer.transport.abort()
+
+    serve(told)
+
+
 @pytest.mark.parametrize("bad", [b"GET http://a:99999/ HTTP/1.1\r\n\r\n", b"\x00\r\n\r\n"], ids=["url", "noise"])
 def test_what_is_refused_behind_a_request_is_not_its_answer(bad: bytes) -> None:
     """The defect: a head with a bad URL was answered while the request before it waited for its own answer."""
@@ -314,6 +366,78 @@ def test_who_reads_nothing_keeps_no_connection() -> None:
     serve(told)
 
 
+@pytest.mark.parametrize("said", [b"", b"Connection: close\r\n"], ids=["kept", "closing"])
+def test_who_reads_no_whole_answer_keeps_no_connection(said: bytes) -> None:
+    """The defect: only a stream waited for its reader. A whole answer stayed in memory for ever."""
+
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
+            writer.write(b"GET /whole HTTP/1.1\r\nHost: localhost\r\n" + said + b"\r\n")
+            while not site.state.connections:
+                await asyncio.sleep(0)
+            while site.state.connections:
+                await asyncio.sleep(0.01)
+        finally:
+            writer.transport.abort()
+
+    serve(told)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_hung_up"),
+    [([5, 4, 1, 0], False), ([0], False), ([5, 5], True), ([5, 4, 4], True), ([5, 4, 6], True)],
+)
+def test_who_reads_an_answer_slowly_keeps_its_connection(sizes: list[int], is_hung_up: bool) -> None:
+    """`sizes`: the bytes that wait to be sent, at each look."""
+    protocol, timers = watched()
+    protocol.transport.get_write_buffer_size.side_effect = sizes  # type: ignore[attr-defined]  # a Mock's
+    protocol.on_response_complete()
+    while timers:
+        timers.pop()()
+    assert protocol.transport.abort.called is is_hung_up  # type: ignore[attr-defined]  # a Mock's
+    assert protocol.transport.get_write_buffer_size.call_count == len(sizes)  # type: ignore[attr-defined]  # a Mock's
+
+
+def test_later_answers_are_no_sign_of_a_slow_reader() -> None:
+    """The buffer grows although the client reads."""
+    protocol, timers = watched()
+    protocol.transport.get_write_buffer_size.side_effect = [5, 9, 10, 10, 0]  # type: ignore[attr-defined]  # a Mock's
+    protocol.on_response_complete()
+    protocol._answering = Mock(response_complete=False)
+    timers.pop()()
+    protocol._answering = Mock(response_complete=True)
+    protocol.on_response_complete()
+    while timers:
+        timers.pop()()
+    assert not protocol.transport.abort.called  # type: ignore[attr-defined]  # a Mock's
+
+
+def watched() -> tuple[LimitedProtocol, list[Callable[[], None]]]:
+    """A connection whose answer is complete, and the timers of its looks at the reader."""
+    loop, timers = Mock(), list[Callable[[], None]]()
+
+    def call_later(delay: float, call: Callable[..., None], *args: object) -> Mock:
+        if delay == SLOW_READER_S:
+            timers.append(partial(call, *args))
+        return Mock()
+
+    loop.call_later = call_later
+    state, app = ServerState(), Mock()
+    protocol = LimitedProtocol(
+        HttpRules(HttpConfig(), Mock(), Mock(), 1, SLOW_READER_S),
+        uvicorn.Config(app, lifespan="off", log_config=None),
+        state,
+        {},
+        loop,
+    )
+    protocol.transport, protocol.flow = Mock(), Mock()
+    protocol.transport.is_closing.return_value = True  # type: ignore[attr-defined]  # a Mock's
+    protocol._answering = Mock(response_complete=True)
+    return protocol, timers
+
+
 def test_a_stream_comes_in_chunks() -> None:
     async def told(site: Site, port: int) -> None:
         answer = await sent(port, b"GET /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -330,9 +454,6 @@ def test_what_is_no_http_gets_json() -> None:
         assert status(answer) == 400 and b'"code":"bad_http"' in answer
 
     assert serve(told).metric("bad_http")
-
-
-WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(

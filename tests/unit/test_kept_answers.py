@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from router.api.errors import KeyReused
-from router.api.kept_answers import KEPT_S, KeptAnswers, name_of_request
+from router.api.kept_answers import KEPT_S, KeptAnswers, Make, Name, name_of_request
 from shared.core.errors import InvalidRequest, NodeLost, Overloaded
 
 Made = list[str]
@@ -20,7 +19,7 @@ class Rig:
         self.kept = KeptAnswers(lambda: self.now, max_entries=max_entries, max_bytes=max_bytes)
         self.num_made = 0
 
-    def maker(self, data: bytes = b"1234", gate: asyncio.Event | None = None) -> Callable[[], Awaitable[bytes]]:
+    def maker(self, data: bytes = b"1234", gate: asyncio.Event | None = None) -> Make:
         async def make() -> bytes:
             self.num_made += 1
             if gate is not None:
@@ -29,8 +28,12 @@ class Rig:
 
         return make
 
+    async def answer(self, name: Name, digest: bytes, make: Make) -> tuple[bytes, bool]:
+        answer, is_again = self.kept.answer(name, digest, make)
+        return await answer, is_again
+
     async def ask(self, name: str, data: bytes = b"1234", digest: bytes = b"d") -> bool:
-        answer, is_again = await self.kept.answer((b"", name), digest, self.maker(data))
+        answer, is_again = await self.answer((b"", name), digest, self.maker(data))
         assert answer == data
         return is_again
 
@@ -38,7 +41,7 @@ class Rig:
 def test_a_second_request_waits_and_a_third_gets_the_kept_answer() -> None:
     async def work() -> None:
         rig, gate = Rig(), asyncio.Event()
-        asks = [asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker(gate=gate))) for _ in range(2)]
+        asks = [asyncio.create_task(rig.answer((b"", "a"), b"d", rig.maker(gate=gate))) for _ in range(2)]
         await asyncio.sleep(0)
         gate.set()
         assert [await ask for ask in asks] == [(b"1234", False), (b"1234", True)]
@@ -50,7 +53,7 @@ def test_a_second_request_waits_and_a_third_gets_the_kept_answer() -> None:
 def test_another_body_is_refused_during_and_after_the_first() -> None:
     async def work() -> None:
         rig, gate = Rig(), asyncio.Event()
-        first = asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker(gate=gate)))
+        first = asyncio.create_task(rig.answer((b"", "a"), b"d", rig.maker(gate=gate)))
         await asyncio.sleep(0)
         second = asyncio.create_task(rig.ask("a", digest=b"e"))
         for _ in range(5):
@@ -91,7 +94,7 @@ def test_entries_are_bounded_and_the_oldest_answer_goes_first() -> None:
 def test_open_requests_are_never_forgotten_for_new_ones() -> None:
     async def work() -> None:
         rig, gate = Rig(max_entries=2), asyncio.Event()
-        asks = [asyncio.create_task(rig.kept.answer((b"", name), b"d", rig.maker(gate=gate))) for name in "ab"]
+        asks = [asyncio.create_task(rig.answer((b"", name), b"d", rig.maker(gate=gate))) for name in "ab"]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await rig.ask("c")
@@ -124,11 +127,11 @@ def test_a_new_answer_is_not_dropped_before_it_is_counted() -> None:
     async def work() -> None:
         rig, errors = Rig(max_entries=1), list[object]()
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-        first = asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker()))
+        first = asyncio.create_task(rig.answer((b"", "a"), b"d", rig.maker()))
         while not (entries := list(rig.kept._entries.values())) or not entries[0].task.done():
             await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await rig.kept.answer((b"", "b"), b"d", rig.maker())
+            await rig.answer((b"", "b"), b"d", rig.maker())
         assert await first == (b"1234", False)
         assert not await rig.ask("b") and rig.kept.num_bytes == 4 and not errors
 
@@ -143,7 +146,7 @@ def test_a_failure_is_told_to_all_who_wait_and_not_kept() -> None:
             await asyncio.sleep(0)
             raise NodeLost("gone")
 
-        asks = [asyncio.create_task(rig.kept.answer((b"", "a"), b"d", fail)) for _ in range(2)]
+        asks = [asyncio.create_task(rig.answer((b"", "a"), b"d", fail)) for _ in range(2)]
         for ask in asks:
             with pytest.raises(NodeLost):
                 await ask
@@ -155,7 +158,7 @@ def test_a_failure_is_told_to_all_who_wait_and_not_kept() -> None:
 def test_who_hangs_up_does_not_end_the_work() -> None:
     async def work() -> None:
         rig, gate = Rig(), asyncio.Event()
-        first = asyncio.create_task(rig.kept.answer((b"", "a"), b"d", rig.maker(gate=gate)))
+        first = asyncio.create_task(rig.answer((b"", "a"), b"d", rig.maker(gate=gate)))
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -12,13 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.api import generation
+from router.api.body_budget import BodyHold
 from router.api.choices_writer import ChoicesWriter
 from router.api.completions import CompletionShape
 from router.api.connection import Connection
 from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.api.generation import Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.handlers import LONG_BODY_BYTES, in_time
+from router.api.work_threads import LONG_BODY_BYTES, BodyWork
 from router.api.writer import COMMENT, AnswerFacts, Writer
 from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
@@ -193,4 +194,4 @@ def test_what_is_too_deep_for_a_template_is_a_400(length: int) -> None:
         dive()
 
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        asyncio.run(in_time(b"x" * length, dive))
+        asyncio.run(BodyWork().in_time(b"x" * length, dive, BodyHold(None, "")))

@@ -153,6 +153,12 @@ def test_what_can_be_sent_at_once_needs_no_message() -> None:
     assert [message["body"] for message in map(ast.literal_eval, sent)] == [b"b", b"c"]
 
 
+def test_headers_of_a_kept_answer_reach_its_client() -> None:
+    mine = connection([], [])
+    mine.unsent().more_headers[b"x-ratelimit-limit-tokens"] = b"60"
+    assert mine.more_headers == {b"x-ratelimit-limit-tokens": b"60"}
+
+
 def test_work_ends_when_the_client_goes() -> None:
     async def work() -> None:
         await asyncio.get_running_loop().create_future()

@@ -131,11 +131,12 @@ def test_bodies_share_a_sum() -> None:
         asyncio.run(body_of(third, b"x"))
     assert caught.value.status == 503
     for connection in (third, first, first):
-        connection.release_body()
+        connection.body_hold.let_go()
     assert budget.used == 4
+    fourth = request(bodies=budget)
     with pytest.raises(BodiesFull):
-        asyncio.run(body_of(third, b"abcdef", b"x"))
-    third.release_body()
+        asyncio.run(body_of(fourth, b"abcdef", b"x"))
+    fourth.body_hold.let_go()
     assert budget.used == 4
 
 
@@ -146,10 +147,10 @@ def test_one_address_leaves_bodies_to_others() -> None:
     same, other = request(bodies=budget), request(bodies=budget, client="127.0.0.2")
     with pytest.raises(BodiesFull, match="one address"):
         asyncio.run(body_of(same, b"x"))
-    same.release_body()
+    same.body_hold.let_go()
     assert asyncio.run(body_of(other, b"xy")) == b"xy"
     for connection in (all_but_one, other):
-        connection.release_body()
+        connection.body_hold.let_go()
     assert budget.used == 0 and not budget._of_source
 
 

@@ -1,0 +1,72 @@
+"""Run work that reads long bodies on threads.
+
+Work waits on the event loop. An executor's queue would keep cancelled work, and the body that the work reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TypeVar
+
+from router.api.body_budget import BodyHold
+from shared.core.errors import InvalidRequest
+
+T = TypeVar("T")
+LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
+NUM_THREADS = 4
+HUGE_BODY_BYTES = 256 << 10  # one at a time: a tokenizer takes hundreds of times a text's memory
+
+
+def too_deep() -> InvalidRequest:
+    return InvalidRequest("the request body is nested too deeply")
+
+
+class WorkThreads:
+    """Owned by the event loop. `number`: how many works the executor runs at once."""
+
+    def __init__(self, executor: Executor, number: int) -> None:
+        self._executor = executor
+        self._free = asyncio.Semaphore(number)
+
+    async def run(self, work: Callable[[], T], hold: BodyHold) -> T:
+        """Run work on a thread. It holds the body's bytes until its end, even if the caller is cancelled."""
+        await self._free.acquire()
+        own = hold.another()
+        try:
+            running = asyncio.wrap_future(self._executor.submit(work))
+        except BaseException:
+            self._ended(own)
+            raise
+        running.add_done_callback(lambda _: self._ended(own))
+        try:
+            return await asyncio.shield(running)
+        except RecursionError:  # too deep for a template
+            raise too_deep() from None
+
+    def _ended(self, hold: BodyHold) -> None:
+        hold.let_go()
+        self._free.release()
+
+
+class BodyWork:
+    """Runs work for long bodies on threads, so that streams don't wait."""
+
+    def __init__(self) -> None:
+        self._long = _threads("body", NUM_THREADS)
+        self._huge = _threads("huge-body", 1)
+
+    async def in_time(self, raw: bytes, work: Callable[[], T], hold: BodyHold) -> T:
+        """`hold`: the caller's hold on the body's bytes."""
+        if len(raw) >= LONG_BODY_BYTES:
+            threads = self._huge if len(raw) > HUGE_BODY_BYTES else self._long
+            return await threads.run(work, hold)
+        try:
+            return work()
+        except RecursionError:
+            raise too_deep() from None
+
+
+def _threads(name: str, number: int) -> WorkThreads:
+    return WorkThreads(ThreadPoolExecutor(number, thread_name_prefix=name), number)

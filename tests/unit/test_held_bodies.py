@@ -1,0 +1,253 @@
+"""What long bodies may take. Whoever holds a request's body holds its bytes in the budget: the exchange, a thread, an
+answer without a client. A text is refused before a tokenizer takes gigabytes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.api.body_budget import BodyBudget, BodyHold
+from router.api.endpoint import Endpoint, EndpointRules
+from router.api.handlers import Handlers
+from router.api.resolve import CHARS_PER_TOKEN, Resolver
+from router.api.stream_token import Signer
+from router.api.tokenization import MOST_PIECES
+from router.api.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, NUM_THREADS
+from router.registry import Registry
+from router.tenants.book import Tenants
+from router.tenants.desk import Desk
+from router.text.hashlm import hash_text_model
+from shared.config.settings import LimitsConfig
+from shared.core.errors import NoNodes
+from shared.observe.log import Logger
+from shared.observe.metrics import RequestMetrics
+from tests.support.patience import HANG_GUARD_S
+
+PATH = "/v1/completions"
+COUNT = "/v1/messages/count_tokens"
+GRAMMAR = json.dumps({"prompt": "hi", "guided_regex": "a"}).encode()
+LONG = json.dumps({"prompt": "a" * LONG_BODY_BYTES}).encode()
+Headers = list[tuple[bytes, bytes]]
+
+
+class Site:
+    """The handlers of a router without nodes."""
+
+    def __init__(self, max_context: int = 0) -> None:
+        metrics, tenants = RequestMetrics(CollectorRegistry()), Tenants()
+        gateway = Mock()
+        gateway.open.side_effect = NoNodes("none")
+        self.budget = BodyBudget(1 << 20)
+        self.handlers = Handlers(
+            Resolver("hashlm", hash_text_model(), LimitsConfig()),
+            gateway,
+            Registry(10.0),
+            metrics,
+            CollectorRegistry(),
+            max_context=max_context,
+            tenants=tenants,
+            operators=tenants,
+            desk=Desk(tenants, Mock(), Mock()),
+            signer=Signer(""),
+        )
+        self._rules = EndpointRules(Logger("r", Mock()), metrics, tenants, 1, 10.0, bodies=self.budget)
+        self.sent: list[dict[str, object]] = []
+
+    def ask(self, raw: bytes, headers: Headers, gone: asyncio.Event, path: str = PATH) -> asyncio.Task[None]:
+        parts = [{"type": "http.request", "body": raw, "more_body": False}]
+
+        async def receive() -> dict[str, object]:
+            if not parts:
+                await gone.wait()
+            return parts.pop() if parts else {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            self.sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("a", 1)}
+        others = {"/tokenize": self.handlers.tokenize, COUNT: self.handlers.count_tokens}
+        handler = (self.handlers.generating() | others)[path]
+        return asyncio.create_task(Endpoint(self._rules, "POST", handler)(scope, receive, send))  # type: ignore[arg-type]
+
+
+def no_hold() -> BodyHold:
+    return BodyHold(None, "")
+
+
+def run(told: Callable[[Site, threading.Event], Awaitable[None]]) -> None:
+    """`told` gets an event that ends the work with which it blocks threads."""
+
+    async def main() -> None:
+        go = threading.Event()
+        try:
+            async with asyncio.timeout(HANG_GUARD_S):
+                await told(Site(), go)
+        finally:
+            go.set()
+
+    asyncio.run(main())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+def test_work_that_waits_for_a_thread_keeps_no_lost_body() -> None:
+    """The defect: an executor's queue kept bodies whose bytes the budget had already got back."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        work, gone = site.handlers._work, asyncio.Event()
+        blockers = [asyncio.create_task(work.in_time(LONG, go.wait, no_hold())) for _ in range(NUM_THREADS)]
+        await asyncio.sleep(0)
+        before = sys.getrefcount(LONG)
+        asked = [site.ask(LONG, [], gone) for _ in range(3)]
+        await until(lambda: site.budget.used == 3 * len(LONG))
+        await asyncio.sleep(0.01)
+        gone.set()
+        await asyncio.gather(*asked)
+        del asked
+        assert site.budget.used == 0 and sys.getrefcount(LONG) <= before
+        go.set()
+        await asyncio.gather(*blockers)
+
+    run(told)
+
+
+def test_a_running_thread_holds_the_body_that_it_reads() -> None:
+    """The defect: a hang-up gave the bytes back while a tokenizer still read them."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        budget, begun = site.budget, threading.Event()
+        hold = BodyHold(budget, "a")
+        hold.take(5)
+
+        def work() -> None:
+            begun.set()
+            go.wait()
+
+        task = asyncio.create_task(site.handlers._work.in_time(LONG, work, hold))
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        hold.let_go()
+        assert budget.used == 5
+        go.set()
+        await until(lambda: not budget.used)
+
+    run(told)
+
+
+def test_an_answer_without_a_client_holds_its_body() -> None:
+    """The defect: with an Idempotency-Key, bodies of clients that had left piled up without being counted."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
+        await asyncio.sleep(0)
+        gone = asyncio.Event()
+        asked = site.ask(GRAMMAR, [(b"idempotency-key", b"k")], gone)
+        await until(lambda: len(site.handlers._kept) == 1)
+        gone.set()
+        await asked
+        assert site.budget.used == len(GRAMMAR)
+        go.set()
+        await blocker
+        await until(lambda: not site.budget.used)
+
+    run(told)
+
+
+def test_a_repeat_that_waits_holds_no_body() -> None:
+    """The defect: the answer was another request's work, and the repeat's body was counted until it came."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        kept, gone = site.handlers._kept, asyncio.Event()
+        kept.answer = Mock(wraps=kept.answer)  # type: ignore[method-assign]
+        blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
+        await asyncio.sleep(0)
+        key = [(b"idempotency-key", b"k")]
+        asked = [site.ask(raw, key, gone) for raw in (GRAMMAR, b" " + GRAMMAR)]
+        await until(lambda: kept.answer.call_count == 2)  # type: ignore[attr-defined]  # a Mock's
+        assert site.budget.used == len(GRAMMAR)
+        go.set()
+        await asyncio.gather(blocker, *asked)
+        assert not site.budget.used
+
+    run(told)
+
+
+CONTEXT = 10
+MOST_CHARS = CONTEXT * CHARS_PER_TOKEN
+
+
+def turns(text: str) -> dict[str, Any]:
+    """Return a conversation that the template renders with as many characters as `text` has."""
+    return {"messages": [{"role": "user", "content": text[len("user:  assistant: ") :]}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(
+    ("path", "made"),
+    [
+        (PATH, lambda text: {"prompt": text}),
+        (PATH, lambda text: {"prompt": text, "truncate_prompt_tokens": 1}),
+        ("/v1/chat/completions", turns),
+        ("/v1/messages", turns),
+        ("/v1/responses", lambda text: {"input": text[len("user:  assistant: ") :]}),
+        (COUNT, turns),
+        ("/tokenize", lambda text: {"prompt": text}),
+        ("/tokenize", lambda text: {"content": text}),
+        ("/tokenize", turns),
+    ],
+)
+def test_a_text_that_can_t_fit_is_not_tokenized(path: str, made: Callable[[str], dict[str, Any]], more: int) -> None:
+    """The defect: a text of 4 MiB took a tokenizer ten seconds and 1.6 GB before it was found too long."""
+
+    async def told() -> Site:
+        site = Site(CONTEXT)
+        raw = json.dumps(made("a" * (MOST_CHARS + more))).encode()
+        await site.ask(raw, [(b"content-type", b"application/json")], asyncio.Event(), path)
+        return site
+
+    site = asyncio.run(told())
+    answer = site.sent[-1]["body"]
+    assert isinstance(answer, bytes)
+    assert (b"characters" in answer and b"the prompt is too long" in answer) is bool(more), answer
+    assert site.sent[0]["status"] == 400 if more else b"characters" not in answer
+
+
+def test_pieces_are_written_for_so_many_tokens() -> None:
+    async def status(num_chars: int) -> object:
+        site = Site()
+        raw = json.dumps({"prompt": "a" * num_chars, "with_pieces": True}).encode()
+        await site.ask(raw, [], asyncio.Event(), "/tokenize")
+        return site.sent[0]["status"]
+
+    assert asyncio.run(status(MOST_PIECES)) == 200
+    assert asyncio.run(status(MOST_PIECES + 1)) == 400
+
+
+def test_huge_bodies_are_read_one_at_a_time() -> None:
+    async def told(site: Site, go: threading.Event) -> None:
+        work, seen = site.handlers._work, list[str]()
+        huge = b"x" * (HUGE_BODY_BYTES + 1)
+        first = asyncio.create_task(work.in_time(huge, go.wait, no_hold()))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(work.in_time(huge, lambda: seen.append("second"), no_hold()))
+        await asyncio.sleep(0)
+        for _ in range(NUM_THREADS + 1):
+            await work.in_time(huge[:-1], lambda: seen.append("shorter"), no_hold())
+        assert "second" not in seen
+        go.set()
+        await asyncio.gather(first, second)
+        assert "second" in seen
+
+    run(told)
