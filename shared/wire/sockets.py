@@ -24,6 +24,7 @@ from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.parts import property_of, receive_parts, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
+from shared.wire.routing_ids import draw_first_id
 from shared.wire.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed because of keys
@@ -54,6 +55,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
 
     libzmq 4.3.5 aborts the process (its issue 4364) if a connection breaks while its inbox is full and a ping is due or
     has come in. So only watch.py limits inboxes, and only a DEALER sends pings."""
+    if kind == zmq.ROUTER:
+        draw_first_id()
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
@@ -110,7 +113,8 @@ class RouterSocket:
 
     libzmq makes each connection's routing id, and answers use the newest id. If a peer chose its id, it could dial
     again while its old connection is half open. libzmq 4.3.5 would then move the id to the new connection, and abort
-    (`!_io_error`) when more data came on the old one.
+    (`!_io_error`) when more data came on the old one. A peer may still choose its id in its handshake. libzmq aborts
+    when it makes the same id for another connection, so nobody may know the ids in advance (routing_ids.py).
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
