@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from shared.config.endpoints import KEY_MARK, check_endpoint
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
@@ -21,6 +19,7 @@ from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
+from shared.wire.monitor import drain_monitor, has_input, open_monitor
 from shared.wire.parts import property_of, receive_parts, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
@@ -80,7 +79,7 @@ def open_monitored(
     """Raise zmq.ZMQError, and leave neither socket open, if no descriptor is free."""
     socket = open_socket(context, kind, options)
     try:
-        return socket, socket.get_monitor_socket(events)
+        return socket, open_monitor(context, socket, events)
     except zmq.ZMQError:
         socket.close(0)
         raise
@@ -92,20 +91,6 @@ def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         socket.disable_monitor()
         monitor.close(0)
         socket.close(0)
-
-
-def has_input(socket: zmq.Socket[bytes]) -> bool:
-    """Return whether input is waiting. Also arm the socket's edge-triggered descriptor."""
-    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """Return (event, value) pairs in order. For ACCEPTED and DISCONNECTED the value is the descriptor."""
-    events = []
-    while has_input(monitor):
-        event = recv_monitor_message(monitor, zmq.NOBLOCK)
-        events.append((int(event["event"]), int(event["value"])))
-    return events
 
 
 class RouterSocket:

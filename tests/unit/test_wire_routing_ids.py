@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from shared.wire import routing_ids
-from tests.support.patience import HANG_GUARD_S
+from tests.support.own_process import printed
 
 FIRST_IDS = """
 from shared.wire.codec import encode
@@ -49,21 +46,15 @@ print("alive")
 """
 
 
-def run(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_GUARD_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_each_process_begins_with_another_routing_id() -> None:
     """The defect: the first id was the same everywhere."""
-    first_ids = [run(FIRST_IDS + TELL) for _ in range(2)]
+    first_ids = [printed(FIRST_IDS + TELL) for _ in range(2)]
     assert first_ids[0] != first_ids[1]
 
 
 def test_a_peer_that_claims_the_next_id_ends_nobody() -> None:
     """The defect: libzmq aborted when the second honest peer came."""
-    assert run(FIRST_IDS + CLAIM) == "alive"
+    assert printed(FIRST_IDS + CLAIM) == "alive"
 
 
 class Libc:
