@@ -20,7 +20,7 @@ from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.monitor import drain_monitor, has_input, open_monitor
-from shared.wire.parts import property_of, receive_parts, send_parts
+from shared.wire.parts import PartReader, property_of, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.routing_ids import draw_first_id
@@ -129,6 +129,7 @@ class RouterSocket:
     def _make_socket(self) -> None:
         """The former socket must be closed."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
+        self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
@@ -151,13 +152,17 @@ class RouterSocket:
         self._drain()
         budget = Budget()
         while not budget.is_spent:
-            parts = receive_parts(self.socket)
+            parts = self._reader.read()
             if parts is None:
                 gone = self._connections.take_gone()
                 for peer in gone:
                     self._forget(peer)
                 inbound.extend(PeerClosed(peer, accepted=True) for peer in gone)
                 break
+            if self._reader.is_rest:
+                budget.take(len(parts[0]))
+                self.watch.delivered(int(parts[0].get(zmq.SRCFD)), map(len, parts), "")
+                continue
             budget.take(len(parts[1]) if len(parts) > 1 else 0)
             received = self._open(parts)
             if received is not None:
@@ -312,6 +317,7 @@ class DealerSocket:
             self.socket, self.monitor = open_monitored(self._context, zmq.DEALER, self._options, DEALER_EVENTS)
         except zmq.ZMQError as error:
             raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
+        self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
         self.own = ring.now.own if ring is not None else None  # the key that the peer sees
         if self.own is not None:
@@ -328,13 +334,15 @@ class DealerSocket:
         inbound: list[Inbound] = []
         budget = Budget()
         while not budget.is_spent:
-            parts = receive_parts(self.socket)
+            parts = self._reader.read()
             if parts is None:
                 events, self._events = self._events, []
                 return inbound + [change for event in events for change in self._transition(event)]
             budget.take(len(parts[0]))
             if self._connection is not None:
                 self._watch.delivered(self._connection.fd, map(len, parts), "")
+            if self._reader.is_rest:
+                continue
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
                 self._check_router(message)
