@@ -78,10 +78,10 @@ def run(config: RouterProcessConfig) -> int:
     )
     listener = bind_http(config.router.host, config.router.port)
     try:
-        link = open_link(config, ring)
+        text = load_text_model(config.model.model, config.text)
+        tool_format({}, config.text.tool_format or None)  # raises for an unknown name
+        link = open_link(config, ring)  # late, because unread connections would have no limits
         try:
-            text = load_text_model(config.model.model, config.text)
-            tool_format({}, config.text.tool_format or None)  # raises for an unknown name
             gc.freeze()  # exempt the constant vocabulary from garbage collection
             return uvloop.run(serve_all(config, listener, link, text, log, keys))
         finally:

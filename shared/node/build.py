@@ -48,6 +48,7 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.deterministic import check_deterministic
+from shared.node.early_peers import drop_early_messages
 from shared.node.fingerprint import build_name, make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
 from shared.node.graph_spec import GraphSpec, graphs_of
@@ -115,10 +116,11 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
-        others.start()
-        core = build_core(config, log, links.wakeup.set, others, cores)
-        warm_up(core, log)
-        cores.settle(core.model, log)
+        with drop_early_messages(links):
+            others.start()
+            core = build_core(config, log, links.wakeup.set, others, cores)
+            warm_up(core, log)
+            cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
         daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores, watch=watch)
         watch.start()

@@ -19,8 +19,9 @@ from shared.wire.codec import Buffer
 from shared.wire.dialling import Dialling
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Message
+from shared.wire.monitor import has_input
 from shared.wire.peers import Inbound, PeerClosed, WireStats, peer_name
-from shared.wire.sockets import DealerSocket, RouterSocket, has_input
+from shared.wire.sockets import DealerSocket, RouterSocket
 from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from shared.wire.codec import Buffer
+from shared.wire.codec import Buffer, WireLimits
 from shared.wire.peers import WireStats
 
 
@@ -27,11 +27,30 @@ def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireSt
     return True
 
 
-def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
+class PartReader:
+    """Receives a socket's messages. Of a message with too many parts it returns the first, and then each other part.
+
+    `is_rest`: the newest part belongs to a message that was returned before."""
+
+    def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
+        self._socket = socket
+        self._most_parts = limits.max_frames + 3  # the routing id, the message, its frames, and one that is too many
+        self._is_inside = self.is_rest = False
+
+    def read(self) -> list[zmq.Frame] | None:
+        """Return None if the queue is empty."""
+        self.is_rest = self._is_inside
+        left = 1 if self.is_rest else self._most_parts
+        parts: list[zmq.Frame] = []
+        try:
+            while left:
+                part = self._socket.recv(zmq.NOBLOCK, copy=False)
+                parts.append(part)
+                left = left - 1 if part.more else 0
+        except zmq.Again:  # libzmq shows whole messages only, so there is no first part
+            return None
+        self._is_inside = part.more
+        return parts
 
 
 def property_of(part: zmq.Frame, name: str) -> str:

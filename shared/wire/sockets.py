@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from shared.config.endpoints import KEY_MARK, check_endpoint
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
@@ -21,9 +19,11 @@ from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
-from shared.wire.parts import property_of, receive_parts, send_parts
+from shared.wire.monitor import drain_monitor, has_input, open_monitor
+from shared.wire.parts import PartReader, property_of, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
+from shared.wire.routing_ids import draw_first_id
 from shared.wire.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed because of keys
@@ -54,6 +54,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
 
     libzmq 4.3.5 aborts the process (its issue 4364) if a connection breaks while its inbox is full and a ping is due or
     has come in. So only watch.py limits inboxes, and only a DEALER sends pings."""
+    if kind == zmq.ROUTER:
+        draw_first_id()
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
@@ -77,7 +79,7 @@ def open_monitored(
     """Raise zmq.ZMQError, and leave neither socket open, if no descriptor is free."""
     socket = open_socket(context, kind, options)
     try:
-        return socket, socket.get_monitor_socket(events)
+        return socket, open_monitor(context, socket, events)
     except zmq.ZMQError:
         socket.close(0)
         raise
@@ -91,26 +93,13 @@ def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         socket.close(0)
 
 
-def has_input(socket: zmq.Socket[bytes]) -> bool:
-    """Return whether input is waiting. Also arm the socket's edge-triggered descriptor."""
-    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """Return (event, value) pairs in order. For ACCEPTED and DISCONNECTED the value is the descriptor."""
-    events = []
-    while has_input(monitor):
-        event = recv_monitor_message(monitor, zmq.NOBLOCK)
-        events.append((int(event["event"]), int(event["value"])))
-    return events
-
-
 class RouterSocket:
     """A bound socket that names peers by a property of their connection. Used by one thread.
 
     libzmq makes each connection's routing id, and answers use the newest id. If a peer chose its id, it could dial
     again while its old connection is half open. libzmq 4.3.5 would then move the id to the new connection, and abort
-    (`!_io_error`) when more data came on the old one.
+    (`!_io_error`) when more data came on the old one. A peer may still choose its id in its handshake. libzmq aborts
+    when it makes the same id for another connection, so nobody may know the ids in advance (routing_ids.py).
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
@@ -140,6 +129,7 @@ class RouterSocket:
     def _make_socket(self) -> None:
         """The former socket must be closed."""
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
+        self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
@@ -162,13 +152,17 @@ class RouterSocket:
         self._drain()
         budget = Budget()
         while not budget.is_spent:
-            parts = receive_parts(self.socket)
+            parts = self._reader.read()
             if parts is None:
                 gone = self._connections.take_gone()
                 for peer in gone:
                     self._forget(peer)
                 inbound.extend(PeerClosed(peer, accepted=True) for peer in gone)
                 break
+            if self._reader.is_rest:
+                budget.take(len(parts[0]))
+                self.watch.delivered(int(parts[0].get(zmq.SRCFD)), map(len, parts), "")
+                continue
             budget.take(len(parts[1]) if len(parts) > 1 else 0)
             received = self._open(parts)
             if received is not None:
@@ -323,6 +317,7 @@ class DealerSocket:
             self.socket, self.monitor = open_monitored(self._context, zmq.DEALER, self._options, DEALER_EVENTS)
         except zmq.ZMQError as error:
             raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
+        self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
         self.own = ring.now.own if ring is not None else None  # the key that the peer sees
         if self.own is not None:
@@ -339,13 +334,15 @@ class DealerSocket:
         inbound: list[Inbound] = []
         budget = Budget()
         while not budget.is_spent:
-            parts = receive_parts(self.socket)
+            parts = self._reader.read()
             if parts is None:
                 events, self._events = self._events, []
                 return inbound + [change for event in events for change in self._transition(event)]
             budget.take(len(parts[0]))
             if self._connection is not None:
                 self._watch.delivered(self._connection.fd, map(len, parts), "")
+            if self._reader.is_rest:
+                continue
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
                 self._check_router(message)

@@ -6,7 +6,9 @@ thread compares the bytes that TCP has received on each descriptor with the byte
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
 A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
-also adds up the growth of the process's memory while a connection brings bytes, but no message.
+also adds up the growth of the process's memory while a connection brings bytes, but no message. libzmq keeps up to 40
+bytes for each byte of a handshake's properties. The watch can't tell a handshake from the first message, so it adds up
+the growth of memory while connections exist that may have had long handshakes.
 
 SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
 for `mute_s`, although the dialling peer pings, and nothing waits to be read.
@@ -37,6 +39,8 @@ SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
 MANY_PARTS = 256  # a flood has at least this many parts between two looks; control messages have fewer
+LONG_HANDSHAKE_BYTES = 64 << 10  # Baton's own handshakes have a few hundred bytes
+MOST_BEFORE_MESSAGE = 16 << 20  # room for the largest Offer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
 MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
@@ -71,6 +75,7 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
+    handshake: int = 0  # at most so many bytes came outside of messages
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
@@ -88,6 +93,8 @@ class Connection:
         news = (inflow.received - self._received) - (delivered - self._delivered) - heartbeat_rate * since
         self.unread = max(0.0, self.unread + news)
         self.is_mute = bool(self.peer) and inflow.idle_s > mute_s
+        behind, is_known = inflow.received - delivered, delivered > 0 and self._looked_at > 0
+        self.handshake = min(self.handshake, behind) if is_known else behind
         if delivered != self._delivered or self.unread <= MUCH_BYTES:
             self.swollen = 0.0
         else:
@@ -131,6 +138,7 @@ class Watch:
         self._shears, self._memory = Shears(), ProcessMemory()
         self._process_bytes = process_bytes or self._memory
         self._bytes_before = 0
+        self._handshake_growth = 0.0  # of memory, in bytes
         self._header_bytes = CURVE_BYTES if is_encrypted else 0
         self._connections: dict[int, Connection] = {}
         self._of_peer: dict[str, list[Connection]] = {}
@@ -235,6 +243,7 @@ class Watch:
         self._bound_sum([one for one in connections if one.must_speak], self._most_of_callers)
         self._bound_sum(connections, limits.unread_bytes_in_all)
         self._bound_swelling(connections)
+        self._bound_handshakes(connections, grown)
         self._bound_silent(connections, now)
         self._close_mute(connections)
         self._note_burst(unread, now)
@@ -263,6 +272,20 @@ class Watch:
         worst = max(left, key=lambda one: one.swollen, default=None)
         if worst is not None and worst.swollen > most:
             self._shut(worst, REFUSED_FLOOD, "an unfinished message takes many times its bytes of memory")
+
+    def _bound_handshakes(self, connections: Sequence[Connection], grown: int) -> None:
+        """Limit the memory of handshakes. `grown`: growth of this process's memory in bytes since the last look."""
+        callers = [one for one in connections if one.must_speak and not one.is_shut]
+        left = sorted((one for one in callers if one.handshake > LONG_HANDSHAKE_BYTES), key=lambda one: one.handshake)
+        total = sum(one.handshake for one in left)
+        growth = self._handshake_growth + grown
+        while left and (
+            left[-1].handshake > MOST_BEFORE_MESSAGE
+            or min(growth, MOST_SWELLING * total) > self._limits.unread_bytes_in_all
+        ):
+            total -= left[-1].handshake
+            self._shut(left.pop(), REFUSED_FLOOD, "handshakes take many times their bytes of memory")
+        self._handshake_growth = min(growth, MOST_SWELLING * total)
 
     def _bound_silent(self, connections: Sequence[Connection], now: float) -> None:
         silent = sorted(

@@ -14,7 +14,7 @@ from shared.wire.key_files import NODE, ROUTER
 from shared.wire.keyring import KeyRing
 from shared.wire.link_options import LinkOptions
 from shared.wire.peers import PeerClosed, PeerUp, WireStats
-from shared.wire.sockets import DealerSocket, RouterSocket, close_socket, open_socket
+from shared.wire.sockets import DealerSocket, RouterSocket, close_socket, open_monitored
 from tests.support.key_folders import make_keys
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -35,8 +35,7 @@ def dealer(context: Context, tmp_path: Path) -> DealerSocket:
 
 
 def test_a_closed_socket_and_its_monitor_are_closed(context: Context) -> None:
-    socket = open_socket(context, zmq.DEALER, OPTIONS)
-    monitor = socket.get_monitor_socket(sockets.DEALER_EVENTS)
+    socket, monitor = open_monitored(context, zmq.DEALER, OPTIONS, sockets.DEALER_EVENTS)
     assert not socket.closed and not monitor.closed
     close_socket(socket, monitor)
     assert socket.closed and monitor.closed

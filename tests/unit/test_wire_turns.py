@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import msgpack
@@ -175,6 +175,57 @@ def test_a_bound_socket_reads_a_mebibyte_then_lets_others_read(
     assert max(shares) <= 4
     dealer.close()
     router.close()
+
+
+def turns(receive: Callable[[], list[Inbound]], told: list[int]) -> list[int]:
+    """How many parts each turn read, until the message behind the long one came."""
+    read = list[int]()
+    while True:
+        before = len(told)
+        inbound = receive()
+        read.append(len(told) - before)
+        if any(isinstance(one, Received) for one in inbound):
+            return read
+
+
+@pytest.mark.parametrize("reads", ["bound", "dialled"])
+def test_a_message_of_many_parts_is_dropped_in_turns(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, reads: str
+) -> None:
+    """The defect: a million empty parts blocked a router's loop for seconds, and took a gibibyte."""
+    monkeypatch.setattr(budget, "BATCH_S", 1e9)
+    options, told = LinkOptions(limits=AT_ROUTER), list[int]()
+    router = RouterSocket(context, "tcp://127.0.0.1:0", options)
+    dealer = DealerSocket(context, "d@1", router.endpoint, "p@1", options, WireStats())
+    monkeypatch.setattr(router.watch, "delivered", lambda fd, sizes, peer: told.extend(sizes))
+    dealer.send(Goodbye("p", 1))
+    until_received(router)
+    if reads == "bound":
+        reader, stats = router, router.stats
+        dealer.socket.send_multipart([b"x"] * 10_000)
+        dealer.send(Goodbye("p", 1))
+    else:
+        reader, stats = dealer, dealer._stats
+        monkeypatch.setattr(dealer._watch, "delivered", lambda fd, sizes, peer: told.extend(sizes))
+        until_watched(dealer)
+        router.socket.send_multipart([router._routes["p@1"], *[b"x"] * 10_000])
+        router.send("p@1", Goodbye("p", 1))
+    told.clear()
+    read = turns(reader.receive, told)
+    assert max(read) <= MAX_BATCH + options.limits.max_frames + 2 and told[:-1] == [1] * 10_000
+    assert stats.counts["wire_dropped"] == 1
+    dealer.close()
+    router.close()
+
+
+def until_received(router: RouterSocket) -> None:
+    while not any(isinstance(one, Received) for one in router.receive()):
+        router.socket.poll(1000)
+
+
+def until_watched(dealer: DealerSocket) -> None:
+    while dealer._connection is None:
+        dealer.receive()
 
 
 # ---- turns of the router's loop

@@ -174,6 +174,62 @@ def test_memory_that_others_take_is_no_swelling(ends: Callable[[], Ends], monkey
         assert own.take_refused() == []
 
 
+def long_handshakes(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+) -> tuple[Watch, Memory, list[Ends]]:
+    """Two callers, each with so many bytes and without a message."""
+    monkeypatch.setattr(watch, "LONG_HANDSHAKE_BYTES", 100)
+    memory, both = Memory(), [ends(), ends()]
+    own = watch_of(Clock(), memory=memory, unread_bytes_in_all=10_000)
+    for one, size in zip(both, sizes, strict=True):
+        own.accepted(one.fd, one.port)
+        one.say(size)
+    own.look()
+    return own, memory, both
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_the_longest_handshake_ends_once_memory_grew(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    own, memory, both = long_handshakes(ends, monkeypatch, (150, 300))
+    if speaks:
+        for one in both:
+            one.say(3)
+            own.delivered(one.fd, [1], "a@1")
+    memory.size += 10_000
+    own.look()
+    assert own.take_refused() == [], "at the border"
+    memory.size += 1
+    own.look()
+    assert not both[0].is_shut() and both[1].is_shut(), "150 bytes can't take 10,000"
+    assert [reason for reason, _ in own.take_refused()] == ["flood"]
+
+
+def test_a_first_message_is_no_handshake_once_delivered(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, memory, both = long_handshakes(ends, monkeypatch, (300, 100))
+    own.delivered(both[0].fd, [200], "a@1")
+    own.look()
+    memory.size += 1_000_000
+    own.look()
+    assert own.take_refused() == []
+    both[0].say(300)
+    memory.size += 1_000_000
+    own.look()
+    assert own.take_refused() == [], "what follows is no handshake"
+
+
+def test_so_much_may_come_before_a_first_message(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MOST_BEFORE_MESSAGE", 500)
+    own, _, both = long_handshakes(ends, monkeypatch, (500, 400))
+    assert own.take_refused() == [], "at the border"
+    both[1].say(101)
+    own.look()
+    assert not both[0].is_shut() and both[1].is_shut()
+
+
 # ---- mute
 
 

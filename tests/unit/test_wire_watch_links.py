@@ -19,6 +19,7 @@ from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.tcp import ProcessMemory
 from tests.support.key_folders import make_keys
+from tests.support.own_process import printed
 from tests.support.patience import HANG_GUARD_S
 from tests.support.raw_zmtp import RawPeer
 from tests.support.wire_samples import INLINE, WIRE_KEY
@@ -85,6 +86,51 @@ def test_a_message_of_empty_parts_ends_by_memory() -> None:
     finally:
         anonymous_bytes.close()
         links.close()
+
+
+LONG_HANDSHAKES = """
+import itertools, threading
+from shared.wire.codec import AT_ROUTER, encode
+from shared.wire.link import NodeLinks
+from shared.wire.link_options import LinkOptions
+from shared.wire.messages import Goodbye
+from shared.wire.tcp import ProcessMemory
+from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
+
+names = map("".join, itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz0123456789!#$%&", repeat=3), 60_000))
+PROPERTIES = b"".join(bytes((3,)) + name.encode() + bytes(4) for name in names)
+
+class LongPeer(RawPeer):
+    def _shake_hands(self, name):
+        self.socket.sendall(GREETING)
+        self._read(len(GREETING))
+        self.frame(b"\x05READY" + prop("Socket-Type", "DEALER") + prop("X-Peer", name) + PROPERTIES, COMMAND)
+        self.frame(encode(Goodbye("x", 1)))
+
+links, memory, peers = NodeLinks("d", 1, options=LinkOptions(limits=AT_ROUTER)), ProcessMemory(), []
+
+def call():
+    for number in range(60):
+        try:
+            peers.append(LongPeer(links.endpoint, f"x@{number + 1:x}"))
+        except OSError:
+            pass
+
+thread = threading.Thread(target=call)
+before = highest = memory()
+thread.start()
+while thread.is_alive() or links.counts["wire_refused.flood"] == 0 and highest - before < 512 << 20:
+    links.poll(0.005)
+    highest = max(highest, memory())
+thread.join()
+print((highest - before) >> 20)
+links.close()
+"""
+
+
+def test_long_handshakes_end_by_the_memory_they_take() -> None:
+    """The defect: libzmq keeps 40 bytes for each byte of their properties, which counted once."""
+    assert int(printed(LONG_HANDSHAKES)) < 512
 
 
 def test_a_connection_that_says_nothing_is_hung_up() -> None:
