@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from router.journal import Journal
+from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
 from shared.wire.codec import encode
-from shared.wire.messages import Key, Offer, Refuse
+from shared.wire.messages import Abort, Grant, Installed, Key, Offer, Refuse
 from shared.wire.ranges import MAX_TEXT
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
@@ -78,6 +79,21 @@ def test_a_refusal_is_short_whatever_the_offer_says(net: Net) -> None:
     net.to_node(name_of(d), offer(net, "s", fingerprint=fingerprint), STRANGER)
     net.run()
     assert len(sent) == 1 and len(sent[0].reason) <= MAX_TEXT and encode(sent[0])
+
+
+@pytest.mark.parametrize("lease", [0, 7])
+def test_an_impossible_grant_can_not_be_completed(net: Net, lease: int) -> None:
+    """The defect: the hand-off was kept with lease 0 and without a sender, so Installed ended the prefill node."""
+    p, d = nodes(net)
+    net.drop = lambda source, target, message: source == name_of(d)  # all of its messages come from this test
+    key = net.generate(p, JOB, d)
+    net.run()
+    for message in (Grant(key, 0, 7, "bogus"), Installed(key, lease)):
+        net.to_node(name_of(p), message, name_of(d))
+    net.run()
+    assert net.router.end(key).error_code == HandoffFailed.code
+    assert net.messages(Abort), "the decode node frees what it reserved"
+    assert_clean(p)
 
 
 def test_rids_can_not_be_guessed() -> None:
