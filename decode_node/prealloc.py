@@ -62,12 +62,12 @@ class Prealloc:
         if transport is None:
             refusal = refusal or HandoffFailed("the nodes have no transport in common")
         elif refusal is None and self._has_room(source):
-            is_vouched = self._ctx.routers.word_of(key) is not None
-            self._offers[key] = WaitingOffer(req, source, offer, transport, now, is_vouched)
-            if is_vouched:
-                self._vouchers.spend(req, offer, now)
+            waiting = WaitingOffer(req, source, offer, transport, now, is_vouched=False)
+            self._offers[key] = waiting
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
+            if self._ctx.routers.word_of(key) is not None:
+                self._begin(waiting, now)
             return
         refusal = refusal or Overloaded(f"{facts.node_id} has too many offers waiting")
         self._ctx.outbox.send(source, refuse(offer.key, refusal))
@@ -90,7 +90,7 @@ class Prealloc:
         misfit = difference(ctx.facts.fingerprint, offer.fingerprint) or self._other_masks(req, offer)
         if misfit:
             return HandoffFailed(misfit)
-        return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
+        return ctx.missing_adapter(req) or ctx.bad_ids(req)
 
     def _other_masks(self, req: Request, offer: Offer) -> str:
         """Return how the two nodes' grammar versions differ, or "" if they are equal or the request has no grammar."""
@@ -135,12 +135,18 @@ class Prealloc:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
         if refusal is not None:
-            self._forget(waiting.request.key)
-            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, refusal))
+            self._refuse(waiting, refusal)
             return False
+        return self._begin(waiting, now)
+
+    def _begin(self, waiting: WaitingOffer, now: float) -> bool:
+        """Use up the Offer's ticket, and start to compile its grammar. Refuse the Offer if no grammar is possible."""
         self._vouchers.spend(waiting.request, waiting.offer, now)
         waiting.is_vouched = True
-        return True
+        error = self._ctx.unconstrained(waiting.request)
+        if error is not None:
+            self._refuse(waiting, error)
+        return error is None
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
         """Return whether the grammar, if any, is compiled. Refuse the Offer if compilation failed."""
@@ -148,8 +154,7 @@ class Prealloc:
         if not req.may_begin:
             return False
         if constraint is not None and constraint.error is not None:
-            self._forget(req.key)
-            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, constraint.error))
+            self._refuse(waiting, constraint.error)
             return False
         return True
 
@@ -162,8 +167,16 @@ class Prealloc:
             waiting = self._offers[key]
             self._ctx.outbox.send(waiting.source, Wait(waiting.offer.key, "no memory now"))
 
+    def _refuse(self, waiting: WaitingOffer, error: BatonError) -> None:
+        self._forget(waiting.request.key)
+        self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, error))
+
     def _forget(self, key: RequestKey) -> None:
-        del self._offers[key], self._wait_at[key]
+        """Forget an Offer, and cancel the compilation of its grammar. A granted Offer's grammar is compiled already."""
+        constraint = self._offers.pop(key).request.constraint
+        del self._wait_at[key]
+        if constraint is not None:
+            constraint.cancel()
 
     def source_of(self, key: RequestKey) -> str | None:
         found = self._offers.get(key)

@@ -21,7 +21,7 @@ from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import num_layers
 from shared.node.context import NodeContext
 from shared.node.convert import draft_state_of_bytes, drafts_within
-from shared.transfer.interface import Frames, PageReceiver, part_of
+from shared.transfer.interface import Frames, PageReceiver, part_of, require_frames
 from shared.wire.codec import to_wire
 from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready
@@ -78,11 +78,12 @@ class Transfers:
         return None
 
     def ready(self, handoff: HandoffIn, received: Received, ready: Ready, now: float) -> None:
-        """Pull announced pages, unless they were announced before. Raise HandoffFailed for an invalid range."""
+        """Pull announced pages, unless they were announced before. Raise HandoffFailed for invalid ranges or frames."""
         handoff.touched = now
         count = len(ready.pages)
         if not count:
             return
+        require_frames(ready, received.frames, self._ctx.core.pool)
         if ready.inline:
             self._ctx.outbox.send(handoff.source, FramesTaken(ready.key, handoff.lease))
         if not handoff.ranges.claim(ready.first_page, count, part_of(ready, self._ctx.core.pool)):

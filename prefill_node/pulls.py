@@ -20,7 +20,7 @@ from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
 from shared.observe.metric_names import PULL_PREFIX
-from shared.transfer.interface import WHOLE, PageReceiver, part_of
+from shared.transfer.interface import WHOLE, PageReceiver, part_of, require_frames
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Generate, Key, Lent, Pull, Ready, Returned
 from shared.wire.peers import Received, peer_name
@@ -194,6 +194,7 @@ class Pulls:
             raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1}, which were not lent")
         if part_of(ready, self._ctx.core.pool) != WHOLE:
             raise HandoffFailed("a part of a page, although whole pages were lent")
+        require_frames(ready, received.frames, self._ctx.core.pool)
         if ready.inline:
             self._ctx.outbox.send(pull.source, FramesTaken(pull.key, pull.lease))
         if pull.claimed.issuperset(pages):

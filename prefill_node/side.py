@@ -125,7 +125,8 @@ class PrefillSide:
             self.inflight.add(handoff, grant, now)
             self.choice.granted(peer, handoff.offered, grant.transport)
         except HandoffFailed as error:
-            self.inflight.granted[key] = handoff
+            # A hand-off without a sender is not kept: the peer's next message could complete it.
+            self._ctx.outbox.send(peer, Abort(grant.key, all_sequences=False))
             self._fail(key, error)
 
     def _installed(self, peer: str, message: Installed, now: float) -> None:

@@ -169,6 +169,18 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
         raise HandoffFailed(f"the sender's pages have {num_bytes} bytes in this part, ours have {fitting}")
 
 
+def require_frames(ready: Ready, frames: Sequence[Buffer], pool: KVPool) -> None:
+    """Raise HandoffFailed unless each inline page has one frame of a valid size, and other pages have no frames.
+
+    A receiver calls this before it keeps the frames, because they wait for a pull, which a step may delay.
+    """
+    part, wanted = part_of(ready, pool), len(ready.pages) if ready.inline else 0
+    if len(frames) != wanted:
+        raise HandoffFailed(f"{len(frames)} frames came, {wanted} were announced")
+    for num_bytes in {len(frame) for frame in frames}:
+        require_part_bytes(num_bytes, part, pool)
+
+
 def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
     """Copy `source` into the part, and return the copy. Zero the rest, so that no earlier owner's draft KV stays."""
     target = page[part.bytes_in(planes)]

@@ -10,6 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.faults import can_resume, error_of_end, is_node_fault
+from router.text.grammars import of_grammar
+from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import SamplingParams
 from shared.node.mail import Outgoing
 from shared.node.node import Node
@@ -29,6 +32,22 @@ from shared.wire.messages import (
 from tests.support.core_rig import CoreKnobs
 from tests.support.faulty_pair import LONG, ends_of, job, pair
 from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
+
+# ---- the client's own faults
+
+
+def test_a_grammar_that_fails_at_the_partner_blames_none() -> None:
+    """The defect: if the decode node noticed first, the client's fault became a 502, and was tried again elsewhere."""
+    p, d = pair()
+    net = Net([p, d])
+    p.ctx.core.loop._launch_next = lambda: False  # like a node that computes chunks: it looks at no new prompt
+    faulty = replace(job(), sampling=replace(LONG, grammar=of_grammar("start: <|nothing_here|>")))
+    key = net.generate(p, faulty, d)
+    net.run()
+    error = error_of_end(net.router.end(key), "p0")
+    assert type(error) is InvalidRequest and not is_node_fault(error) and not can_resume(error)
+    assert_clean(p, d)
+
 
 # ---- aborts
 

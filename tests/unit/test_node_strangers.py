@@ -7,11 +7,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from prefill_node.side import PrefillSide
 from router.journal import Journal
+from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
+from shared.transfer.transports import make_sender
 from shared.wire.codec import encode
-from shared.wire.messages import Key, Offer, Refuse
+from shared.wire.messages import Abort, Grant, Installed, Key, Offer, Refuse
 from shared.wire.ranges import MAX_TEXT
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
@@ -78,6 +81,43 @@ def test_a_refusal_is_short_whatever_the_offer_says(net: Net) -> None:
     net.to_node(name_of(d), offer(net, "s", fingerprint=fingerprint), STRANGER)
     net.run()
     assert len(sent) == 1 and len(sent[0].reason) <= MAX_TEXT and encode(sent[0])
+
+
+@pytest.mark.parametrize("lease", [0, 7])
+def test_an_impossible_grant_can_not_be_completed(net: Net, lease: int) -> None:
+    """The defect: the hand-off was kept with lease 0 and without a sender, so Installed ended the prefill node."""
+    p, d = nodes(net)
+    net.drop = lambda source, target, message: source == name_of(d)  # all of its messages come from this test
+    key = net.generate(p, JOB, d)
+    net.run()
+    for message in (Grant(key, 0, 7, "bogus"), Installed(key, lease)):
+        net.to_node(name_of(p), message, name_of(d))
+    net.run()
+    assert net.router.end(key).error_code == HandoffFailed.code
+    assert net.messages(Abort), "the decode node frees what it reserved"
+    assert_clean(p)
+
+
+def test_contradictory_grants_do_not_end_the_node() -> None:
+    """The defect: one after the other, all transports left the list, and choosing among none raised."""
+    p, d = make_node("prefill", "p0", CoreKnobs(), transport="shm"), make_node("decode", "d0", CoreKnobs())
+    net, names = Net([p, d]), ("shm", "zmq")
+    p.ctx.facts = replace(p.ctx.facts, transports=names)
+    p.side = PrefillSide(p.ctx, {name: make_sender(name, p.ctx.core.pool) for name in names})
+    net.drop = lambda source, target, message: source == name_of(d)  # all of its messages come from this test
+    first, second = (net.generate(p, replace(JOB, rid=rid), d) for rid in (1, 2))
+    net.run()
+    for message in (Grant(first, 0, 7, "shm"), Installed(first, 7)):
+        net.to_node(name_of(p), message, name_of(d))
+        net.run()
+    third = net.generate(p, replace(JOB, rid=3), d)
+    net.run()
+    assert [m.transports for m in net.messages(Offer)] == [["shm", "zmq"], ["shm", "zmq"], ["zmq", "shm"]]
+    for message in (Grant(third, 0, 8, "shm"), Grant(second, 0, 9, "zmq"), Installed(third, 8), Installed(second, 9)):
+        net.to_node(name_of(p), message, name_of(d))
+        net.run()
+    assert_clean(p)
+    p.ctx.core.close()
 
 
 def test_rids_can_not_be_guessed() -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from decode_node import vouchers
-from shared.core.errors import DeadlineExceeded, HandoffFailed
+from shared.core.errors import DeadlineExceeded, HandoffFailed, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.node.routers import RoutersWord
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
-from shared.wire.peers import PeerUp, Received
+from shared.wire.peers import PeerClosed, PeerUp, Received
 from shared.wire.tickets import Ticket, is_genuine, make_ticket, ticket_key
 from tests.support.core_rig import CoreKnobs, Job
+from tests.support.grammar_oracle import GRAMMARS, Later, make_grammars
 from tests.support.node_pair import ROUTER, ROUTER_EPOCH, ROUTER_ID, SECRET, Net, assert_clean, make_node, name_of
 
 
@@ -255,3 +257,66 @@ def test_a_source_that_finishes_nothing_leaves_others_a_quarter() -> None:
     pair.net.tick(name_of(pair.d))
     pair.net.tick(name_of(pair.d))
     assert handoff.key not in pair.d.side.transfers.open and len(pair.d.side.outside()) == 1, "room for one more"
+
+
+# ---- grammars
+
+
+def compile_later(pair: Pair) -> Later:
+    """The compilations that the decode node asks for, from now on."""
+    executor = Later()
+    pair.d.ctx.core.scheduler._grammars = make_grammars(executor)
+    executor.run()  # the compiler's own beginning
+    return executor
+
+
+def with_grammar(pair: Pair, number: int) -> Offer:
+    offer = pair.offer_of(job(number))
+    return msgspec.structs.replace(offer, sampling=msgspec.structs.replace(offer.sampling, grammar=GRAMMARS[0]))
+
+
+def test_no_grammar_is_compiled_without_a_ticket() -> None:
+    """The defect: refused Offers filled an unbounded queue in front of the one thread that compiles."""
+    pair = Pair()
+    executor, offer = compile_later(pair), with_grammar(pair, 1)
+    assert isinstance(pair.say(msgspec.structs.replace(offer, ticket=None)), Refuse)
+    pair.d.ctx.facts = replace(pair.d.ctx.facts, max_waiting=0)
+    answer = pair.say(offer)
+    assert isinstance(answer, Refuse) and answer.code == Overloaded.code
+    assert not executor.waiting
+    pair.d.ctx.facts = replace(pair.d.ctx.facts, max_waiting=1)
+    assert pair.say(offer) is None and len(executor.waiting) == 1
+    executor.run()
+    pair.net.tick(name_of(pair.d))
+    assert pair.d.side.transfers.open
+
+
+def test_an_early_offer_s_grammar_is_compiled_after_the_welcome() -> None:
+    pair = Pair()
+    executor, offer = compile_later(pair), with_grammar(pair, 1)
+    pair.d.ctx.routers._lives.clear()
+    assert pair.say(offer) is None and not executor.waiting
+    pair.net.to_node(name_of(pair.d), Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
+    pair.net.tick(name_of(pair.d))
+    assert len(executor.waiting) == 1
+    executor.run()
+    pair.net.tick(name_of(pair.d))
+    assert pair.d.side.transfers.open
+
+
+@pytest.mark.parametrize("end", ["abort", "deadline", "source"])
+def test_an_offer_that_ends_ungranted_compiles_nothing(end: str) -> None:
+    pair = Pair()
+    compile_later(pair)
+    offer = with_grammar(pair, 1)
+    assert pair.say(offer) is None
+    (req,) = pair.d.side.outside()
+    assert req.constraint is not None and not req.constraint.is_ready
+    if end == "abort":
+        pair.net.abort(pair.d, offer.key)
+    elif end == "deadline":
+        pair.net.at(10_000.0)
+    else:
+        pair.net.inboxes[name_of(pair.d)].append(PeerClosed(name_of(pair.p), accepted=True))
+    pair.net.tick(name_of(pair.d))
+    assert not pair.d.side.outside() and req.constraint.is_ready, "cancelled"

@@ -10,6 +10,7 @@ import pytest
 
 from prefill_node.side import PrefillSide
 from prefill_node.unread import SHARES
+from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.node.node import Node
@@ -17,6 +18,7 @@ from shared.transfer.frames import FrameSender
 from shared.transfer.host_bytes import PinnedReader
 from shared.transfer.interface import READY_BYTES
 from shared.wire.messages import FramesTaken, Key, Ready
+from shared.wire.peers import Received
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.hand_driven import HandDriven
 from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
@@ -248,3 +250,29 @@ def test_what_a_request_had_on_the_way_ends_with_it(monkeypatch: pytest.MonkeyPa
     net.run()
     assert net.router.streams[second] == expected(job(1))
     assert_clean(p, slow)
+
+
+@pytest.mark.parametrize("change", ["longer", "one more", "to a transport without frames"])
+def test_frames_that_do_not_fit_are_not_kept(change: str) -> None:
+    """The defect: they were acknowledged, and kept until the pull, which a step in flight delays."""
+    transport = "shm" if change == "to a transport without frames" else "zmq"
+    p, d = (make_node(role, name, KNOBS, transport=transport) for role, name in NODES[:2])
+    stream, core = HandDriven(), d.ctx.core
+    stream.open = False
+    core.streams = core.engine.streams = replace(core.streams, transfer=stream)
+    net = Net([p, d])
+    net.hold = lambda src, dst, message: isinstance(message, Ready)
+    key = net.generate(p, job(0), d)
+    net.run()
+    _, _, held = net.kept[0]
+    frames = {
+        "longer": [bytes(8 << 20) for _ in held.frames],
+        "one more": [*held.frames, held.frames[0] if held.frames else b""],
+        "to a transport without frames": [bytes(8 << 20)],
+    }
+    net.inboxes[name_of(d)].append(Received(name_of(p), held.message, tuple(map(bytes, frames[change]))))
+    net.run()
+    assert net.router.end(key).error_code == HandoffFailed.code
+    assert not net.messages(FramesTaken) and not d.side.transfers.open and not d.side.transfers.held
+    assert_clean(d)
+    p.ctx.core.close()

@@ -8,7 +8,7 @@ import pytest
 
 from prefill_node import loans
 from shared.device.events import Event
-from shared.wire.messages import Lent, Message, Pull, Ready, Returned
+from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
 from tests.support.core_rig import CoreKnobs
 from tests.support.hand_driven import HandDriven
@@ -229,6 +229,22 @@ def test_pages_that_were_not_asked_for_end_the_pull() -> None:
     rig.net.inboxes[name_of(rig.p)].append(lying)
     rig.finish(key, one)
     assert rig.count("pull.failed") == 1
+
+
+def test_lent_frames_that_do_not_fit_end_the_pull() -> None:
+    """The defect: they were acknowledged, and kept until the copy, which a step in flight delays."""
+    rig, one = PullPair(), job(2)
+    rig.warm(job(1))
+    rig.net.hold = lambda source, target, message: isinstance(message, Ready) and target == name_of(rig.p)
+    key = rig.ask(one)
+    rig.net.run()
+    (_, _, held), *_ = rig.net.kept
+    rig.net.hold = lambda source, target, message: False
+    rig.net.inboxes[name_of(rig.p)].append(
+        Received(name_of(rig.s), held.message, tuple(bytes(8 << 20) for _ in held.frames))
+    )
+    rig.finish(key, one)
+    assert rig.count("pull.failed") == 1 and not rig.said(FramesTaken, rig.p)
 
 
 # ---- ends

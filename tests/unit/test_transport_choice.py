@@ -78,6 +78,17 @@ def test_what_a_peer_can_not_use_is_not_offered_first_again() -> None:
     assert alone.reasons() == {"d0": "zmq: the only one that both have"}
 
 
+def test_contradictory_grants_leave_a_transport() -> None:
+    """The defect: a peer granted transports that it had passed over before, and in the end none was left."""
+    one, _ = choice("shm", "zmq", "gloo")
+    one.granted(PEER, ["zmq", "shm", "gloo"], "shm")
+    one.granted(PEER, ["shm", "zmq", "gloo"], "zmq")
+    assert one.order(PEER) == ["shm", "gloo"], "zmq was passed over before"
+    one.granted(PEER, ["gloo", "shm"], "shm")
+    one.granted(PEER, ["shm", "gloo"], "gloo")
+    assert one.order(PEER) == ["shm"] and one.reasons() == {"d0": "shm: the only one that both have"}
+
+
 def test_one_that_fails_is_the_slowest() -> None:
     one, _ = choice("shm", "zmq")
     for _ in range(2 * TRIALS):

@@ -14,6 +14,7 @@ from shared.core.errors import (
     DeadlineExceeded,
     DeadlineUnreachable,
     HandoffFailed,
+    InvalidRequest,
     ModelNotFound,
     NodeDraining,
     NodeLost,
@@ -141,6 +142,7 @@ WORDS = [
     (Overloaded, PartnerOverloaded),
     (NodeDraining, PartnerDraining),
     (DeadlineExceeded, DeadlineExceeded),
+    (InvalidRequest, InvalidRequest),
     (TooLarge, HandoffFailed),
     (Aborted, HandoffFailed),
 ]
