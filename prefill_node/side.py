@@ -142,6 +142,7 @@ class PrefillSide:
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
+        self.pulls.ended(handoff.key, now)  # a decode node short of memory says Installed before the prompt is computed
         self._ctx.tombstones.bury(handoff.key, now)
         self.bootstrap.leader_gone(handoff.key, now)
 

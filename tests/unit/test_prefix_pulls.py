@@ -8,6 +8,7 @@ import pytest
 
 from prefill_node import loans
 from shared.device.events import Event
+from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
 from tests.support.core_rig import CoreKnobs
@@ -262,6 +263,23 @@ def test_an_abort_ends_pull_and_loan() -> None:
     assert not rig.asker.pulls.open and not rig.lender.loans.open
     assert rig.count("pull.ended") == 1
     rig.rest()
+
+
+def test_a_pull_ends_when_the_partner_computes_the_prompt() -> None:
+    """The defect: the pull outlived its request. An idle node left with pages that nobody owned."""
+    rig, one = PullPair(), job(2)
+    rig.warm(job(1))
+    rig.net.drop = lambda source, target, message: isinstance(message, Ready) and target == name_of(rig.p)
+    key = rig.ask(one, decode=rig.d)
+    rig.net.run()
+    assert rig.asker.pulls.open and rig.asker.inflight.granted
+    scheduler = rig.d.ctx.core.scheduler
+    scheduler.retract(scheduler.requests[key_of(key)])  # for lack of memory (rule c)
+    rig.net.run()
+    assert not rig.asker.pulls.open and not rig.lender.loans.open
+    assert rig.count("pull.ended") == 1
+    rig.net.settle(rig.p, rig.d, rig.s)
+    rig.finish(key, one)
 
 
 def test_a_row_stays_until_its_last_copy_has_ended() -> None:
