@@ -170,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _has_enough_ahead(self) -> bool:
-        """Whether no more pipelined requests are read. The budget of bodies does not count those that wait."""
+        """Whether no more pipelined requests are read. The budget of bodies counts no waiting ones."""
         num_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
         return len(self.pipeline) >= MOST_AHEAD or num_bytes > HIGH_WATER_LIMIT
 

@@ -11,7 +11,7 @@ SHARE_OF_ONE = 0.75  # share of the budget that one address may use
 
 
 class BodyBudget:
-    """Owned by the event loop. A body's bytes count until nobody needs the body: see `BodyHold`.
+    """Owned by the event loop. A body's bytes count until its holders release it (`BodyHold`).
 
     `largest`: the size of the largest allowed body. One such body always fits into an empty budget.
     """

@@ -1,4 +1,4 @@
-"""Reads a node's links while its model is loaded. Otherwise nobody would watch connections, and memory had no limit."""
+"""Reads a node's links while its model is loaded. Without this, connections and their memory would have no limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Draws the routing id of a ROUTER's first connection.
 
-libzmq 4.3.5 gives a ROUTER's connections rising ids, and draws the first one with C's `rand`, which nobody seeds. This
+libzmq 4.3.5 gives a ROUTER's connections rising ids, and draws the first one with C's unseeded `rand`. This
 module knows nothing of sockets.
 """
 
@@ -13,7 +13,7 @@ MOST_FIRST = 0xEFFF_FFFF  # 268 million connections before the 32 bits begin aga
 
 
 def draw_first_id() -> None:
-    """Seed C's `rand`, so that nobody can guess the next ROUTER's ids. Call this before each ROUTER is made.
+    """Seed C's `rand`, so that peers can't guess the next ROUTER's ids. Call this before each ROUTER is made.
 
     Where C's functions can't be reached, nothing changes.
     """

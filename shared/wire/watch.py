@@ -75,7 +75,7 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
-    handshake: int = 0  # at most so many bytes came outside of messages
+    handshake: int = 0  # limit of the bytes that came outside of messages
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
