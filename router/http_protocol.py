@@ -139,7 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._passed_body = self._has_contents = True
         self._disarm()
         if self.pipeline and not self._has_enough_ahead:
-            self.flow.resume_reading()  # the library paused it, and would not see that the client leaves
+            self.flow.resume_reading()  # else the client's end is not seen
 
     def on_body(self, body: bytes) -> None:
         self._has_contents = True
@@ -170,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _has_enough_ahead(self) -> bool:
-        """Whether no more pipelined requests are read. The budget of bodies counts no waiting ones."""
+        """The budget of bodies does not count pipelined requests."""
         num_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
         return len(self.pipeline) >= MOST_AHEAD or num_bytes > HIGH_WATER_LIMIT
 
@@ -206,13 +206,12 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---- who reads
 
     def _look_later(self, num_bytes: int) -> None:
-        """`num_bytes`: what waits to be sent."""
         if num_bytes and self._look is None:
             delay = self._rules.slow_reader_s
             self._look = self.loop.call_later(delay, self._look_at_reader, self._num_answered, num_bytes)
 
     def _look_at_reader(self, num_answered: int, before: int) -> None:
-        """Hang up if the client read nothing since the last look, in which no other answer was written."""
+        """Hang up if the client read nothing and no other answer was written since the last look."""
         self._look = None
         num_bytes = self.transport.get_write_buffer_size()
         is_same = num_answered == self._num_answered and self._all_is_written

@@ -11,7 +11,7 @@ SHARE_OF_ONE = 0.75  # share of the budget that one address may use
 
 
 class BodyBudget:
-    """Owned by the event loop. A body's bytes count until its holders release it (`BodyHold`).
+    """Owned by the event loop. A body's bytes count until its last `BodyHold` ends.
 
     `largest`: the size of the largest allowed body. One such body always fits into an empty budget.
     """
@@ -45,13 +45,10 @@ class HeldBytes:
 
 
 class BodyHold:
-    """One holder of a body's bytes. They go back to the budget when the last holder lets go.
-
-    Owned by the event loop. The exchange, work on threads, and an answer that outlives its client hold the bytes.
-    """
+    """One holder of a body's bytes, on the event loop: an exchange, work on a thread, or an answer without a client."""
 
     def __init__(self, budget: BodyBudget | None, source: str, held: HeldBytes | None = None) -> None:
-        """`held`: the same body's bytes, if somebody else holds them already."""
+        """`held`: None for a new body."""
         self._budget = budget
         self._source = source
         self._held = held or HeldBytes()
@@ -59,7 +56,7 @@ class BodyHold:
         self._is_over = False
 
     def take(self, num_bytes: int) -> None:
-        """Take more bytes. Raise BodiesFull if they don't fit."""
+        """Raise BodiesFull if the bytes don't fit."""
         if self._budget is not None:
             self._budget.take(self._source, num_bytes)
             self._held.num_bytes += num_bytes
@@ -68,7 +65,7 @@ class BodyHold:
         return BodyHold(self._budget, self._source, self._held)
 
     def let_go(self) -> None:
-        """Idempotent."""
+        """Give the bytes back if no other hold is left. Idempotent."""
         if self._is_over:
             return
         self._is_over = True

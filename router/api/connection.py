@@ -32,8 +32,8 @@ class ClientGone(Exception):
 class Connection:
     """`status` is None until the headers are sent.
 
-    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The Connection's
-    owner must end its hold on these bytes, `body_hold`.
+    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The owner must end
+    `body_hold`.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Asked:
         self.drop_raw()
 
     def moved(self) -> Asked:
-        """Move the request to work that outlives its exchange. The work must drop it."""
+        """Move the request to work that outlives its exchange and drops the request."""
         moved = replace(self, hold=self.hold.another())
         self.drop()
         return moved
@@ -177,7 +177,7 @@ class Handlers:
         path, body = asked.api.table.path, asked.body
         digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
         answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
-        del body  # for the wait: a repeat needs its body no longer
+        del body  # a repeat does not need it
         asked.drop()
         data = await answer
         if is_again:
@@ -186,8 +186,7 @@ class Handlers:
         await connection.answer(200, data)
 
     async def _make(self, asked: Asked, connection: Connection) -> bytes:
-        """Return a whole answer. Count its outcome here, so that the connection does not count it again."""
-        connection.was_admitted = True
+        connection.was_admitted = True  # the outcome is counted here
         unsent = connection.unsent()
         try:
             await self._run(asked, unsent)

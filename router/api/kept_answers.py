@@ -53,7 +53,7 @@ class KeptAnswers:
         return len(self._entries)
 
     def answer(self, name: Name, digest: bytes, make: Make) -> tuple[asyncio.Future[bytes], bool]:
-        """Return the answer to wait for, and whether an earlier request began it. Raise KeyReused for another body.
+        """Return the future answer, and whether an earlier request began it. Raise KeyReused for another body.
 
         `make` is called at once, or never."""
         self._forget_old()

@@ -31,7 +31,7 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
-CHARS_PER_TOKEN = 64  # or the longest token's characters, if these are more
+CHARS_PER_TOKEN = 64  # at least
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
@@ -40,7 +40,7 @@ class Resolver:
     """The function `adapters` returns all adapters' digests by name. Each use calls it anew, because nodes come and
     go.
 
-    `max_chars`: longer texts are refused before a tokenizer takes seconds and gigabytes for them."""
+    `max_chars`: of a text; for longer ones a tokenizer would take gigabytes."""
 
     model_name: str
     text: TextModel
@@ -240,7 +240,6 @@ class Resolver:
 
 
 def chars_per_token(tokenizer: Tokenizer) -> int:
-    """Return the most characters that one token of a prompt stands for."""
     longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.facts.vocab_size))
     return max(CHARS_PER_TOKEN, longest)
 

@@ -16,7 +16,7 @@ from router.text.interface import TextModel, decode_ids
 from router.tools.declared import parse_tools
 from shared.core.errors import InvalidRequest
 
-MOST_PIECES = 131_072  # an object for each piece takes a hundred times the text's memory
+MOST_PIECES = 131_072
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):

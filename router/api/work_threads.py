@@ -1,6 +1,6 @@
 """Run work that reads long bodies on threads.
 
-Work waits on the event loop. An executor's queue would keep cancelled work, and the body that the work reads.
+Work waits on the event loop, because an executor's queue would keep cancelled work and its body.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from router.api.body_budget import BodyHold
 from shared.core.errors import InvalidRequest
 
 T = TypeVar("T")
-LONG_BODY_BYTES = 8_192  # longer bodies would delay other streams by milliseconds
+LONG_BODY_BYTES = 8_192  # longer bodies would delay streams by milliseconds
 NUM_THREADS = 4
-HUGE_BODY_BYTES = 256 << 10  # one at a time: a tokenizer takes hundreds of times a text's memory
+HUGE_BODY_BYTES = 256 << 10  # tokenizers take hundreds of times a text's memory
 
 
 def too_deep() -> InvalidRequest:
@@ -24,14 +24,14 @@ def too_deep() -> InvalidRequest:
 
 
 class WorkThreads:
-    """Owned by the event loop. `number`: how many works the executor runs at once."""
+    """Owned by the event loop. `number`: the executor's threads."""
 
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor = executor
         self._free = asyncio.Semaphore(number)
 
     async def run(self, work: Callable[[], T], hold: BodyHold) -> T:
-        """Run work on a thread. It holds the body's bytes until its end, even if the caller is cancelled."""
+        """Hold the body's bytes until the work's end, even if the caller is cancelled."""
         await self._free.acquire()
         own = hold.another()
         try:
@@ -58,7 +58,6 @@ class BodyWork:
         self._huge = _threads("huge-body", 1)
 
     async def in_time(self, raw: bytes, work: Callable[[], T], hold: BodyHold) -> T:
-        """`hold`: the caller's hold on the body's bytes."""
         if len(raw) >= LONG_BODY_BYTES:
             threads = self._huge if len(raw) > HUGE_BODY_BYTES else self._long
             return await threads.run(work, hold)

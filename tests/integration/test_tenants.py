@@ -93,7 +93,6 @@ def test_each_tenant_has_its_own_limits(router: RouterProcess, node: FakeNode) -
 
 
 def test_answers_kept_by_a_key_say_what_is_left(router: RouterProcess, node: FakeNode) -> None:
-    """The defect: with an Idempotency-Key neither an answer nor a 429 said it."""
     headers = {"Idempotency-Key": "k"}
     answer = ask(router, BOB, "say:a", max_tokens=30, **headers)
     assert answer.status_code == 200 and int(answer.headers["x-ratelimit-remaining-tokens"]) == 60 - 35

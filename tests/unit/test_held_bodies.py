@@ -1,5 +1,4 @@
-"""What long bodies may take. Whoever holds a request's body holds its bytes in the budget: the exchange, a thread, an
-answer without a client. A text is refused before a tokenizer takes gigabytes for it."""
+"""What long bodies may take, and who holds their bytes in the budget."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def no_hold() -> BodyHold:
 
 
 def run(told: Callable[[Site, threading.Event], Awaitable[None]]) -> None:
-    """`told` gets an event that ends the work with which it blocks threads."""
+    """`told` gets an event that ends blocked work."""
 
     async def main() -> None:
         go = threading.Event()
@@ -102,7 +101,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_work_that_waits_for_a_thread_keeps_no_lost_body() -> None:
-    """The defect: an executor's queue kept bodies whose bytes the budget had already got back."""
+    """The defect: an executor's queue kept the bodies."""
 
     async def told(site: Site, go: threading.Event) -> None:
         work, gone = site.handlers._work, asyncio.Event()
@@ -123,7 +122,7 @@ def test_work_that_waits_for_a_thread_keeps_no_lost_body() -> None:
 
 
 def test_a_running_thread_holds_the_body_that_it_reads() -> None:
-    """The defect: a hang-up gave the bytes back while a tokenizer still read them."""
+    """The defect: a hang-up gave the bytes back."""
 
     async def told(site: Site, go: threading.Event) -> None:
         budget, begun = site.budget, threading.Event()
@@ -147,7 +146,7 @@ def test_a_running_thread_holds_the_body_that_it_reads() -> None:
 
 
 def test_an_answer_without_a_client_holds_its_body() -> None:
-    """The defect: with an Idempotency-Key, bodies of clients that had left piled up without being counted."""
+    """The defect: with an Idempotency-Key such bodies piled up."""
 
     async def told(site: Site, go: threading.Event) -> None:
         blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
@@ -166,8 +165,6 @@ def test_an_answer_without_a_client_holds_its_body() -> None:
 
 
 def test_a_repeat_that_waits_holds_no_body() -> None:
-    """The defect: the answer was another request's work, and the repeat's body was counted until it came."""
-
     async def told(site: Site, go: threading.Event) -> None:
         kept, gone = site.handlers._kept, asyncio.Event()
         kept.answer = Mock(wraps=kept.answer)  # type: ignore[method-assign]
@@ -189,7 +186,7 @@ MOST_CHARS = CONTEXT * CHARS_PER_TOKEN
 
 
 def turns(text: str) -> dict[str, Any]:
-    """Return a conversation that the template renders with as many characters as `text` has."""
+    """A conversation that the template renders as long as `text`."""
     return {"messages": [{"role": "user", "content": text[len("user:  assistant: ") :]}], "max_tokens": 1}
 
 
@@ -209,8 +206,6 @@ def turns(text: str) -> dict[str, Any]:
     ],
 )
 def test_a_text_that_can_t_fit_is_not_tokenized(path: str, made: Callable[[str], dict[str, Any]], more: int) -> None:
-    """The defect: a text of 4 MiB took a tokenizer ten seconds and 1.6 GB before it was found too long."""
-
     async def told() -> Site:
         site = Site(CONTEXT)
         raw = json.dumps(made("a" * (MOST_CHARS + more))).encode()

@@ -45,7 +45,7 @@ class Site:
         self.state = ServerState()
         self.made: list[weakref.ref[LimitedProtocol]] = []
         self.hold: asyncio.Event | None = None
-        self.waits = asyncio.Event()  # somebody waits to be told that its client has gone
+        self.waits = asyncio.Event()  # somebody waits for its client to go
         self.gone = asyncio.Event()  # and was told
         once = LogOnce(Logger("r", self.log))
         self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1, SLOW_READER_S)
@@ -298,7 +298,7 @@ def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -
 
 
 def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
-    """The defect: the library stopped reading when another request came, and so never saw the connection's end."""
+    """The defect: the library stops reading at the later one."""
 
     async def told(site: Site, port: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -317,7 +317,6 @@ def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
 
 
 def test_requests_sent_ahead_have_little_body_together() -> None:
-    """Nobody counts these bytes in the budget of bodies, because their requests have not begun."""
     length = HIGH_WATER_LIMIT - 1
     post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length + bytes(length)
 
@@ -368,7 +367,7 @@ def test_who_reads_nothing_keeps_no_connection() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"Connection: close\r\n"], ids=["kept", "closing"])
 def test_who_reads_no_whole_answer_keeps_no_connection(said: bytes) -> None:
-    """The defect: only a stream waited for its reader. A whole answer stayed in memory for ever."""
+    """The defect: only a stream waited for its reader."""
 
     async def told(site: Site, port: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -390,20 +389,20 @@ def test_who_reads_no_whole_answer_keeps_no_connection(said: bytes) -> None:
     [([5, 4, 1, 0], False), ([0], False), ([5, 5], True), ([5, 4, 4], True), ([5, 4, 6], True)],
 )
 def test_who_reads_an_answer_slowly_keeps_its_connection(sizes: list[int], is_hung_up: bool) -> None:
-    """`sizes`: the bytes that wait to be sent, at each look."""
-    protocol, timers = watched()
-    protocol.transport.get_write_buffer_size.side_effect = sizes  # type: ignore[attr-defined]  # a Mock's
+    """`sizes`: unsent bytes at each look."""
+    protocol, transport, timers = watched()
+    transport.get_write_buffer_size.side_effect = sizes
     protocol.on_response_complete()
     while timers:
         timers.pop()()
-    assert protocol.transport.abort.called is is_hung_up  # type: ignore[attr-defined]  # a Mock's
-    assert protocol.transport.get_write_buffer_size.call_count == len(sizes)  # type: ignore[attr-defined]  # a Mock's
+    assert transport.abort.called is is_hung_up
+    assert transport.get_write_buffer_size.call_count == len(sizes)
 
 
 def test_later_answers_are_no_sign_of_a_slow_reader() -> None:
     """The buffer grows although the client reads."""
-    protocol, timers = watched()
-    protocol.transport.get_write_buffer_size.side_effect = [5, 9, 10, 10, 0]  # type: ignore[attr-defined]  # a Mock's
+    protocol, transport, timers = watched()
+    transport.get_write_buffer_size.side_effect = [5, 9, 10, 10, 0]
     protocol.on_response_complete()
     protocol._answering = Mock(response_complete=False)
     timers.pop()()
@@ -411,11 +410,11 @@ def test_later_answers_are_no_sign_of_a_slow_reader() -> None:
     protocol.on_response_complete()
     while timers:
         timers.pop()()
-    assert not protocol.transport.abort.called  # type: ignore[attr-defined]  # a Mock's
+    assert not transport.abort.called
 
 
-def watched() -> tuple[LimitedProtocol, list[Callable[[], None]]]:
-    """A connection whose answer is complete, and the timers of its looks at the reader."""
+def watched() -> tuple[LimitedProtocol, Mock, list[Callable[[], None]]]:
+    """A connection with a complete answer, and its timers."""
     loop, timers = Mock(), list[Callable[[], None]]()
 
     def call_later(delay: float, call: Callable[..., None], *args: object) -> Mock:
@@ -432,10 +431,10 @@ def watched() -> tuple[LimitedProtocol, list[Callable[[], None]]]:
         {},
         loop,
     )
-    protocol.transport, protocol.flow = Mock(), Mock()
-    protocol.transport.is_closing.return_value = True  # type: ignore[attr-defined]  # a Mock's
+    transport = protocol.transport = Mock()
+    transport.is_closing.return_value = True
     protocol._answering = Mock(response_complete=True)
-    return protocol, timers
+    return protocol, transport, timers
 
 
 def test_a_stream_comes_in_chunks() -> None:
