@@ -23,7 +23,7 @@ def books(name: str, epoch: int = 1, text: str = TEXT, now: float = 0.0) -> Tena
     return TenantBooks(name, epoch, text, now)
 
 
-def charge(own: TenantBooks, num_tokens: int, now: float, name: str = "a") -> Callable[[int], None]:
+def charge(own: TenantBooks, num_tokens: int, now: float, name: str = "a") -> Callable[[int, float], None]:
     return own.limits.of(own.tenant(name)).charge(num_tokens, now).settle
 
 
@@ -72,7 +72,7 @@ def test_what_is_given_back_comes_back_at_the_others() -> None:
     mine, theirs = books("mine"), books("theirs")
     settle = charge(mine, 900, 0.0)
     theirs.ledger.read(told(mine, 0.0), 0.0)
-    settle(100)
+    settle(100, 0.0)
     theirs.ledger.read(told(mine, 0.5), 0.5)
     assert theirs.left("a", TOKENS, 0.5) == 908
 
@@ -81,21 +81,21 @@ def test_a_canceled_request_costs_nothing_anywhere() -> None:
     mine, theirs = books("mine"), books("theirs")
     taken = mine.limits.of(mine.tenant("a")).charge(900, 0.0)
     theirs.ledger.read(told(mine, 0.0), 0.0)
-    taken.cancel()
+    taken.cancel(0.0)
     theirs.ledger.read(told(mine, 0.5), 0.5)
     assert (theirs.left("a", TOKENS, 0.5), theirs.left("a", REQUESTS, 0.5)) == (1000, 10)
 
 
 def test_what_was_charged_before_we_began_costs_nothing() -> None:
     mine = books("mine")
-    settle = charge(mine, 900, 0.0)
-    told(mine, 0.0)
+    settle = charge(mine, 900, 3599.0)
+    told(mine, 3599.0)
     theirs = books("theirs", now=3600.0)
     charge(mine, 100, 3600.0)
     theirs.ledger.read(told(mine, 3601.0), 3601.0)
     assert theirs.left("a", TOKENS, 3601.0) == 1000
     charge(theirs, 500, 3601.0)
-    settle(0)
+    settle(0, 3601.0)
     theirs.ledger.read(told(mine, 3602.0), 3602.0)
     assert theirs.left("a", TOKENS, 3602.0) < 520, "what it did not charge it does not give back"
     charge(mine, 100, 3602.0)
