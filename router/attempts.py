@@ -70,7 +70,7 @@ class Attempts:
             if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
                 request.parked_until = now + (self._resume_wait_s if request.attempt else NODES_AWAY_S)
             if request.parked_until is None or now >= request.parked_until:
-                self.fail(request, error, effects)
+                self.fail(request, error.with_traceback(None), effects)  # its frames refer to `effects`
             return
         request.parked_until = None
         effects.num_by_cost += placement.is_by_cost

@@ -317,6 +317,9 @@ class Gateway:
             self._metrics.sought(outcome)
         for role, reason in effects.picks:
             self._metrics.picked(role, reason)
+        for rid in effects.begun:
+            if (mailbox := self._mailboxes.get(rid)) is not None:
+                mailbox.begun.add(rid)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

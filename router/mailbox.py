@@ -15,11 +15,12 @@ class Mailbox:
     """The news of one HTTP request. The request's prompt and max_tokens limit the amount. Owned by the event loop's
     thread."""
 
-    __slots__ = ("_news", "_waiter", "answer_id", "rids")
+    __slots__ = ("_news", "_waiter", "answer_id", "begun", "rids")
 
     def __init__(self, answer_id: str = "") -> None:
         self.answer_id = answer_id  # the answer's id, as the client knows it
         self.rids: Sequence[str] = ()
+        self.begun: set[str] = set()  # rids whose prompts a node has begun to compute
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None
 

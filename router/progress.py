@@ -53,6 +53,7 @@ class Progress:
                 request = self._find(node, key, effects)
                 if request is not None and node is request.prefiller:
                     request.has_begun = True
+                    effects.begun.append(request.rid)
         return effects
 
     def scores(self, message: Scores, now: float) -> Effects:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from router.gateway import Gateway
 from router.mailbox import Mailbox
 from router.tenants.tenant import EVERYBODY, Tenant
 from router.text.interface import Tokenizer
-from shared.core.errors import BatonError, InvalidRequest
+from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest
 from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
 
@@ -130,6 +130,8 @@ class Generation:
         self._last_token_at = [0.0] * num_choices
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
+        self._begun: Collection[str] = ()  # rids whose prompts a node has begun to compute
+        self._is_our_failure = False
         self._num_open = num_choices
         self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
@@ -147,6 +149,7 @@ class Generation:
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
+        self._begun = mailbox.begun
         self._metrics.started()
         connection.was_admitted = self.was_admitted = True
         outcome: str = FinishReason.ABORT
@@ -158,6 +161,7 @@ class Generation:
             outcome = self._outcome()
         except BatonError as error:
             outcome = error.code
+            self._is_our_failure = not (isinstance(error, DeadlineExceeded) and asker.within_s is not None)
             if connection.status is None:
                 raise
             connection.failure = error.with_traceback(None)  # its frames refer to the connection
@@ -166,6 +170,7 @@ class Generation:
             raise
         except Exception:
             outcome = BatonError.code
+            self._is_our_failure = True
             if connection.status is not None:
                 await connection.write(self._writer.failed(internal_error()), last=True)
             raise
@@ -192,9 +197,12 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """The number of prompt and answer tokens; 0 if no token came."""
+        """Return the number of tokens that the tenant pays for.
+
+        If no token came, these are the tokens of prompts that a node has begun, or 0 if the cluster failed."""
         if self._num_waiting == len(self._choices):
-            return 0
+            begun = () if self._is_our_failure else self._begun
+            return sum(len(self._plan.jobs[self._job_of[rid]].ids) for rid in begun)
         counts = self._counts()
         return counts.prompt + counts.answer
 

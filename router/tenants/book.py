@@ -1,6 +1,6 @@
 """Find tenants by their keys, and read the keys file again when it changes.
 
-file --changed?--> read on a thread --> `now` is replaced; an invalid file changes nothing
+file --read on a thread; changed?--> parsed there --> `now` is replaced; an invalid file changes nothing
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from router.tenants.keys_file import NO_KEYS, KeysFile, digest_of, one_key, read_keys
+from router.tenants.keys_file import FLAG, NO_KEYS, KeysFile, digest_of, one_key, parse_keys, read_text
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
@@ -56,18 +56,25 @@ class KeysFollower:
     def __init__(self, path: str, tenants: Tenants, log: Logger) -> None:
         self._path, self._tenants, self._log = path, tenants, log
         self._complaint = ""
+        self._text: str | None = None  # as it was last read; None if it could not be read
 
     async def follow(self) -> None:
         while self._path:
             await asyncio.sleep(FOLLOW_S)
-            self.take(*await asyncio.to_thread(self.look))
+            found = await asyncio.to_thread(self.look)
+            if found is not None:
+                self.take(*found)
 
-    def look(self) -> tuple[KeysFile, str]:
-        """Return the file's contents; for an unusable file, the last contents and the reason."""
+    def look(self) -> tuple[KeysFile, str] | None:
+        """Return the file's contents; for an unusable file, the last contents and the reason; None if it is unchanged.
+
+        Parsing takes long and holds the interpreter's lock, so each text is parsed once."""
+        before, self._text = self._text, None
         try:
-            return read_keys(self._path), ""
+            self._text = read_text(self._path)
+            return None if self._text == before else (parse_keys(self._text), "")
         except ConfigError as error:
-            return self._tenants.now, error.message
+            return self._tenants.now, f"{FLAG} {self._path}: {error.message}"
 
     def take(self, found: KeysFile, complaint: str) -> None:
         if complaint and complaint != self._complaint:

@@ -58,10 +58,10 @@ class Desk:
             raise
         finally:
             if bill.was_admitted:
-                charge.settle(bill.num_used)
+                charge.settle(bill.num_used, self._clock())
                 self._metrics.used(tenant.name, bill.num_used)
             else:
-                charge.cancel()
+                charge.cancel(self._clock())
 
     def _refused(self, tenant: Tenant, error: BatonError) -> None:
         if error.status in LATER:

@@ -125,11 +125,15 @@ def tenant_of(name: str, entry: TenantEntry) -> Tenant:
     return Tenant(name, *limits, entry.priority, adapters, entry.sees_cluster)
 
 
+def read_text(path: str) -> str:
+    return read_private(Path(path).expanduser(), MAX_FILE_BYTES)
+
+
 def read_keys(path: str) -> KeysFile:
     """Raise ConfigError if the file is invalid, or if other users can read it. Without a path, requests need no key."""
     if not path:
         return NO_KEYS
     try:
-        return parse_keys(read_private(Path(path).expanduser(), MAX_FILE_BYTES))
+        return parse_keys(read_text(path))
     except ConfigError as error:
         raise ConfigError(f"{FLAG} {path}: {error.message}") from None

@@ -3,7 +3,8 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back, except
+those that time has already earned back.
 Routers exchange their charges (spending.py), so each router's meters include all charges.
 """
 
@@ -58,6 +59,10 @@ class Meter:
         if self.per_minute != NO_LIMIT:
             self.earned_at -= self._seconds(cost)
 
+    def unearned(self, earned_at: float, now: float) -> int:
+        """Return how many units time will still earn back until `earned_at`."""
+        return max(0, math.floor((earned_at - now + SLACK_S) * self.per_minute / WINDOW_S))
+
     def remaining(self, now: float) -> int:
         free_s = WINDOW_S - self.reset_s(now) + SLACK_S
         return max(0, math.floor(free_s * self.per_minute / WINDOW_S))
@@ -111,7 +116,7 @@ class Allowance:
             meter.take(costs[unit], now)
         self.spent.requests += 1
         self.spent.tokens += num_tokens
-        return Charge(self, num_tokens)
+        return Charge(self, num_tokens, self.meters[TOKENS].earned_at)
 
     def headers(self, now: float) -> dict[bytes, bytes]:
         """Return OpenAI's headers for the limits that are set."""
@@ -130,16 +135,19 @@ class Charge:
 
     allowance: Allowance
     num_tokens: int
+    earned_at: float  # when time will have earned these tokens back
 
-    def settle(self, num_used: int) -> None:
-        unused = max(0, self.num_tokens - num_used)
-        self.allowance.meters[TOKENS].give_back(unused)
+    def settle(self, num_used: int, now: float) -> None:
+        meter, unused = self.allowance.meters[TOKENS], max(0, self.num_tokens - num_used)
+        if meter.per_minute != NO_LIMIT:
+            unused = min(unused, meter.unearned(self.earned_at, now))
+        meter.give_back(unused)
         self.allowance.spent.tokens -= unused
         self.num_tokens = 0
 
-    def cancel(self) -> None:
+    def cancel(self, now: float) -> None:
         """Give everything back: the request was not admitted."""
-        self.settle(0)
+        self.settle(0, now)
         self.allowance.meters[REQUESTS].give_back(1)
         self.allowance.spent.requests -= 1
 

@@ -116,11 +116,12 @@ class Ledger:
         """Return the next message if one is due, and if counts have changed or must be repeated."""
         if self._seal is None or now < self._due:
             return None
+        self._due = now + PERIOD_S
         age_ms = self._age_ms(now)
         rows = self._chosen(self._rows(age_ms), now)
         if not rows:
             return None
-        self._due, self._repeat_at = now + PERIOD_S, now + REPEAT_S
+        self._repeat_at = now + REPEAT_S
         self._number += 1
         payload = msgspec.msgpack.encode(Body(age_ms, rows))
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))

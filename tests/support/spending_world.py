@@ -120,7 +120,7 @@ class World:
                 num_used = self.rng.randint(cost // 2, cost)
                 self.used[router.name] += num_used
                 self.admitted[router.name] += 1
-                self.at(self.now + self.rng.uniform(0.1, 3.0), lambda: charge.settle(num_used))
+                self.at(self.now + self.rng.uniform(0.1, 3.0), lambda: charge.settle(num_used, self.now))
             self.at(self.now + self.rng.expovariate(per_s), come)
 
         self.at(self.now + self.rng.expovariate(per_s), come)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from router.api.connection import Connection
 from router.api.generation import Generation
+from router.effects import Failure, Update
 from router.full_collections import (
     FEW_OPEN,
     LOOKS_BETWEEN,
@@ -22,10 +24,14 @@ from router.full_collections import (
     FullCollections,
     run_full_collections,
 )
+from router.placement import NODES_AWAY_S
 from router.text.hashlm import HashTokenizer
+from shared.core.errors import NodeLost, NoNodes
 from shared.observe.metrics import RequestMetrics
+from shared.wire.messages import Key, SequenceEnd
 from tests.support.patience import HANG_GUARD_S
-from tests.unit.test_router_exchange import PLAN, CollectorRegistry, Waiting, written
+from tests.support.router_rig import RouterRig
+from tests.unit.test_router_exchange import PLAN, CollectorRegistry, Exchange, Waiting, written
 
 REST = 100 << 20
 
@@ -135,16 +141,46 @@ def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
         gc.enable()
 
 
-def failing_answer() -> list[Any]:
-    from router.effects import Failure, Update
-    from shared.core.errors import NodeLost
+def test_a_request_that_fails_before_its_headers_leaves_no_garbage() -> None:
+    left: list[weakref.ref[Generation]] = []
 
+    async def handler(connection: Connection) -> None:
+        news = Waiting(Failure("r", NodeLost("gone")))
+        made = Generation(PLAN, written, HashTokenizer(), news, RequestMetrics(CollectorRegistry()), 0.0)  # type: ignore[arg-type]
+        left.append(weakref.ref(made))
+        await made.run(connection)
+
+    gc.disable()
+    try:
+        exchange = Exchange(handler)
+        assert exchange.sent[0]["status"] == NodeLost.status
+        assert left[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_request_without_nodes_leaves_no_garbage() -> None:
+    """The error of a client that has hung up reaches no endpoint."""
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    rig.dispatcher.tick(0.0)
+    rig.registry.remove(node)
+    rig.open()  # it waits for nodes
+    gc.disable()
+    try:
+        (failure,) = rig.dispatcher.tick(2 * NODES_AWAY_S).news
+        assert isinstance(failure, Failure) and isinstance(failure.error, NoNodes)
+        left = weakref.ref(failure.error)
+        del failure
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+def failing_answer() -> list[Any]:
     return [Update("r", 0, [65, 66, 67, 68], [], None), Failure("r", NodeLost("gone"))]
 
 
 def whole_answer() -> list[Any]:
-    from router.effects import Update
-    from shared.wire.messages import Key, SequenceEnd
-
     end = SequenceEnd(Key("r", 1, "r", 0, 0), "length", 5, 0, "", "")
     return [Update("r", 0, [65, 66, 67, 68], [], None), Update("r", 0, [69], [], end)]

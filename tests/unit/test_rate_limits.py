@@ -81,26 +81,43 @@ def test_what_was_not_used_comes_back() -> None:
     own = allowance(tokens=100)
     charge = own.charge(90, 0.0)
     refused(own, 50, 0.0)
-    charge.settle(40)
+    charge.settle(40, 0.0)
     assert own.headers(0.0)[b"x-ratelimit-remaining-tokens"] == b"60"
     own.charge(60, 0.0)
     refused(own, 1, 0.0)
-    charge.settle(0)  # settled twice: nothing more comes back
+    charge.settle(0, 0.0)  # settled twice: nothing more comes back
     refused(own, 1, 0.0)
 
 
 def test_what_was_not_let_in_costs_nothing() -> None:
     own = allowance(requests=1, tokens=100)
-    own.charge(90, 0.0).cancel()
+    own.charge(90, 0.0).cancel(0.0)
     own.charge(100, 0.0)
 
 
 def test_giving_back_late_makes_no_more_than_a_minute_s_worth() -> None:
     own = allowance(tokens=100)
     charge = own.charge(100, 0.0)
-    charge.settle(0)
+    charge.settle(0, 0.0)
     own.charge(100, 600.0)
     refused(own, 1, 600.0)
+
+
+def test_what_time_has_earned_back_is_not_given_back_again() -> None:
+    own = allowance(tokens=1000)
+    first, second = own.charge(1000, 0.0), own.charge(1000, 60.0)
+    first.settle(10, 60.1)
+    refused(own, 900, 60.1)
+    second.settle(10, 90.0)  # half of it is earned back
+    own.charge(1000, 90.0)
+    assert own.spent.tokens == 1000 + 500 + 1000, "other routers are told the same"
+
+
+def test_long_requests_save_up_no_burst() -> None:
+    own = allowance(tokens=1000)
+    for charge in [own.charge(1000, 60.0 * minute) for minute in range(10)][:-1]:
+        charge.settle(10, 540.0)
+        refused(own, 900, 540.0)
 
 
 def test_a_request_above_the_limit_is_no_429() -> None:

@@ -23,7 +23,7 @@ def books(name: str, epoch: int = 1, text: str = TEXT, now: float = 0.0) -> Tena
     return TenantBooks(name, epoch, text, now)
 
 
-def charge(own: TenantBooks, num_tokens: int, now: float, name: str = "a") -> Callable[[int], None]:
+def charge(own: TenantBooks, num_tokens: int, now: float, name: str = "a") -> Callable[[int, float], None]:
     return own.limits.of(own.tenant(name)).charge(num_tokens, now).settle
 
 
@@ -72,30 +72,40 @@ def test_what_is_given_back_comes_back_at_the_others() -> None:
     mine, theirs = books("mine"), books("theirs")
     settle = charge(mine, 900, 0.0)
     theirs.ledger.read(told(mine, 0.0), 0.0)
-    settle(100)
+    settle(100, 0.0)
     theirs.ledger.read(told(mine, 0.5), 0.5)
     assert theirs.left("a", TOKENS, 0.5) == 908
+
+
+def test_counts_are_looked_at_once_in_a_period() -> None:
+    own = books("mine")
+    charge(own, 100, 0.0)
+    told(own, 0.0)
+    assert own.ledger.write(PERIOD_S) is None, "nothing has changed"
+    charge(own, 100, PERIOD_S)
+    assert own.ledger.write(1.9 * PERIOD_S) is None
+    told(own, 2 * PERIOD_S)
 
 
 def test_a_canceled_request_costs_nothing_anywhere() -> None:
     mine, theirs = books("mine"), books("theirs")
     taken = mine.limits.of(mine.tenant("a")).charge(900, 0.0)
     theirs.ledger.read(told(mine, 0.0), 0.0)
-    taken.cancel()
+    taken.cancel(0.0)
     theirs.ledger.read(told(mine, 0.5), 0.5)
     assert (theirs.left("a", TOKENS, 0.5), theirs.left("a", REQUESTS, 0.5)) == (1000, 10)
 
 
 def test_what_was_charged_before_we_began_costs_nothing() -> None:
     mine = books("mine")
-    settle = charge(mine, 900, 0.0)
-    told(mine, 0.0)
+    settle = charge(mine, 900, 3599.0)
+    told(mine, 3599.0)
     theirs = books("theirs", now=3600.0)
     charge(mine, 100, 3600.0)
     theirs.ledger.read(told(mine, 3601.0), 3601.0)
     assert theirs.left("a", TOKENS, 3601.0) == 1000
     charge(theirs, 500, 3601.0)
-    settle(0)
+    settle(0, 3601.0)
     theirs.ledger.read(told(mine, 3602.0), 3602.0)
     assert theirs.left("a", TOKENS, 3602.0) < 520, "what it did not charge it does not give back"
     charge(mine, 100, 3602.0)
@@ -222,12 +232,12 @@ def test_it_speaks_when_counts_change_and_now_and_then() -> None:
     own = books("mine")
     assert own.ledger.write(0.0) is None
     charge(own, 10, 0.0)
-    assert told(own, 0.0).number == 1
-    charge(own, 10, 0.1)
-    assert own.ledger.write(PERIOD_S - 0.01) is None
-    assert told(own, PERIOD_S).number == 2
+    assert told(own, PERIOD_S).number == 1
+    charge(own, 10, PERIOD_S + 0.1)
+    assert own.ledger.write(2 * PERIOD_S - 0.01) is None
+    assert told(own, 2 * PERIOD_S).number == 2
     assert own.ledger.write(PERIOD_S + REPEAT_S - 0.01) is None
-    assert told(own, PERIOD_S + REPEAT_S).number == 3, "the last one may be lost"
+    assert told(own, 2 * PERIOD_S + REPEAT_S).number == 3, "the last one may be lost"
 
 
 def test_a_debt_for_others_has_a_bound() -> None:

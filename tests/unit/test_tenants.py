@@ -118,7 +118,9 @@ class Following:
         self.follower = KeysFollower(str(file), self.tenants, Logger("r", self.told))
 
     def look(self) -> None:
-        self.follower.take(*self.follower.look())
+        found = self.follower.look()
+        if found is not None:
+            self.follower.take(*found)
 
     def finds(self, key: str) -> bool:
         return self.tenants.find([key]) is not None
@@ -144,12 +146,30 @@ def test_a_broken_file_keeps_the_old_one_and_says_so_once(breaks: str, tmp_path:
             write_key(following.file, "[tenants.a]\nkeys" if breaks == "text" else TWO + "\n")
             following.file.chmod(0o644 if breaks == "mode" else 0o600)
         following.look()
-        assert following.finds("a1") and following.finds("b")
+        assert following.finds("a1") and following.finds("b") and not following.finds("c")
     assert following.told.getvalue().count("tenants stay as they were") == 1
     write_key(following.file, TWO.replace(hash_of("b"), hash_of("c")))
     following.file.chmod(0o600)
     following.look()
     assert following.finds("c") and not following.finds("b")
+
+
+def test_a_file_is_parsed_only_if_it_changed(tmp_path: Path) -> None:
+    following = Following(tmp_path / "keys")
+    assert following.follower.look() is not None and following.follower.look() is None
+    write_key(following.file, TWO.replace(hash_of("b"), hash_of("c")))
+    assert following.follower.look() is not None and following.follower.look() is None
+
+
+def test_a_file_that_is_away_twice_is_complained_of_twice(tmp_path: Path) -> None:
+    following = Following(tmp_path / "keys")
+    following.look()
+    for _ in range(2):
+        following.file.unlink()
+        following.look()
+        write_key(following.file, TWO)
+        following.look()
+    assert following.told.getvalue().count("tenants stay as they were") == 2
 
 
 def test_the_file_is_followed_while_the_router_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
