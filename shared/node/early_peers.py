@@ -1,4 +1,4 @@
-"""Reads a node's links while its model is loaded. Without this, connections and their memory would have no limits."""
+"""Reads a node's links while its model is loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ POLL_S = 0.1
 
 @contextmanager
 def drop_early_messages(links: NodeLinks) -> Iterator[None]:
-    """Drop all messages until the end of the block. Only the new thread may use `links` meanwhile, except `wakeup`.
-
-    No message can be for this node, because no router knows it yet."""
+    """Inside the block, the caller may only use `links.wakeup`."""
     stop = threading.Event()
 
     def read() -> None:
@@ -30,4 +28,4 @@ def drop_early_messages(links: NodeLinks) -> Iterator[None]:
         stop.set()
         links.wakeup.set()
         thread.join()
-        links.wakeup.set()  # what was set for the node's loop, `read` may have cleared
+        links.wakeup.set()

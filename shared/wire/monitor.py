@@ -1,4 +1,4 @@
-"""Opens and reads the monitor of a ZMQ socket: the socket's events, in order. Reading never blocks."""
+"""Opens and reads monitors of ZMQ sockets, without blocking."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 def open_monitor(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return the monitor's end for the reader. Raise zmq.ZMQError if no descriptor is free.
+    """Raise zmq.ZMQError if no descriptor is free.
 
-    The queue has no limit. libzmq 4.3.5 sends each event while it holds a lock. If the queue were full, all connections
-    and `disable_monitor` would wait for the reader."""
+    The queue has no limit, because libzmq 4.3.5 would wait with a lock that all connections need."""
     address = f"inproc://monitor.{socket.FD}"
     socket.monitor(address, events)
     monitor = context.socket(zmq.PAIR)
     monitor.setsockopt(zmq.LINGER, 0)
-    monitor.setsockopt(zmq.RCVHWM, 0)  # one end without a limit is enough, but only before it connects
+    monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.connect(address)
     return monitor
 

@@ -28,17 +28,14 @@ def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireSt
 
 
 class PartReader:
-    """Receives a socket's messages. Of a message with too many parts it returns the first, and then each other part.
-
-    `is_rest`: the newest part belongs to a message that was returned before."""
+    """Returns the first parts of an overlong message, then each other part alone, with `is_rest`."""
 
     def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
         self._socket = socket
-        self._most_parts = limits.max_frames + 3  # the routing id, the message, its frames, and one that is too many
+        self._most_parts = limits.max_frames + 3  # with routing id, message, and one frame too many
         self._is_inside = self.is_rest = False
 
     def read(self) -> list[zmq.Frame] | None:
-        """Return None if the queue is empty."""
         self.is_rest = self._is_inside
         left = 1 if self.is_rest else self._most_parts
         parts: list[zmq.Frame] = []
@@ -47,7 +44,7 @@ class PartReader:
                 part = self._socket.recv(zmq.NOBLOCK, copy=False)
                 parts.append(part)
                 left = left - 1 if part.more else 0
-        except zmq.Again:  # libzmq shows whole messages only, so there is no first part
+        except zmq.Again:
             return None
         self._is_inside = part.more
         return parts

@@ -6,9 +6,8 @@ thread compares the bytes that TCP has received on each descriptor with the byte
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
 A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
-also adds up the growth of the process's memory while a connection brings bytes, but no message. libzmq keeps up to 40
-bytes for each byte of a handshake's properties. The watch can't tell a handshake from the first message, so it adds up
-the growth of memory while connections exist that may have had long handshakes.
+also adds up the growth of the process's memory while a connection brings bytes, but no message, or may have had a long
+handshake: libzmq keeps 40 bytes for each byte of it.
 
 SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
 for `mute_s`, although the dialling peer pings, and nothing waits to be read.
@@ -39,7 +38,7 @@ SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
 MANY_PARTS = 256  # a flood has at least this many parts between two looks; control messages have fewer
-LONG_HANDSHAKE_BYTES = 64 << 10  # Baton's own handshakes have a few hundred bytes
+LONG_HANDSHAKE_BYTES = 64 << 10
 MOST_BEFORE_MESSAGE = 16 << 20  # room for the largest Offer
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
 MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
@@ -75,7 +74,7 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
-    handshake: int = 0  # limit of the bytes that came outside of messages
+    handshake: int = 0  # bytes outside of messages, at most
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
@@ -138,7 +137,7 @@ class Watch:
         self._shears, self._memory = Shears(), ProcessMemory()
         self._process_bytes = process_bytes or self._memory
         self._bytes_before = 0
-        self._handshake_growth = 0.0  # of memory, in bytes
+        self._handshake_growth = 0.0  # in bytes
         self._header_bytes = CURVE_BYTES if is_encrypted else 0
         self._connections: dict[int, Connection] = {}
         self._of_peer: dict[str, list[Connection]] = {}
@@ -274,7 +273,6 @@ class Watch:
             self._shut(worst, REFUSED_FLOOD, "an unfinished message takes many times its bytes of memory")
 
     def _bound_handshakes(self, connections: Sequence[Connection], grown: int) -> None:
-        """Limit the memory of handshakes. `grown`: growth of this process's memory in bytes since the last look."""
         callers = [one for one in connections if one.must_speak and not one.is_shut]
         left = sorted((one for one in callers if one.handshake > LONG_HANDSHAKE_BYTES), key=lambda one: one.handshake)
         total = sum(one.handshake for one in left)
