@@ -83,20 +83,24 @@ class Placer:
 
         A prompt is short if at most `_local_tokens` of it are uncached on the decode node. Without BY_COST, the decode
         node runs a short prompt alone. With BY_COST, the decode node does so if no prefill node reaches it; else costs
-        decide."""
-        left, first = list(decodes), None
-        while left:
-            decode = self._pick(left, wanted)
-            first = first or decode
-            is_short = wanted.missing(decode.node) <= self._local_tokens
-            partners = fitting(prefills, decode.node) if self._is_by_cost or not is_short else []
-            if reachable := self.pairs.reachable(partners, decode.node, wanted.now):
-                return self._start(self._pick(reachable, wanted), decode, wanted)
-            if is_short or not partners:
-                return Placement(None, decode.node, picks=(decode,))
-            left.remove(decode.node)
-        assert first is not None
-        return Placement(None, first.node, picks=(first,))
+        decide. A decode node that no prefill node reaches runs a long prompt only if all decode nodes are cut off."""
+        now, decode = wanted.now, self._pick(decodes, wanted)
+        if not self._is_short(decode.node, wanted) and self._is_cut_off(decode.node, prefills, now):
+            others = [node for node in decodes if self.pairs.reachable(fitting(prefills, node), node, now)]
+            decode = self._pick(others, wanted) if others else decode
+        is_alone = not self._is_by_cost and self._is_short(decode.node, wanted)
+        partners = [] if is_alone else self.pairs.reachable(fitting(prefills, decode.node), decode.node, now)
+        if not partners:
+            return Placement(None, decode.node, picks=(decode,))
+        return self._start(self._pick(partners, wanted), decode, wanted)
+
+    def _is_short(self, decode: RegisteredNode, wanted: Wanted) -> bool:
+        return wanted.missing(decode) <= self._local_tokens
+
+    def _is_cut_off(self, decode: RegisteredNode, prefills: Sequence[RegisteredNode], now: float) -> bool:
+        """Return whether prefill nodes fit a decode node, but none reaches it."""
+        partners = fitting(prefills, decode) if len(self.pairs) else []
+        return bool(partners) and not self.pairs.reachable(partners, decode, now)
 
     def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
         prefill, decode, now = picked.node, picked_decode.node, wanted.now

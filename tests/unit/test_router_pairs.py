@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from router.api.admin import pair_status
 from router.effects import Effects
-from router.pairs import ALARM
+from router.pairs import ALARM, BrokenPair
+from router.policy.interface import Picked, Wanted
 from router.registry import RegisteredNode
 from shared.wire.messages import Generate, Key
 from tests.support.router_rig import RouterRig, failures, generates, ids_of
@@ -68,6 +71,28 @@ def test_another_decode_node_is_found_for_that_prefill_node(rig: RouterRig) -> N
     rig.join("decode", "e")
     assert only(cut(rig, p, key)).decode_node == "e"
     assert {open_one(rig).decode_node for _ in range(5)} == {"e"}
+
+
+@pytest.mark.parametrize("num_whole", [0, 1])
+def test_however_many_pairs_are_broken_few_picks_are_made(rig: RouterRig, num_whole: int) -> None:
+    """A pick looks at all its nodes, so a pick per broken node would cost their square."""
+    p, nodes = rig.join("prefill", "p"), [rig.join("decode", f"d{number}") for number in range(20)]
+    placer = rig.dispatcher._placer
+    for node in nodes[num_whole:]:
+        broken = placer.pairs._broken[p.peer, node.peer] = BrokenPair(p, node, rig.now)
+        broken.breaker.failed(rig.now)
+        nodes[0].open_sequences += 1  # the only whole pair has the highest load
+    picks = 0
+    pick = placer._policy.pick
+
+    def counted(among: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
+        nonlocal picks
+        picks += 1
+        return pick(among, wanted)
+
+    placer._policy.pick = counted  # type: ignore[method-assign]
+    assert open_one(rig).decode_node == ("d0" if num_whole else "")
+    assert picks <= 3
 
 
 def test_a_pair_is_tried_again_by_one_request_at_a_time(rig: RouterRig) -> None:
