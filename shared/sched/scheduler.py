@@ -39,6 +39,7 @@ from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.probe import probe_plan
 from shared.sched.queues import Queues
 from shared.sched.results import Results
+from shared.sched.room import NoRoom
 from shared.sched.settings import SchedSettings
 from shared.wire.fitting import NO_GRAMMAR
 
@@ -74,6 +75,7 @@ class Scheduler:
         self._grammars = grammars
         self._masks = MaskMaker(queues.requests, grammars.num_words if grammars is not None else 0, self.fail)
         self.budget = queues.budget
+        self._no_room = NoRoom(queues.budget)
         self.requests = queues.requests
         self.waiting = queues.waiting
         self.prefilling = queues.prefilling
@@ -151,10 +153,14 @@ class Scheduler:
         Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
         Pages outside all sliding windows count as cached.
         """
-        ids, headroom = req.all_ids(), self.capacity.headroom()
+        headroom = self.capacity.headroom()
+        if self._no_room.is_still_so(req.key, headroom):
+            return None
+        ids = req.all_ids()
         first_needed = self.kv.cache.first_needed(len(ids))
         cached = self.budget.reserve(req, ids, self.settings.width, headroom, PageState.GRANTED, first_needed)
         if cached is None:
+            self._no_room.note(req.key, headroom)
             return None
         req.cached_tokens = cached
         req.to(S.GRANTED)

@@ -63,6 +63,31 @@ def test_each_waiting_offer_is_told_now_and_each_quarter_lease(rig: FullDecodeNo
     assert waits_of(rig.net) == dict.fromkeys(keys, 1 + 3 * 4)
 
 
+def test_an_offer_without_room_is_matched_once_until_memory_changes() -> None:
+    """The defect: each round matched its whole prompt with the cache again, up to 19 ms for 131,072 tokens."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(num_pages=12))
+    net, kv = Net([p, d]), d.ctx.core.kv
+    rows = [kv.alloc_row(f"holder {index}") for index in range(2)]
+    assert kv.grow(rows[0], 6) and kv.grow(rows[1], 2)
+    key = net.generate(p, job(1, 100), d)
+    net.run()
+    matches: list[str] = []
+    match = kv.cache.match
+    kv.cache.match = lambda *args, **more: (matches.append(args[2]), match(*args, **more))[1]
+    for _ in range(5):
+        net.tick(name_of(d))
+    assert kv.grow(rows[1], 1)
+    net.tick(name_of(d))
+    assert not matches, "there is no more memory than before"
+    kv.release(rows[1])
+    net.tick(name_of(d))
+    assert len(matches) == 1 and not ends_of(net, key), "three pages more are too few"
+    kv.release(rows[0])
+    net.run()
+    assert net.router.streams[key] == expected(job(1, 100))
+    assert_clean(p, d)
+
+
 def waits_of(net: Net) -> dict[Key, int]:
     counts: dict[Key, int] = {}
     for message in net.messages(Wait):
