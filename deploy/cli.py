@@ -109,8 +109,6 @@ COMMANDS = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A command that runs a tool, such as `baton admin`."""
-
     help: str
     description: str
     add_arguments: Callable[[argparse.ArgumentParser], None]

@@ -143,7 +143,7 @@ def make_room(folder: Path) -> None:
 
 
 def may_empty(folder: Path) -> bool:
-    """Return whether the folder is empty or this script's. Older versions wrote no marker."""
+    """Older versions wrote no marker."""
     of_older_version = folder == ROOT / ".venv" and (folder / "pyvenv.cfg").exists()
     return of_older_version or (folder / MARKER).exists() or not any(folder.iterdir())
 

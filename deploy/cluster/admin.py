@@ -59,7 +59,7 @@ class AdminClient:
         self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer's JSON. Raise ConfigError on failure, with the router's message if any."""
+        """Raise ConfigError on failure, with the router's message if any."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)

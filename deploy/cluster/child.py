@@ -29,7 +29,7 @@ class ChildSpec:
 
 
 class Child:
-    """Own one process, and write its output in whole lines, each after the child's name."""
+    """Own one process, and write its output in whole lines."""
 
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
@@ -67,7 +67,7 @@ class Child:
         return self._process.stdout.fileno()
 
     def pump(self) -> bool:
-        """Write the available output. Return False at the output's end."""
+        """Return False at the output's end."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -81,7 +81,7 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write a line. Put the child's name before it, unless the third word is this name, as in our daemons' logs."""
+        """Put the child's name before the line, unless the third word is this name, as in our daemons' logs."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")

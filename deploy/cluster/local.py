@@ -146,7 +146,7 @@ def require_free(host: str, port: int) -> None:
 def child_specs(
     config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
 ) -> list[ChildSpec]:
-    """Return the children's commands in start order: routers first, because nodes connect to them."""
+    """Routers start first, because nodes connect to them."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
@@ -249,7 +249,7 @@ def example(config: ClusterConfig) -> tuple[str, str]:
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
-    """Print the next steps to stdout. Scripts wait for this text."""
+    """Scripts wait for this text."""
     base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'

@@ -24,7 +24,7 @@ REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the folder's disk. The folder need not exist yet."""
+    """The folder need not exist yet."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
 
 
@@ -78,7 +78,7 @@ def hub_of_environment(offline: bool) -> Hub:
 
 
 def ask(name: HubName, hub: Hub) -> Repository:
-    """Ask the hub for a commit and its files. Raise huggingface_hub's errors."""
+    """Raise huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
     # This call also saves the revision in the cache, for offline use.
@@ -93,7 +93,7 @@ def architecture_of(gguf: Any) -> str:
 
 
 def recall(name: HubName, hub: Hub) -> Repository:
-    """Find a repository in the cache. Raise huggingface_hub's errors."""
+    """Raise huggingface_hub's errors."""
     hub = replace(hub, offline=True)
     asked = name.revision or None
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache, local_files_only=True)

@@ -28,7 +28,7 @@ def with_pinned_model(nodes: NodeParts) -> NodeParts:
 
 
 def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
-    """Return the settings with the local path of tokenizer and templates. Fetch no weights."""
+    """Fetch no weights."""
     name = parse_hub_name(router.model.model)
     if name is None:
         return router
@@ -37,7 +37,7 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
 
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
-    """Set the local path. Clients still call the model org/name, unless `served_model_name` is set."""
+    """Clients still call the model org/name, unless `served_model_name` is set."""
     return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
 
 

@@ -139,7 +139,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
-    """Return the actor. Make a missing actor, in its own bundle of a placement group."""
+    """Make a missing actor in its own bundle of a placement group."""
     found = find(name)
     if found is not None:
         return found

@@ -15,7 +15,7 @@ MOST_MEMORY = 0.8  # share of a machine's free memory for its nodes' KV pools
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
-    """Return the initial actors' names. Routers come first, because nodes connect to them."""
+    """Routers come first, because nodes connect to them."""
     counts = ((ROUTER, config.ray.routers), (PREFILL, config.ray.prefill), (DECODE, config.ray.decode))
     return tuple(f"{role}-{index}" for role, number in counts for index in range(number))
 
@@ -40,7 +40,7 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """Return one process's resources as a bundle. Ray refuses zeros and empty bundles."""
+    """Ray refuses zeros and empty bundles."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}

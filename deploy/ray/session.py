@@ -186,7 +186,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
 
 
 def rows_of_manager() -> list[StatusRow]:
-    """Return the manager's status rows; none while Ray is placing the manager."""
+    """Return no rows while Ray is placing the manager."""
     manager = find_manager()
     found: list[StatusRow] = (
         answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []

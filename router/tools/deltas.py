@@ -73,7 +73,6 @@ class DeltaSink:
         self._add(CallArguments(self.num_calls - 1, text))
 
     def end_call(self) -> None:
-        """Record that the arguments are complete."""
         self.is_in_call = False
 
     def taken(self) -> list[AnswerDelta]:

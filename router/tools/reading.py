@@ -67,7 +67,7 @@ def peek(source: Source) -> Reading[str]:
 
 
 def found(source: Source, literal: str) -> Reading[bool]:
-    """Move past `literal`. Return False if other text follows."""
+    """Return False if other text follows."""
     for index, char in enumerate(literal):
         while source.at + index >= len(source.text):
             if source.has_ended:
@@ -86,7 +86,7 @@ def expect(source: Source, literal: str) -> Reading[None]:
 
 
 def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
-    """Move past white space. Raise NotACall for more white space than may be held back."""
+    """Raise NotACall for more white space than may be held back."""
     num = 0
     while (char := (yield from peek(source))) and char in SPACE:
         num += 1

@@ -81,7 +81,7 @@ def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[
 
 
 def _opens(source: Source, opening: str) -> Reading[bool]:
-    """Move past white space and the opening tag. Return False without such a tag."""
+    """Also move past white space before the tag. Return False without a tag."""
     source.mark()
     num = 0
     while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:

@@ -83,7 +83,7 @@ class Event:
             self.complete()
 
     def complete(self) -> None:
-        """Record the completion, and run the callbacks on this thread. Drivers call it."""
+        """Run the callbacks on this thread. Drivers call it."""
         with self._lock:
             self._complete = True
             callbacks, self._callbacks = self._callbacks, []
@@ -111,7 +111,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Wait for the flag. Raise TimeoutError."""
+        """Raise TimeoutError."""
         with self._lock:
             if self._complete:
                 return
@@ -149,7 +149,7 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
-        """Wait, then return the result or raise the closure's error."""
+        """Raise the closure's error, if any."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

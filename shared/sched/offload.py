@@ -221,7 +221,7 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """Cancel a restore. The row is freed once the copy has ended."""
+        """The row is freed once the copy has ended."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 

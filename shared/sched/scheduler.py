@@ -90,7 +90,7 @@ class Scheduler:
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """Queue a request, or end it immediately if it can never fit."""
+        """End a request immediately if it can never fit."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -106,11 +106,9 @@ class Scheduler:
 
     @property
     def grammar_version(self) -> str:
-        """Return the version of the grammars' rules, or "none" without grammars."""
         return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
-        """End the tier's and grammars' threads."""
         self.queues.offload.close()
         if self._grammars is not None:
             self._grammars.close()
@@ -203,7 +201,7 @@ class Scheduler:
         self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
-        """End a hand-off: the decode node has all KV. The pages stay cached."""
+        """The decode node has all KV. The pages stay cached."""
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)

@@ -146,5 +146,5 @@ def not_ours(path: Path, number: int) -> ConfigError:
 
 
 def answered_in(file: LineFile) -> dict[bytes, str]:
-    """Map the digest of each custom_id to the id of its newest answer."""
+    """The newest answer counts."""
     return {name_digest(line.custom_id): line.id for line in file.lines() if line.custom_id is not None}

@@ -23,7 +23,7 @@ class Results:
 
 
 async def run_all(lines: Iterator[BatchRequest | BadLine], asker: Asker, results: Results, concurrency: int) -> None:
-    """Let each free worker take the next line. The first error ends all workers."""
+    """The first error ends all workers."""
 
     async def work() -> None:
         for line in lines:

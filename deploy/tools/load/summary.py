@@ -175,7 +175,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """Return the maximum without an interval: resamples never exceed the measured maximum."""
+    """No interval: resamples never exceed the measured maximum."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

@@ -134,7 +134,7 @@ class Bench:
                     self.finish()
 
     def mixed(self) -> None:
-        """Run prompts beside decode rows. Prompts that fit in a mixed chunk share a step with these rows."""
+        """Prompts that fit in a mixed chunk share a step with the decode rows."""
         most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:

@@ -59,7 +59,6 @@ class TimedNode:
         self.num_prompt_tokens: dict[RequestKey, int] = {}
 
     def next_at(self) -> float | None:
-        """None without open steps."""
         return self._launched[0].done_at if self._launched else None
 
     def turn(self) -> None:
@@ -137,7 +136,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
-    """Make a scheduler with a node's accounts of pages and rows, but without memory."""
+    """The scheduler has a node's accounts of pages and rows, but no memory."""
     kv = KVManager(
         ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
         PageAllocator(num_pages),
