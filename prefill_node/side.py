@@ -125,7 +125,6 @@ class PrefillSide:
             self.inflight.add(handoff, grant, now)
             self.choice.granted(peer, handoff.offered, grant.transport)
         except HandoffFailed as error:
-            # A hand-off without a sender is not kept: the peer's next message could complete it.
             self._ctx.outbox.send(peer, Abort(grant.key, all_sequences=False))
             self._fail(key, error)
 
@@ -142,7 +141,7 @@ class PrefillSide:
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
-        self.pulls.ended(handoff.key, now)  # a decode node short of memory says Installed before the prompt is computed
+        self.pulls.ended(handoff.key, now)  # Installed may come before the pages
         self._ctx.tombstones.bury(handoff.key, now)
         self.bootstrap.leader_gone(handoff.key, now)
 

@@ -55,10 +55,6 @@ class TransportChoice:
         return [name for name in self._transports if name == first] + [name for name in names if name != first]
 
     def granted(self, peer: str, offered: Sequence[str], transport: str) -> None:
-        """Forget the transports that were offered before the granted one.
-
-        Ignore a Grant of a transport that the peer passed over before, so that one always remains.
-        """
         known = self._of(peer)
         if transport in known.seconds and transport in offered:
             for name in offered[: offered.index(transport)]:

@@ -1,6 +1,6 @@
-"""Remember for which grant the memory did not suffice, so that the grant is tried again only when memory may suffice.
+"""Remember the grant that found no room, until there may be more room.
 
-Each try matches the whole prompt with the prefix cache, which takes milliseconds for a long prompt.
+Each try matches the whole prompt with the prefix cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from shared.sched.page_budget import PageBudget
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What decides, for one request, whether a grant finds room. A longer match needs more cached pages."""
-
     num_available: int
     num_cached: int
     num_free_rows: int
@@ -28,7 +26,7 @@ class Room:
 
 
 class NoRoom:
-    """Holds the newest grant that found no room. Queued grants go in order, so it is the only one that is tried."""
+    """Grants are tried in order, so one entry is enough."""
 
     def __init__(self, budget: PageBudget) -> None:
         self._budget = budget
@@ -39,7 +37,6 @@ class NoRoom:
         self._key, self._room = key, self._now(headroom)
 
     def is_still_so(self, key: RequestKey, headroom: int) -> bool:
-        """Return whether this grant found no room, and there has been no more room since."""
         return key == self._key and self._room is not None and not self._now(headroom).may_hold_more(self._room)
 
     def _now(self, headroom: int) -> Room:

@@ -170,10 +170,7 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
 
 
 def require_frames(ready: Ready, frames: Sequence[Buffer], pool: KVPool) -> None:
-    """Raise HandoffFailed unless each inline page has one frame of a valid size, and other pages have no frames.
-
-    A receiver calls this before it keeps the frames, because they wait for a pull, which a step may delay.
-    """
+    """Raise HandoffFailed unless each inline page has one frame of a valid size."""
     part, wanted = part_of(ready, pool), len(ready.pages) if ready.inline else 0
     if len(frames) != wanted:
         raise HandoffFailed(f"{len(frames)} frames came, {wanted} were announced")

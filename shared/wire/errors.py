@@ -57,12 +57,12 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# If D is full or draining, the router places the request elsewhere. A passed deadline and a client's fault are final.
+# If D is full or draining, the router places the request elsewhere. A passed deadline or a client's fault is final.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,
     DeadlineExceeded.code: DeadlineExceeded,
-    InvalidRequest.code: InvalidRequest,  # D may notice first that a grammar can't be compiled
+    InvalidRequest.code: InvalidRequest,
 }
 
 

@@ -63,7 +63,7 @@ def test_each_waiting_offer_is_told_now_and_each_quarter_lease(rig: FullDecodeNo
     assert waits_of(rig.net) == dict.fromkeys(keys, 1 + 3 * 4)
 
 
-def test_an_offer_without_room_is_matched_once_until_memory_changes() -> None:
+def test_an_offer_without_room_is_not_matched_again_in_vain() -> None:
     """The defect: each round matched its whole prompt with the cache again, up to 19 ms for 131,072 tokens."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(num_pages=12))
     net, kv = Net([p, d]), d.ctx.core.kv
