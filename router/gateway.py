@@ -244,9 +244,11 @@ class Gateway:
         self._link.send(peer, welcome)
         if replaced is not None:
             self._lose(replaced, "it has restarted", now, has_died=replaced is not node)
-        self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
-        for other, (first, second, name) in misfits_of(node):  # logged once per pair of kinds
-            kinds = frozenset((node.kind, other))
+        here = ("here", node.node_id)
+        self._log_once.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
+        for other, (first, second, name) in misfits_of(node):
+            # One line per pair of kinds. A node may report ever new kinds, so nodes name them.
+            kinds = frozenset((node.kind.first, other.first))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
@@ -284,7 +286,7 @@ class Gateway:
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
         self._log_once.error(
-            ("unwelcome", message.endpoint),
+            ("unwelcome",),
             "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",
             node=message.node_id,
             other=message.endpoint,
@@ -296,12 +298,13 @@ class Gateway:
             self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
-        self._log.warning(
-            "node is gone" if node.is_draining or node.is_left else "node is lost", node=node.node_id, reason=reason
-        )
+        gone = node.is_draining or node.is_left
+        kind = ("gone", gone, node.node_id)
+        self._log_once.warning(kind, "node is gone" if gone else "node is lost", node=node.node_id, reason=reason)
         effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)
         if effects.num_resumed:
-            self._log.info("requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
+            moved = ("elsewhere", node.node_id)
+            self._log_once.info(moved, "requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
         self._apply(effects)
 
     def _apply(self, effects: Effects) -> None:
