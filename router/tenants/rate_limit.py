@@ -4,8 +4,8 @@
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
 Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back, except
-those that time has already earned back.
-Routers exchange their charges (spending.py), so each router's meters include all charges.
+the tokens that time has already earned back. Routers exchange their charges (spending.py), so each router's meters
+include all charges.
 """
 
 from __future__ import annotations
