@@ -8,7 +8,6 @@ instead of float32.
 from __future__ import annotations
 
 import functools
-import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +16,21 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.core import config
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
+
+from shared.kernel.kept_code import keep_code
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
 # The compiler may split a sum into the processor's lanes, but not in sums.py. NaN and infinity are kept.
-FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
+# Without "arcp": 1 / sqrt(x) would become an approximation, whose bits differ between Intel and AMD.
+FAST_MATH = {"reassoc", "contract", "nsz"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
 WORDS = types.CPointer(types.int64)
@@ -42,11 +46,8 @@ def kernel(**options: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         stamp_name(function)
         settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
-        try:
-            compiled: F = njit(cache=True, **settings)(function)
-        except RuntimeError as error:
-            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-            compiled = njit(**settings)(function)
+        compiled: F = njit(**settings)(function)
+        keep_code(compiled, function)
         return compiled
 
     return decorate
@@ -76,16 +77,17 @@ def compile_exact_task(function: Callable[[Any, int, int], None]) -> Any:
 
 
 def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
-    """Compile a C function. Keep its code on disk, beside the source or else in the user's cache directory.
+    """Compile a C function, or load its code from disk.
 
     Closures may hold only numbers, which are part of the cache key."""
     stamp_name(function)
     fast: Any = False if exact else FAST_MATH
-    try:
-        return cfunc(signature, cache=True, fastmath=fast, error_model="numpy")(function)
-    except RuntimeError as error:
-        logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-        return cfunc(signature, fastmath=fast, error_model="numpy")(function)
+    made = CFunc(
+        function, normalize_signature(signature), locals={}, options={"fastmath": fast, "error_model": "numpy"}
+    )
+    keep_code(made, function)  # `numba.cfunc` would compile before this
+    made.compile()
+    return made
 
 
 def stamp_name(function: Callable[..., Any]) -> None:

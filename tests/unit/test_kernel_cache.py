@@ -45,10 +45,31 @@ def twice(x):
     return {factor} * x
 """
 
+VARIANTS = """
+import ctypes
+import sys
+from shared.kernel.jit import compile_task, kernel
 
-def answer_of(folder: Path) -> str:
+def make(size):
+    def task(words, share, worker):
+        words[0] = size
+    return compile_task(task)
+
+@kernel()
+def twice(x):
+    return 2 * x
+
+number = float(sys.argv[1]) if "." in sys.argv[1] else int(sys.argv[1])
+words, compiled = (ctypes.c_int64 * 1)(), make(int(number))
+kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 2)
+kind(compiled.address)(ctypes.addressof(words), 0, 0)
+print(words[0], twice(number))
+"""
+
+
+def answer_of(folder: Path, *arguments: str) -> str:
     run = subprocess.run(
-        [sys.executable, "caller.py"],
+        [sys.executable, "caller.py", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
@@ -67,3 +88,31 @@ def test_what_a_kernel_inlines_from_another_file_is_never_stale(tmp_path: Path, 
     assert answer_of(tmp_path) == "7.0", "from the disk"
     (tmp_path / "part.py").write_text(PART.format(factor=5))
     assert answer_of(tmp_path) == "16.0"
+
+
+def kept_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (folder / "cache").rglob("*.nb[ci]")}
+
+
+def test_a_variant_s_code_has_files_of_its_own(tmp_path: Path) -> None:
+    """If two processes wrote one index at the same time, a variant could get another one's code."""
+    (tmp_path / "caller.py").write_text(VARIANTS)
+    assert answer_of(tmp_path, "3") == "3 6"
+    first = kept_in(tmp_path)
+    assert answer_of(tmp_path, "4.5") == "4 9.0"
+    both = kept_in(tmp_path)
+    assert len(both) == 2 * len(first) and first.items() <= both.items()
+    assert answer_of(tmp_path, "3") == "3 6" and kept_in(tmp_path) == both, "from the disk"
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"], ids=["index", "code"])
+def test_a_file_that_was_cut_off_is_written_anew(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "caller.py").write_text(VARIANTS)
+    assert answer_of(tmp_path, "3") == "3 6"
+    whole = kept_in(tmp_path)
+    for path, code in whole.items():
+        if path.suffix == ending:
+            path.write_bytes(code[: len(code) // 2])
+    assert answer_of(tmp_path, "3") == "3 6"
+    kept = kept_in(tmp_path)
+    assert kept.keys() == whole.keys() and all(len(kept[path]) > len(code) // 2 for path, code in whole.items())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from shared.kernel.attention_numba import make_write
+from shared.kernel.blocks_numba import make_gate, make_norm, make_rows_norm
+from shared.kernel.items import Items
 from shared.kernel.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
 from shared.kernel.team import Team
 from shared.model.kernels import Formats
@@ -48,6 +52,22 @@ def logits(folder: str, dtype: str, formats: Formats) -> str:
     rows = Rows(model, 2, page_size=4, max_len=100)
     prompt = [number * 7 % VOCAB for number in range(77)]
     return " ".join(digest(rows.step(step).float()) for step in ({0: prompt}, {0: [5], 1: prompt[:20]}))
+
+
+def divisions() -> str:
+    """Return the instructions for quotients and roots in the tasks that divide."""
+    norms = make_norm(64, 1e-6, False), make_rows_norm(64, 1e-6, False)
+    tasks = (*norms, make_write(6, 2, 64, False, Items.FLOATS, 1e-6), make_gate(64, False))
+    code = "".join(task._library.get_asm_str() for task in tasks)
+    return " ".join(sorted(set(re.findall(r"\bv?(?:r?sqrt|rcp|div)\d*[sp]s\b", code))))
+
+
+@pytest.mark.parametrize("processor", ["haswell", pytest.param("skylake-avx512", marks=pytest.mark.long)])
+def test_no_quotient_or_root_is_approximated(processor: str, tmp_path: Path) -> None:
+    """Approximations (`vrsqrtss`, `vrcpps`) have other bits on processors of another manufacturer."""
+    code = "from tests.unit.test_narrow_vectors import divisions; print(divisions())"
+    there = run_python(processor, tmp_path, "-c", code)
+    assert there.stdout.split() == ["vdivps", "vdivss", "vsqrtss"], there.stderr
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

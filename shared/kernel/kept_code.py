@@ -1,0 +1,56 @@
+"""Keeps compiled code on disk, beside the source or else in the user's cache directory.
+
+numba has one index for all variants of a function, and takes no lock: of two processes that save different variants at
+the same time, one could later load the other's code. So here each variant has its own index and its own file of code.
+A variant is a signature with the values in the closure and the processor's features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pickle import UnpicklingError
+from typing import Any
+
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+BROKEN = (EOFError, UnpicklingError)  # a machine that lost power can leave incomplete files
+
+
+class VariantFiles:
+    """Takes the place of numba's IndexDataCacheFile."""
+
+    def __init__(self, folder: str, name: str, stamp: Any) -> None:
+        self._folder, self._name, self._stamp = folder, name, stamp
+
+    def load(self, key: Any) -> Any:
+        """Return the variant's code, or None if there is none that can be read."""
+        file = self._file_of(key)
+        try:
+            return file.load(key)
+        except BROKEN:
+            file.flush()  # `save` reads the index too
+            return None
+
+    def save(self, key: Any, code: Any) -> None:
+        self._file_of(key).save(key, code)
+
+    def _file_of(self, key: Any) -> Any:
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+        return IndexDataCacheFile(self._folder, f"{self._name}-{digest}", self._stamp)
+
+
+class KeptCode(FunctionCache):
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        stamp = self._impl.locator.get_source_stamp()
+        files = VariantFiles(self.cache_path, self._impl.filename_base, stamp)
+        self._cache_file = files  # type: ignore[assignment]  # numba calls only `load` and `save`
+
+
+def keep_code(compiled: Any, function: Any) -> None:
+    """Let `compiled`, which numba made from the function, load and save its code on disk."""
+    try:
+        compiled._cache = KeptCode(function)
+    except RuntimeError as error:
+        logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
