@@ -260,7 +260,7 @@ def _remove_unused(folder: int, name: str) -> bool:
 
 def _in_use(folder: int, name: str) -> bool:
     try:
-        fd = os.open(name, OPEN, dir_fd=folder)
+        fd = os.open(name, OPEN | os.O_RDWR, dir_fd=folder)  # on NFS only a writer may lock exclusively
     except OSError:
         return False
     try:

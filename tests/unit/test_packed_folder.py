@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -222,6 +223,21 @@ def test_the_file_unused_longest_makes_room_and_none_in_use(tmp_path: Path) -> N
     assert files(tmp_path) == {keys[0].name, keys[1].name, keys[3].name}
     assert folder(tmp_path, size + 10).take(keys[2], size, never) is None, "a is in use"
     assert used is not None and keys[0].name in files(tmp_path)
+
+
+def test_an_nfs_folder_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS turns `flock` into byte-range locks, and refuses an exclusive one on a descriptor that can't write."""
+    lock = fcntl.flock
+
+    def flock(fd: int, kind: int) -> None:
+        if kind & fcntl.LOCK_EX and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    old = made(tmp_path)
+    new = made(tmp_path, PackedKey(KEY.about, "code 2"))
+    assert files(tmp_path) == {new.name} and new != old
 
 
 def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
