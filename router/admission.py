@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from router.answer_lengths import AnswerLengths
 from router.fair_queue import FairQueue
 from router.journal import Journal, OpenRequest
 from router.pace import Pace
@@ -20,7 +21,9 @@ from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Requests that arrive together. `cost`: their total cost in tokens. `within_s`: seconds until their deadline."""
+    """Requests that arrive together.
+
+    `cost`: how many tokens they will probably use. `within_s`: seconds until their deadline."""
 
     tenant: Tenant
     num_requests: int
@@ -43,7 +46,7 @@ class Admission:
     def __init__(self, registry: Registry, journal: Journal, max_open: int, max_queued: int) -> None:
         self._registry, self._journal = registry, journal
         self._max_open, self._max_queued = max_open, max_queued
-        self.queue, self._pace = FairQueue(), Pace()
+        self.queue, self.answers, self._pace = FairQueue(), AnswerLengths(), Pace()
 
     def check(self, new: Newcomer, now: float) -> list[OpenRequest]:
         """Return the queued requests to drop. Raise QueueFull, DeadlineExceeded or DeadlineUnreachable."""
@@ -92,11 +95,13 @@ class Admission:
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
         """Return whether a request that has waited can't end before its deadline. The last queued request starts
         anyway, to test the estimate."""
-        late = now + self._pace.service_s(request.cost) > request.deadline
+        cost = request.cost_if(self.answers.expected(request.tenant))  # more is known now than when it was opened
+        late = now + self._pace.service_s(cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 
     def over(self, request: OpenRequest, now: float) -> None:
         if request.is_done:
+            self.answers.ended(request)
             self._pace.ended(request, now)
         self.queue.over(request)
 

@@ -56,9 +56,8 @@ class NewRequest:
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # how long the client waits for the whole answer
 
-    @property
-    def cost(self) -> int:
-        return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling)
+    def cost(self, expected_answer: float) -> int:
+        return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling, expected_answer)
 
 
 class Dispatcher:
@@ -97,10 +96,11 @@ class Dispatcher:
             raise NoNodes("no node can take requests now; try again")
         effects = Effects(now)
         first = news[0]
-        newcomer = Newcomer(first.tenant, len(news), sum(new.cost for new in news), self._within_s(first))
+        answer = self._admission.answers.expected(first.tenant)
+        newcomer = Newcomer(first.tenant, len(news), sum(new.cost(answer) for new in news), self._within_s(first))
         for victim in self._admission.check(newcomer, now):
             self._attempts.fail(victim, self._admission.full(1), effects)
-        requests = [self._new_request(new, now) for new in news]
+        requests = [self._new_request(new, answer, now) for new in news]
         for request in requests:
             self._journal.add(request)
             self._admission.push(request, now)
@@ -120,7 +120,7 @@ class Dispatcher:
             else:
                 self._attempts.start(request, now, effects)
 
-    def _new_request(self, new: NewRequest, now: float) -> OpenRequest:
+    def _new_request(self, new: NewRequest, expected_answer: float, now: float) -> OpenRequest:
         sequences = [SequenceJournal(new.sampling.max_tokens) for _ in range(new.num_sequences)]
         return OpenRequest(
             rid=self._journal.new_rid(),
@@ -134,6 +134,7 @@ class Dispatcher:
             pages=PromptPages(new.prompt_ids, new.adapter, new.cache_salt),
             affinity=new.affinity,
             tenant=new.tenant,
+            expected_answer=expected_answer,
             lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 

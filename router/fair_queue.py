@@ -5,9 +5,12 @@
                    carol   [r]
 
 Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
-each tenant may start QUANTUM more tokens (prompt and longest answer). The tenant's queue gets unused tokens back,
-unless that queue has been empty since. Requests that other routers start (tenants/spending.py) also lower the tenant's
-deficit. The deficit falls at most MOST_DEBT tokens below the highest deficit of the same priority.
+each tenant may start QUANTUM more tokens. A request costs the tokens that it is expected to use (answer_lengths.py).
+After its end the tenant pays for the tokens that were used instead, unless no other tenant waited at the start. While
+tenants of its priority wait, a tenant without waiting requests keeps its deficit.
+
+Requests that other routers start (tenants/spending.py) also lower the deficit of a tenant that waits, to at most
+MOST_DEBT tokens below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ MOST_DEBT = 1 << 16  # in tokens
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One tenant's waiting requests, the oldest first. Never empty."""
+    """One tenant's waiting requests, the oldest first. Never empty while the tenant is in the queue."""
 
     tenant: Tenant
     requests: deque[OpenRequest] = field(default_factory=deque)
@@ -44,9 +47,12 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
-        self._paid: dict[str, Line] = {}  # rid of a started request -> the line that paid
+        self._absent: dict[str, Line] = {}  # by tenant: lines that emptied while tenants of their priority waited
+        self._paid: dict[
+            str, Line | None
+        ] = {}  # rid of a started request -> the line that paid; None: nobody else waited
         self._num = 0
-        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, minus unused tokens
+        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, as used
 
     def __len__(self) -> int:
         return self._num
@@ -55,7 +61,10 @@ class FairQueue:
         return iter(self._lines.values())
 
     def push(self, request: OpenRequest) -> None:
-        line = self._lines.setdefault(request.tenant.name, Line(request.tenant))
+        name = request.tenant.name
+        if name not in self._lines:
+            self._lines[name] = self._absent.pop(name, Line(request.tenant))
+        line = self._lines[name]
         line.tenant = request.tenant  # the tenant's priority may have changed
         line.requests.append(request)
         line.num_tokens += request.cost
@@ -72,7 +81,7 @@ class FairQueue:
         request = line.requests[0]
         line.deficit -= request.cost
         self.started[line.tenant.name] += request.cost
-        self._paid[request.rid] = line
+        self._paid[request.rid] = line if len(ring) > 1 else None
         self.remove(request)
         if line.requests and line.next_cost > line.deficit:
             self._lines[line.tenant.name] = self._lines.pop(line.tenant.name)
@@ -87,17 +96,24 @@ class FairQueue:
         line.num_tokens -= request.cost
         self._num -= 1
         if not line.requests:
-            del self._lines[request.tenant.name]
+            self._absent[request.tenant.name] = self._lines.pop(request.tenant.name)
+            self._forget(line.tenant.priority)
         return True
 
+    def _forget(self, priority: int) -> None:
+        """Forget absent lines of a priority in which nobody waits: their tenants owe nobody anything."""
+        if not any(line.tenant.priority == priority for line in self):
+            self._absent = {name: line for name, line in self._absent.items() if line.tenant.priority != priority}
+
     def over(self, request: OpenRequest) -> None:
-        line = self._paid.pop(request.rid, None)
-        if line is None:
+        """Settle the difference between expected and used tokens."""
+        if request.rid not in self._paid:
             self.remove(request)
             return
-        unused = max(0, request.cost - request.num_used)
-        self.started[line.tenant.name] -= unused
-        if self._lines.get(line.tenant.name) is line:
+        unused = request.cost - request.num_used  # negative if the answer was longer than expected
+        self.started[request.tenant.name] -= unused
+        line = self._paid.pop(request.rid)
+        if line is not None:
             line.deficit += unused
 
     def started_elsewhere(self, name: str, num_tokens: int) -> None:

@@ -10,6 +10,7 @@ later token waits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -95,8 +96,8 @@ class Death:
     num_emitted: int
 
 
-def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams) -> int:
-    return prompt_tokens + num_sequences * sampling.max_tokens
+def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams, expected_answer: float = math.inf) -> int:
+    return prompt_tokens + num_sequences * math.ceil(min(sampling.max_tokens, expected_answer))
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +117,7 @@ class OpenRequest:
     pages: PromptPages | None = None
     affinity: str = ""
     tenant: Tenant = EVERYBODY
+    expected_answer: float = math.inf  # tokens that each answer will probably have, if `max_tokens` allows them
     queued_at: float = 0.0
     started_at: float | None = None
     attempt: int = 0
@@ -172,7 +174,11 @@ class OpenRequest:
 
     @property
     def cost(self) -> int:
-        return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling)
+        """Return how many tokens the request will probably use. The number never changes, so that sums add up."""
+        return self.cost_if(self.expected_answer)
+
+    def cost_if(self, expected_answer: float) -> int:
+        return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling, expected_answer)
 
     @property
     def num_used(self) -> int:

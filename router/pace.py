@@ -1,17 +1,17 @@
 """Measure how fast queued requests start, and how long they then take. Sans-IO.
 
-Both are averages of recent requests, per token of cost (prompt and longest answers).
+Both are averages of recent requests, per token: starts per token that was expected, durations per token that was used.
 """
 
 from __future__ import annotations
 
 import math
 
+from router.answer_lengths import moved
 from router.journal import OpenRequest
 
 MEMORY_S = 15.0
 MIN_SECONDS = 1.0  # the rate counts as known after this time with a queue
-WEIGHT = 0.1  # weight of the newest request in the mean service time
 
 
 class Pace:
@@ -22,10 +22,12 @@ class Pace:
         self._was_backed_up = False
         self._seconds = 0.0
         self._tokens = 0.0
-        self._service_s = 0.0  # mean service time per token of cost
+        # means of ended requests: seconds from start to end, and tokens used
+        self._mean_s: float | None = None
+        self._mean_used: float | None = None
 
     def note(self, now: float, num_started: int, *, is_backed_up: bool) -> None:
-        """Add the cost, in tokens, of requests that started since the last call. Time without a queue is left out."""
+        """Add the expected tokens of requests that started since the last call. Time without a queue is left out."""
         if self._was_backed_up:
             passed = max(0.0, now - self._at)
             fade = math.exp(-passed / MEMORY_S)
@@ -34,9 +36,9 @@ class Pace:
         self._at, self._was_backed_up = now, is_backed_up
 
     def ended(self, request: OpenRequest, now: float) -> None:
-        if request.started_at is not None and request.cost:
-            sample = (now - request.started_at) / request.cost
-            self._service_s += (sample - self._service_s) * (WEIGHT if self._service_s else 1.0)
+        if request.started_at is not None:
+            self._mean_s = moved(self._mean_s, now - request.started_at)
+            self._mean_used = moved(self._mean_used, request.num_used)
 
     def seconds(self, num_tokens: float) -> float | None:
         """Return the time until these tokens have started; None if unknown."""
@@ -44,6 +46,6 @@ class Pace:
             return None
         return num_tokens * self._seconds / self._tokens
 
-    def service_s(self, cost: int) -> float:
-        """Return the time from start to end of a request with this cost; 0 if unknown."""
-        return cost * self._service_s
+    def service_s(self, num_tokens: int) -> float:
+        """Return the time from start to end of a request that will use so many tokens; 0 if unknown."""
+        return num_tokens * self._mean_s / self._mean_used if self._mean_s and self._mean_used else 0.0

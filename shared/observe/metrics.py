@@ -195,7 +195,7 @@ class ClusterMetrics:
             Gauge("baton_queued_requests", "Requests that wait in the router", ["tenant"], registry=registry),
             Gauge(
                 "baton_queued_tokens",
-                "Tokens of requests that wait in the router: prompts and longest answers",
+                "Tokens of requests that wait in the router: prompts and expected answers",
                 ["tenant"],
                 registry=registry,
             ),

@@ -96,6 +96,48 @@ def test_what_an_answer_did_not_need_is_given_back() -> None:
     assert 8.5 <= names["a"] / names["b"] <= 11.5
 
 
+def between(queue: FairQueue, cost: int, used: int, rounds: int = 20) -> list[int]:
+    """B asks again when its last request is over, beside a backlog of A. Return A's tokens before each start of B."""
+    found, tokens = [], 0
+    queue.push(request(B, cost))
+    while len(found) < rounds:
+        queue.push(request(A))
+        one = queue.take()
+        queue.check_integrity()
+        tokens += one.cost if one.tenant is A else 0
+        one.sequences[0].ids = [1] * (used - 10 if one.tenant is B else 90)
+        queue.over(one)
+        if one.tenant is B:
+            found.append(tokens)
+            tokens = 0
+            queue.push(request(B, cost))
+    return found
+
+
+@pytest.mark.parametrize("cost", [200, 8192, 32_768])
+def test_a_light_tenant_waits_for_what_it_used_not_might_use(cost: int) -> None:
+    waits = between(filled((A, 50, 100)), cost, 200)
+    assert waits[0] <= cost + QUANTUM
+    assert sum(waits[1:]) / len(waits[1:]) == pytest.approx(200, abs=20)
+
+
+def test_a_tenant_that_used_more_than_expected_pays_it_later() -> None:
+    waits = between(filled((A, 50, 100)), 200, 2000)
+    assert sum(waits[1:]) / len(waits[1:]) == pytest.approx(2000, abs=100)
+
+
+@pytest.mark.parametrize("used", [20, 50_000])
+def test_what_is_owed_is_forgotten_once_nobody_waits(used: int) -> None:
+    queue = filled((A, 1, 5000), (B, 1, 5000))
+    both = [queue.take(), queue.take()]
+    for one in both:
+        one.sequences[0].ids = [1] * (used if one.tenant is A else 4990)
+        queue.over(one)
+    for tenant in (A, B) * 50:
+        queue.push(request(tenant, 1000))
+    assert 24 <= started(queue, 50).count("a") <= 26
+
+
 def test_nothing_is_given_back_to_a_tenant_that_was_away() -> None:
     """What it started alone cost nobody anything."""
     queue, alone = FairQueue(), [request(A, 50_000) for _ in range(20)]

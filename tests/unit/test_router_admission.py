@@ -6,11 +6,12 @@ import pytest
 
 from router.admission import Admission
 from router.effects import Failure
-from router.journal import Journal
+from router.journal import Journal, OpenRequest, SequenceJournal
 from router.pace import Pace
 from router.registry import RegisteredNode
 from router.tenants.tenant import Tenant
 from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
+from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Heartbeat, Key, NodeLoad
 from tests.support.router_rig import RouterRig, failures, generates
 
@@ -37,8 +38,8 @@ class Queued:
         self.held = self.open(A, self.room)
         assert len(self.held) == self.room
 
-    def open(self, tenant: Tenant = A, num: int = 1, within_s: float | None = None, cost: int = 10) -> list[Generate]:
-        """Return what starts."""
+    def open(self, tenant: Tenant = A, num: int = 1, within_s: float | None = None, cost: int = 6) -> list[Generate]:
+        """Return what starts. Answers end after one token; by default their limit is no higher."""
         started = []
         for _ in range(num):
             started += self.rig.open([1] * 5, max_tokens=cost - 5, tenant=tenant, within_s=within_s)
@@ -195,7 +196,7 @@ def test_without_a_measured_pace_the_configured_time_is_told() -> None:
 
 
 def paced() -> Queued:
-    """Two requests of cost 10 start a second, and 20 wait: the next one waits for ten seconds. Each takes half of
+    """Two requests start a second, and 20 wait: the next one waits for ten seconds. Each takes half of
     a second for a row, and about five from start to end."""
     queued = Queued()
     queued.open(num=20)
@@ -226,6 +227,30 @@ def test_coming_back_at_retry_after_works_and_earlier_does_not() -> None:
         queued.open(within_s=10.0)
     queued.pass_time(1.5, 3)
     queued.open(within_s=10.0)
+
+
+@pytest.mark.parametrize("limit", [100, 32_768])
+def test_a_long_limit_is_no_reason_to_refuse(limit: int) -> None:
+    """Answers end when they end; a chat without max_tokens may use the rest of the context."""
+    queued = Queued()
+    queued.open(num=20, cost=100)
+    for _ in range(30):
+        queued.pass_time(0.625, 1)
+        queued.open(cost=100)
+    queued.open(B, cost=limit, within_s=60.0)
+    assert queued.waiting["b"] == 1
+
+
+def test_what_was_guessed_before_the_first_answer_ends_nobody() -> None:
+    """While it waits the router learns that answers are short."""
+    queued = Queued()
+    queued.open(num=10)
+    queued.open(cost=2048, within_s=60.0)
+    request = queued.rig.journal.all()[-1]
+    queued.open(num=10)
+    for _ in range(12):
+        queued.pass_time(0.625, 1)
+    assert request.started_at is not None and queued.rig.journal.find(request.rid) is request
 
 
 def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
@@ -289,6 +314,16 @@ def test_a_stall_makes_it_slower() -> None:
     pace.note(30.0, 0, is_backed_up=True)
     after = pace.seconds(100)
     assert before is not None and after is not None and after > 3 * before
+
+
+def test_durations_count_per_token_that_was_used() -> None:
+    """The limits are equal, and so a mean of each request's own ratio would be far too high."""
+    pace = Pace()
+    for num_used, seconds in ((15, 1.0), (405, 6.0)) * 50:
+        sequences = [SequenceJournal(1000, ids=[1] * (num_used - 5))]
+        sampling = SamplingParams(max_tokens=1000)
+        pace.ended(OpenRequest("r", [1] * 5, sampling, 0, 60.0, sequences, started_at=0.0), seconds)
+    assert pace.service_s(210) == pytest.approx(3.5, rel=0.1)
 
 
 def test_the_queue_of_a_router_without_requests_is_empty() -> None:

@@ -1,0 +1,57 @@
+"""How long a tenant's next answer is expected to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.answer_lengths import FIRST_GUESS, AnswerLengths
+from router.journal import OpenRequest, SequenceJournal
+from router.tenants.tenant import Tenant
+from shared.core.sampling_params import SamplingParams
+from tests.support.router_rig import RouterRig
+
+A, B = Tenant("a"), Tenant("b")
+
+
+def ended(tenant: Tenant, *lengths: int) -> OpenRequest:
+    sequences = [SequenceJournal(1000, ids=[1] * length) for length in lengths]
+    return OpenRequest("r", [1], SamplingParams(max_tokens=1000), 0, 60.0, sequences, tenant=tenant)
+
+
+def test_a_tenant_s_own_answers_count_or_else_those_of_all() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected(A) == FIRST_GUESS
+    lengths.ended(ended(A, 50, 150))
+    assert lengths.expected(A) == lengths.expected(B) == 100.0
+    lengths.ended(ended(B, 1000))
+    assert (lengths.expected(A), lengths.expected(B)) == (100.0, 1000.0)
+    assert lengths.expected(Tenant("new")) == pytest.approx(190.0)
+
+
+def test_recent_answers_count_most() -> None:
+    lengths = AnswerLengths()
+    for length in [10] * 50 + [500] * 50:
+        lengths.ended(ended(A, length))
+    assert lengths.expected(A) == pytest.approx(500.0, abs=5.0)
+
+
+def test_a_request_costs_what_its_tenant_s_answers_took() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    (first,) = rig.open(max_tokens=2000)
+    assert rig.journal.all()[0].cost == 3 + FIRST_GUESS
+    rig.run(node, first.key, 0, [1] * 20)
+    rig.end(node, first.key, 20)
+    for max_tokens, expected in ((2000, 20), (5, 5)):
+        rig.open(n=2, max_tokens=max_tokens)
+        assert rig.journal.all()[-1].cost == 3 + 2 * expected
+
+
+def test_an_answer_that_was_broken_off_says_nothing_of_lengths() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    (first,) = rig.open(max_tokens=2000)
+    rig.run(node, first.key, 0, [1])
+    rig.dispatcher.cancel([first.key.rid], rig.now)
+    rig.open(max_tokens=2000)
+    assert rig.journal.all()[-1].cost == 3 + FIRST_GUESS
