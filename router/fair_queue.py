@@ -48,9 +48,8 @@ class FairQueue:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
         self._absent: dict[str, Line] = {}  # by tenant: lines that emptied while tenants of their priority waited
-        self._paid: dict[
-            str, Line | None
-        ] = {}  # rid of a started request -> the line that paid; None: nobody else waited
+        # rid of a started request -> the line that paid; None if no other tenant waited
+        self._paid: dict[str, Line | None] = {}
         self._num = 0
         self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, as used
 
@@ -101,7 +100,7 @@ class FairQueue:
         return True
 
     def _forget(self, priority: int) -> None:
-        """Forget absent lines of a priority in which nobody waits: their tenants owe nobody anything."""
+        """Forget the absent lines of a priority without waiting requests, because their debts delay no tenant."""
         if not any(line.tenant.priority == priority for line in self):
             self._absent = {name: line for name, line in self._absent.items() if line.tenant.priority != priority}
 

@@ -47,5 +47,5 @@ class Pace:
         return num_tokens * self._seconds / self._tokens
 
     def service_s(self, num_tokens: int) -> float:
-        """Return the time from start to end of a request that will use so many tokens; 0 if unknown."""
+        """Return the time from start to end of a request that will use `num_tokens`; 0 if unknown."""
         return num_tokens * self._mean_s / self._mean_used if self._mean_s and self._mean_used else 0.0
