@@ -21,9 +21,7 @@ from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Requests that arrive together.
-
-    `cost`: how many tokens they will probably use. `within_s`: seconds until their deadline."""
+    """Requests that arrive together. `cost`: their expected tokens. `within_s`: seconds until their deadline."""
 
     tenant: Tenant
     num_requests: int
@@ -95,7 +93,7 @@ class Admission:
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
         """Return whether a request that has waited can't end before its deadline. The last queued request starts
         anyway, to test the estimate."""
-        cost = request.cost_if(self.answers.expected(request.tenant))  # more is known now than when it was opened
+        cost = request.cost_if(self.answers.expected(request.tenant))
         late = now + self._pace.service_s(cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 

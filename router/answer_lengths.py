@@ -1,23 +1,21 @@
-"""Remember how long tenants' recent answers were, to estimate what their next requests will cost. Sans-IO."""
+"""Estimate the length of tenants' next answers by their recent ones. Sans-IO."""
 
 from __future__ import annotations
 
 from router.journal import OpenRequest
 from router.tenants.tenant import Tenant
 
-WEIGHT = 0.1  # weight of the newest request in a mean
+WEIGHT = 0.1  # of the newest request
 FIRST_GUESS = 256.0  # before the first answer
 
 
 class AnswerLengths:
-    """Owned by Admission. Keeps one number for each tenant."""
-
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
         self._mean_of_all: float | None = None
 
     def expected(self, tenant: Tenant) -> float:
-        """Return the tenant's mean length, or all tenants' mean if the tenant has none."""
+        """Return the tenant's mean, else all tenants' mean."""
         found = self._means.get(tenant.name, self._mean_of_all)
         return FIRST_GUESS if found is None else found
 
@@ -29,5 +27,4 @@ class AnswerLengths:
 
 
 def moved(mean: float | None, sample: float) -> float:
-    """Return a moving mean after a sample. `mean`: None before the first sample."""
     return sample if mean is None else mean + (sample - mean) * WEIGHT

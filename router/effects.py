@@ -53,6 +53,6 @@ class Effects:
     num_by_cost: int = 0  # requests that run on one node, because a hand-off costs more
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
     sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes
-    begun: list[str] = field(default_factory=list)  # rids of prompts that a node has begun to compute
+    begun: list[str] = field(default_factory=list)  # rids, see Mailbox
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited
     num_moved: int = 0

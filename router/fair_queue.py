@@ -5,12 +5,9 @@
                    carol   [r]
 
 Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
-each tenant may start QUANTUM more tokens. A request costs the tokens that it is expected to use (answer_lengths.py).
-After its end the tenant pays for the tokens that were used instead, unless no other tenant waited at the start. While
-tenants of its priority wait, a tenant without waiting requests keeps its deficit.
-
-Requests that other routers start (tenants/spending.py) also lower the deficit of a tenant that waits, to at most
-MOST_DEBT tokens below the highest deficit of the same priority.
+each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py), then its used ones.
+Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, to at most MOST_DEBT below the
+highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ MOST_DEBT = 1 << 16  # in tokens
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One tenant's waiting requests, the oldest first. Never empty while the tenant is in the queue."""
+    """One tenant's waiting requests, the oldest first. Empty if absent."""
 
     tenant: Tenant
     requests: deque[OpenRequest] = field(default_factory=deque)
@@ -47,11 +44,11 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
-        self._absent: dict[str, Line] = {}  # by tenant: lines that emptied while tenants of their priority waited
-        # rid of a started request -> the line that paid; None if no other tenant waited
+        self._absent: dict[str, Line] = {}  # by tenant: empty lines, while others of their priority wait
+        # rid of a started request -> the line that paid; None: no other waited
         self._paid: dict[str, Line | None] = {}
         self._num = 0
-        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began, as used
+        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began
 
     def __len__(self) -> int:
         return self._num
@@ -100,16 +97,15 @@ class FairQueue:
         return True
 
     def _forget(self, priority: int) -> None:
-        """Forget the absent lines of a priority without waiting requests, because their debts delay no tenant."""
+        """Forget the absent lines of a priority without waiting tenants."""
         if not any(line.tenant.priority == priority for line in self):
             self._absent = {name: line for name, line in self._absent.items() if line.tenant.priority != priority}
 
     def over(self, request: OpenRequest) -> None:
-        """Settle the difference between expected and used tokens."""
         if request.rid not in self._paid:
             self.remove(request)
             return
-        unused = request.cost - request.num_used  # negative if the answer was longer than expected
+        unused = request.cost - request.num_used  # may be negative
         self.started[request.tenant.name] -= unused
         line = self._paid.pop(request.rid)
         if line is not None:

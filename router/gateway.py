@@ -247,7 +247,7 @@ class Gateway:
         here = ("here", node.node_id)
         self._log_once.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for other, (first, second, name) in misfits_of(node):
-            # One line per pair of kinds. A node may report ever new kinds, so nodes name them.
+            # once per pair of kinds; one node may have ever new ones
             kinds = frozenset((node.kind.first, other.first))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 

@@ -117,7 +117,7 @@ class OpenRequest:
     pages: PromptPages | None = None
     affinity: str = ""
     tenant: Tenant = EVERYBODY
-    expected_answer: float = math.inf  # tokens that each answer will probably have, if `max_tokens` allows them
+    expected_answer: float = math.inf  # in tokens
     queued_at: float = 0.0
     started_at: float | None = None
     attempt: int = 0
@@ -174,7 +174,7 @@ class OpenRequest:
 
     @property
     def cost(self) -> int:
-        """Return how many tokens the request will probably use. The number never changes, so that sums add up."""
+        """The expected tokens. Constant, so that sums add up."""
         return self.cost_if(self.expected_answer)
 
     def cost_if(self, expected_answer: float) -> int:

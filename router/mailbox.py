@@ -20,7 +20,7 @@ class Mailbox:
     def __init__(self, answer_id: str = "") -> None:
         self.answer_id = answer_id  # the answer's id, as the client knows it
         self.rids: Sequence[str] = ()
-        self.begun: set[str] = set()  # rids whose prompts a node has begun to compute
+        self.begun: set[str] = set()  # rids whose prompts a node has begun
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None
 

@@ -1,6 +1,6 @@
 """Measure how fast queued requests start, and how long they then take. Sans-IO.
 
-Both are averages of recent requests, per token: starts per token that was expected, durations per token that was used.
+Both average recent requests: starts per expected token, durations per used token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Pace:
         self._was_backed_up = False
         self._seconds = 0.0
         self._tokens = 0.0
-        # means of ended requests: seconds from start to end, and tokens used
         self._mean_s: float | None = None
         self._mean_used: float | None = None
 
@@ -47,5 +46,5 @@ class Pace:
         return num_tokens * self._seconds / self._tokens
 
     def service_s(self, num_tokens: int) -> float:
-        """Return the time from start to end of a request that will use `num_tokens`; 0 if unknown."""
+        """Return the time from start to end of a request that uses these tokens; 0 if unknown."""
         return num_tokens * self._mean_s / self._mean_used if self._mean_s and self._mean_used else 0.0

@@ -83,7 +83,7 @@ class Placer:
 
         A prompt is short if at most `_local_tokens` of it are uncached on the decode node. Without BY_COST, the decode
         node runs a short prompt alone. With BY_COST, the decode node does so if no prefill node reaches it; else costs
-        decide. A decode node that no prefill node reaches runs a long prompt only if all decode nodes are cut off."""
+        decide."""
         now, decode = wanted.now, self._pick(decodes, wanted)
         if not self._is_short(decode.node, wanted) and self._is_cut_off(decode.node, prefills, now):
             others = [node for node in decodes if self.pairs.reachable(fitting(prefills, node), node, now)]
@@ -98,7 +98,7 @@ class Placer:
         return wanted.missing(decode) <= self._local_tokens
 
     def _is_cut_off(self, decode: RegisteredNode, prefills: Sequence[RegisteredNode], now: float) -> bool:
-        """Return whether prefill nodes fit a decode node, but none reaches it."""
+        """Return whether prefill nodes fit, but none reaches `decode`."""
         partners = fitting(prefills, decode) if len(self.pairs) else []
         return bool(partners) and not self.pairs.reachable(partners, decode, now)
 

@@ -130,7 +130,7 @@ class Generation:
         self._last_token_at = [0.0] * num_choices
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
-        self._begun: Collection[str] = ()  # rids whose prompts a node has begun to compute
+        self._begun: Collection[str] = ()  # rids
         self._is_our_failure = False
         self._num_open = num_choices
         self._num_waiting = num_choices  # choices that wait for their first token
@@ -197,9 +197,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """Return the number of tokens that the tenant pays for.
-
-        If no token came, these are the tokens of prompts that a node has begun, or 0 if the cluster failed."""
+        """The tokens to pay for. Before the first token: begun prompts, or 0 if the cluster failed."""
         if self._num_waiting == len(self._choices):
             begun = () if self._is_our_failure else self._begun
             return sum(len(self._plan.jobs[self._job_of[rid]].ids) for rid in begun)

@@ -51,12 +51,12 @@ class Tenants:
 class KeysFollower:
     """Reads the whole keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
 
-    `look` may block; `follow` calls it on a thread."""
+    `look` may block."""
 
     def __init__(self, path: str, tenants: Tenants, log: Logger) -> None:
         self._path, self._tenants, self._log = path, tenants, log
         self._complaint = ""
-        self._text: str | None = None  # as it was last read; None if it could not be read
+        self._text: str | None = None  # None if unreadable
 
     async def follow(self) -> None:
         while self._path:
@@ -66,9 +66,7 @@ class KeysFollower:
                 self.take(*found)
 
     def look(self) -> tuple[KeysFile, str] | None:
-        """Return the file's contents; for an unusable file, the last contents and the reason; None if it is unchanged.
-
-        Parsing takes long and holds the interpreter's lock, so each text is parsed once."""
+        """Return the file's contents; for an unusable file, the last contents and the reason; None if unchanged."""
         before, self._text = self._text, None
         try:
             self._text = read_text(self._path)

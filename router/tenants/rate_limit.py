@@ -3,9 +3,9 @@
     earned_at        when all taken units will have been earned back, at `per_minute` units a minute
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
-Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back, except
-the tokens that time has already earned back. Routers exchange their charges (spending.py), so each router's meters
-include all charges.
+Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back,
+unless time has earned them back.
+Routers exchange their charges (spending.py), so each router's meters include all charges.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Meter:
             self.earned_at -= self._seconds(cost)
 
     def unearned(self, earned_at: float, now: float) -> int:
-        """Return how many units time will still earn back until `earned_at`."""
         return max(0, math.floor((earned_at - now + SLACK_S) * self.per_minute / WINDOW_S))
 
     def remaining(self, now: float) -> int:
@@ -135,7 +134,7 @@ class Charge:
 
     allowance: Allowance
     num_tokens: int
-    earned_at: float  # when time will have earned these tokens back
+    earned_at: float
 
     def settle(self, num_used: int, now: float) -> None:
         meter, unused = self.allowance.meters[TOKENS], max(0, self.num_tokens - num_used)

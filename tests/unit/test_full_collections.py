@@ -141,7 +141,7 @@ def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
         gc.enable()
 
 
-def test_a_request_that_fails_early_leaves_no_garbage() -> None:
+def test_a_request_failing_before_its_headers_leaves_no_garbage() -> None:
     left: list[weakref.ref[Generation]] = []
 
     async def handler(connection: Connection) -> None:
