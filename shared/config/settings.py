@@ -167,9 +167,7 @@ class SchedConfig:
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     """Speculative decoding: drafts make a step longer, and never change the answer.
-
-    `ngram` copies from the request's tokens, `eagle` runs a draft head, and `mtp` runs one draft layer per draft.
-    """
+    `ngram` copies from the request's tokens, `eagle` runs a draft head, and `mtp` runs one draft layer per draft."""
 
     spec: str = option(
         "none",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from pickle import UnpicklingError
 from typing import Any
 
+from numba.core import caching
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-BROKEN = (EOFError, UnpicklingError)  # a machine that lost power can leave incomplete files
+BROKEN = (EOFError, caching.pickle.UnpicklingError)  # a machine that lost power can leave incomplete files
 
 
 class VariantFiles:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.core.errors import ConfigError
 from shared.wire.dialling import PAUSE_S, Dialling
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed
 from shared.wire.keyring import KeyRing
@@ -115,3 +116,20 @@ def test_only_routers_keys_are_remembered(ring: KeyRing) -> None:
     dialling.note(Dealer("d@1", server=new_pair().public, state="up"))
     assert dialling.choose(ENDPOINT, ENDPOINT) == (ENDPOINT, ring.router_keys()[0])
     assert not dialling._answered
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ipc:///tmp/x",
+        "tcp://node.example:7",
+        "tcp://localhost:7",
+        "tcp://1.2.3.4:x",
+        "tcp://1.2.3.4:65536",
+        "udp://1.2.3.4:7",
+    ],
+)
+def test_nodes_are_dialled_by_number_and_over_tcp(address: str) -> None:
+    """The defects: a name was looked up on the thread of all connections, and nothing limits a connection over ipc."""
+    with pytest.raises(ConfigError, match="without names"):
+        Dialling(None).choose("d@8", address)

@@ -269,25 +269,6 @@ def test_only_nodes_of_the_list_are_dialled(folder: Path, peer: str, key: str) -
     prefill.close()
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "ipc:///tmp/x",
-        "tcp://node.example:7",
-        "tcp://localhost:7",
-        "tcp://1.2.3.4:x",
-        "tcp://1.2.3.4:65536",
-        "udp://1.2.3.4:7",
-    ],
-)
-def test_nodes_are_dialled_by_number_and_over_tcp(address: str) -> None:
-    """The defects: a name was looked up on the thread of all connections, and nothing limits a connection over ipc."""
-    prefill = NodeLinks("p", 7)
-    with pytest.raises(ConfigError, match="without names"):
-        prefill.dial("d@8", address)
-    prefill.close()
-
-
 def routers_of(folder: Path, bind: str = "tcp://127.0.0.1:*", name: str = "router") -> RouterLink:
     return RouterLink(bind, options(folder, name, ROUTER))
 
