@@ -14,7 +14,8 @@ from typing import Any
 from numba.core import caching
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-BROKEN = (EOFError, caching.pickle.UnpicklingError)  # a machine that lost power can leave incomplete files
+# A machine that lost power can leave incomplete files.
+BROKEN = (EOFError, caching.pickle.UnpicklingError)  # type: ignore[attr-defined]
 
 
 class VariantFiles:
