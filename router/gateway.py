@@ -247,7 +247,7 @@ class Gateway:
         here = ("here", node.node_id)
         self._log_once.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for other, (first, second, name) in misfits_of(node):
-            # once per pair of kinds; one node may have ever new ones
+            # logged once per pair of kinds, because one node can name new kinds again and again
             kinds = frozenset((node.kind.first, other.first))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 

@@ -21,12 +21,12 @@ from deploy.hub.local_model import with_local_model
 from deploy.router_http import seers_key
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
+from shared.config.endpoints import MAX_PORT
 from shared.config.flags import to_argv
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
-from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 

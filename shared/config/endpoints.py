@@ -8,7 +8,7 @@ from shared.core.errors import ConfigError
 
 DNS_MARK = "dns://"  # all addresses of a DNS name: dns://name:port
 KEY_MARK = "#"  # before a node's key: tcp://host:port#key
-MOST_PORT = 65535
+MAX_PORT = 65535
 ANY_ADDRESS = ("0.0.0.0", "::", "*", "")
 NO_KEYS = (
     "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
@@ -56,7 +56,7 @@ def check_router(entry: str, flag: str, *, has_keys: bool) -> None:
         check_endpoint(entry, flag, has_keys=has_keys)
         return
     name, _, port = entry.removeprefix(DNS_MARK).rpartition(":")
-    if not name or not port.isdigit() or not 0 < int(port) <= MOST_PORT:
+    if not name or not port.isdigit() or not 0 < int(port) <= MAX_PORT:
         raise ConfigError(f"{flag} is {entry!r}; it must look like dns://routers.example:7001")
 
 
@@ -67,7 +67,7 @@ def check_endpoint(endpoint: str, flag: str, *, has_keys: bool) -> None:
     if not endpoint.startswith("tcp://"):
         raise ConfigError(f"{flag} is {endpoint!r}; it must look like tcp://127.0.0.1:7001 or ipc:///path/to/socket")
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if not port.isdigit() or int(port) > MOST_PORT:
+    if not port.isdigit() or int(port) > MAX_PORT:
         raise ConfigError(
             f"{flag} is {endpoint!r}; it needs a port from 0 to 65535 at its end, as tcp://127.0.0.1:7001"
         )
@@ -82,7 +82,7 @@ def check_node_address(address: str, node: str) -> None:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         ipaddress.ip_address(host.strip("[]"))
-        is_fine = address.startswith("tcp://") and port.isdigit() and int(port) <= MOST_PORT
+        is_fine = address.startswith("tcp://") and port.isdigit() and int(port) <= MAX_PORT
     except ValueError:
         is_fine = False
     if not is_fine:

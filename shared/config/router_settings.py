@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.endpoints import check_endpoint, check_http_host
+from shared.config.endpoints import MAX_PORT, check_endpoint, check_http_host
 from shared.config.options import check_fields, option
-from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 
 BY_COST = -1  # value of local_prefill_tokens: choose a prompt's node by the measured cost

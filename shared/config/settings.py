@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.endpoints import check_bind_host, check_router
+from shared.config.endpoints import MAX_PORT, check_bind_host, check_router
 from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
 KIB = 1 << 10
 MIB = 1 << 20
-MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)

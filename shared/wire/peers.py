@@ -16,7 +16,6 @@ from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, O
 
 logger = logging.getLogger(__name__)
 EPOCH_MARK = "@"  # between a node's id and its epoch
-EPOCH_MARK = "@"  # between the id of a node and its epoch
 MAX_IDENTITY_BYTES = 255
 MAX_LOGGED_KINDS = 200
 REFUSED_COUNT = {short.removeprefix(REFUSED_PREFIX): f"wire_{short}" for short in REFUSED_COUNTERS}

@@ -115,7 +115,7 @@ def test_limits_are_limits() -> None:
 
 
 BOMB_ITEMS = 50_000
-BOMB_HEAD = b"\xdd" + BOMB_ITEMS.to_bytes(4, "big")  # an array of so many
+BOMB_HEAD = b"\xdd" + BOMB_ITEMS.to_bytes(4, "big")  # an array of BOMB_ITEMS items
 
 
 @pytest.mark.parametrize("item", [b"\x80", b"\x90", b"\x91\x80"], ids=["maps", "arrays", "arrays of a map"])
