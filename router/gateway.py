@@ -50,6 +50,7 @@ TICK_S = 0.25
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
+NODE_LINES = 10  # of each kind about each node in a minute: every loss of an honest node is logged
 
 
 class Link(Protocol):
@@ -89,6 +90,7 @@ class Gateway:
         self._log = log
         self._clock = clock
         self._log_once = LogOnce(log)
+        self._node_log = LogOnce(log, lines=NODE_LINES)
         self._mailboxes: dict[str, Mailbox] = {}
         self._awake_at: float | None = None
         self._sweep_at = -float("inf")
@@ -245,7 +247,7 @@ class Gateway:
         if replaced is not None:
             self._lose(replaced, "it has restarted", now, has_died=replaced is not node)
         here = ("here", node.node_id)
-        self._log_once.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
+        self._node_log.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for other, (first, second, name) in misfits_of(node):
             # logged once per pair of kinds, because one node can name new kinds again and again
             kinds = frozenset((node.kind.first, other.first))
@@ -300,11 +302,11 @@ class Gateway:
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
         gone = node.is_draining or node.is_left
         kind = ("gone", gone, node.node_id)
-        self._log_once.warning(kind, "node is gone" if gone else "node is lost", node=node.node_id, reason=reason)
+        self._node_log.warning(kind, "node is gone" if gone else "node is lost", node=node.node_id, reason=reason)
         effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)
         if effects.num_resumed:
             moved = ("elsewhere", node.node_id)
-            self._log_once.info(moved, "requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
+            self._node_log.info(moved, "requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
         self._apply(effects)
 
     def _apply(self, effects: Effects) -> None:

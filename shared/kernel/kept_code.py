@@ -11,11 +11,7 @@ import hashlib
 import logging
 from typing import Any
 
-from numba.core import caching
 from numba.core.caching import FunctionCache, IndexDataCacheFile
-
-# A machine that lost power can leave incomplete files.
-BROKEN = (EOFError, caching.pickle.UnpicklingError)  # type: ignore[attr-defined]
 
 
 class VariantFiles:
@@ -29,7 +25,7 @@ class VariantFiles:
         file = self._file_of(key)
         try:
             return file.load(key)
-        except BROKEN:
+        except Exception:  # a machine that lost power leaves incomplete files, on which pickle raises whatever it likes
             file.flush()  # `save` reads the index too
             return None
 
@@ -45,8 +41,8 @@ class KeptCode(FunctionCache):
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         stamp = self._impl.locator.get_source_stamp()
-        files = VariantFiles(self.cache_path, self._impl.filename_base, stamp)
-        self._cache_file = files  # type: ignore[assignment]  # numba calls only `load` and `save`
+        files: Any = VariantFiles(self.cache_path, self._impl.filename_base, stamp)  # numba calls `load` and `save`
+        self._cache_file = files
 
 
 def keep_code(compiled: Any, function: Any) -> None:

@@ -158,6 +158,17 @@ def test_a_kind_is_written_once_an_interval_and_the_rest_counted():
     assert lines[0].endswith("peer=p0") and lines[2].endswith("peer=p0 more_since=4")
 
 
+def test_a_kind_may_have_several_lines_an_interval():
+    log, stream = make()
+    clock = Clock()
+    once = LogOnce(log, lines=3, interval_s=60, clock=clock)
+    assert [once.info("lost", "lost") for _ in range(5)] == [True] * 3 + [False] * 2
+    clock.now = 61
+    assert [once.info("lost", "lost") for _ in range(4)] == [True] * 3 + [False]
+    told = [line.partition("more_since=")[2] for line in stream.getvalue().splitlines()]
+    assert told == ["", "", "", "2", "", ""]
+
+
 def test_memory_of_kinds_is_bounded():
     log, stream = make()
     once = LogOnce(log, max_kinds=2, clock=Clock())

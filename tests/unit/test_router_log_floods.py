@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.gateway import NODE_LINES
 from shared.wire.messages import Goodbye, Hello, Message, Unwelcome
 from shared.wire.peers import PeerClosed, Received, peer_name
 from tests.support.router_rig import FINGERPRINT, hello
@@ -43,7 +44,15 @@ def test_a_node_that_comes_and_goes_fills_no_log() -> None:
             talker.says(Goodbye("evil", number), number)
         elif number % 3 == 1:
             cluster.gateway.handle(PeerClosed(peer_name("evil", number)))
-    assert len(lines(cluster)) <= 2, "it is here, it is lost"
+    assert len(lines(cluster)) <= 3 * NODE_LINES, "it is here, it is lost, it is gone"
+
+
+def test_each_loss_of_a_node_that_flaps_is_logged() -> None:
+    cluster = Cluster()
+    for _ in range(NODE_LINES):
+        cluster.hello("decode", "d", FINGERPRINT)
+        cluster.gone("d")
+    assert cluster.log.getvalue().count("node is lost") == NODE_LINES
 
 
 def test_a_node_of_ever_new_kinds_fills_no_log() -> None:
