@@ -29,9 +29,13 @@ HEAP_SLACK = 64
 
 
 class CachedPage:
-    """`stamp`: logical time of the last unlock. `identity`: computed on demand."""
+    """A page in the tree. `identity` is computed on demand.
 
-    __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
+    `stamp`: logical time of the last unlock. `used`: the same, without the locks of copies; eviction goes by it.
+    `is_due`: a request has used the node since `take_cold` returned it.
+    """
+
+    __slots__ = ("children", "identity", "is_due", "key", "page", "parent", "refs", "stamp", "used")
 
     def __init__(self, key: bytes, page: int, parent: CachedPage | None) -> None:
         self.key = key
@@ -40,6 +44,8 @@ class CachedPage:
         self.children: dict[bytes, CachedPage] = {}
         self.refs = 0
         self.stamp = 0
+        self.used = 0
+        self.is_due = False
         self.identity = b""
 
 
@@ -80,11 +86,11 @@ class PrefixCache:
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
-        # (stamp, push number, node) of unlocked leaves; stale entries are dropped when popped
-        self._leaves: list[tuple[int, int, CachedPage]] = []
+        # (used, push number, stamp, node) of unlocked leaves; stale entries are dropped when popped
+        self._leaves: list[tuple[int, int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None
-        # unlocked nodes that `take_cold` has not returned yet, the node unlocked longest ago first
+        # unlocked nodes that `take_cold` has not returned since their last use, longest unused first
         self._cold: dict[CachedPage, None] = {}
 
     @property
@@ -104,8 +110,7 @@ class PrefixCache:
         return node is not None and node.refs > 0
 
     def take_cold(self, most: int) -> list[CachedPage]:
-        """Return up to `most` nodes: the node unlocked longest ago, then its ancestors. Each unlock returns a node
-        once."""
+        """Return up to `most` nodes: the longest unused one, then its ancestors. Each use returns a node once."""
         nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:
@@ -132,7 +137,8 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path from the root to a node while the path's pages are copied.
 
-        `take_cold` does not count this lock as a use: otherwise a tier smaller than the cache would copy pages forever.
+        This lock is no use: otherwise a tier smaller than the cache would copy pages forever, and pages would be
+        evicted in an order in which they are not copied.
         """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
@@ -201,21 +207,23 @@ class PrefixCache:
         node = lock.node
         while node is not None and node is not self._root:
             node.refs -= 1
+            if not lock.is_copy:
+                node.used = stamp
             if node.refs > 0:
                 break
             node.stamp = stamp
             self._num_evictable += 1
-            if not lock.is_copy:
-                self._cold[node] = None
+            if node.is_due:
+                self._cold[node], node.is_due = None, False
             if not node.children:
                 self._push_leaf(node)
             node = node.parent
 
     def evict(self, n: int) -> PageIds:
-        """Return at most n pages for the caller to free, least recently unlocked leaves first."""
+        """Return at most n pages for the caller to free, least recently used leaves first."""
         pages: list[int] = []
         while len(pages) < n and self._leaves:
-            stamp, _, node = heapq.heappop(self._leaves)
+            _, _, stamp, node = heapq.heappop(self._leaves)
             if _is_current(stamp, node):
                 pages.append(self._remove(node))
         return np.array(pages, dtype=np.int32)
@@ -238,6 +246,7 @@ class PrefixCache:
                 break
             self._num_evictable -= 1
             if not is_copy:
+                walk.is_due = True
                 self._cold.pop(walk, None)
             walk = walk.parent
         return lock
@@ -277,9 +286,9 @@ class PrefixCache:
         return node.page
 
     def _push_leaf(self, node: CachedPage) -> None:
-        heapq.heappush(self._leaves, (node.stamp, next(self._pushes), node))
+        heapq.heappush(self._leaves, (node.used, next(self._pushes), node.stamp, node))
         if len(self._leaves) > 2 * len(self._nodes) + HEAP_SLACK:
-            self._leaves = [entry for entry in self._leaves if _is_current(entry[0], entry[2])]
+            self._leaves = [entry for entry in self._leaves if _is_current(entry[2], entry[3])]
             heapq.heapify(self._leaves)
 
     def _require_held(self, lock: Lock) -> None:
@@ -304,7 +313,7 @@ class PrefixCache:
         if evictable != self._num_evictable:
             found.append(f"{evictable} evictable pages, the counter says {self._num_evictable}")
         found += [f"page {node.page} is gone and counts as cold" for node in self._cold.keys() - set(nodes)]
-        on_heap = {id(node) for stamp, _, node in self._leaves if _is_current(stamp, node)}
+        on_heap = {id(node) for _, _, stamp, node in self._leaves if _is_current(stamp, node)}
         lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
         return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]
 

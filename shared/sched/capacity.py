@@ -20,6 +20,8 @@ class Capacity:
         self._kv = kv
         self._queues = queues
         self._budget = queues.budget
+        # the request that took memory from ungranted hand-offs last; until it begins, these get none back
+        self._taker: Request | None = None
 
     def reserve_running(self, width: int) -> set[Request]:
         """Return the rows of the next step, with pages for all tokens that the step may commit (rule a)."""
@@ -42,6 +44,10 @@ class Capacity:
                 return False  # rule d: skip this step
             if self._queues.end_loan() or self._queues.give_up_pull():
                 continue  # rule f: a loan frees its pages now, a pull frees them after its copies
+            ungranted = self._pins().pop_youngest()
+            if ungranted is not None:
+                self._unpin(ungranted)
+                continue
             victim = pick_victim(self._queues.holders())
             if victim is None and self._queues.pins_handoffs():
                 return False
@@ -68,7 +74,9 @@ class Capacity:
         Ungranted hand-offs are one kind. All other requests are the second kind, and take memory from ungranted ones.
         """
         queues = self._queues
-        pins = UngrantedPins(self._kv, self.settings, queues.ungranted.values())
+        pins = self._pins()
+        if self._taker is not None and self._taker.state is not S.WAITING:
+            self._taker = None
         for req in list(queues.waiting):
             if oldest_offer is not None and req.arrival > oldest_offer:
                 return  # an older Offer gets memory first
@@ -78,7 +86,7 @@ class Capacity:
                 queues.fail(req.key, req.constraint.error)
                 continue
             is_ungranted = req.key in queues.ungranted
-            if is_ungranted and pins.is_full:
+            if is_ungranted and (pins.is_full or self._taker is not None):
                 continue
             if self._kv.cache.enabled and waits_for_sibling(req, queues.requests):
                 continue
@@ -88,10 +96,24 @@ class Capacity:
             while not self._admit(req):
                 if self._gives_way():
                     return  # rule f: the next round uses the freed memory
-                victim = pins.pop_youngest()
+                victim = pins.pop_youngest() if self._pins_help(req, pins) else None
                 if victim is None:
                     return
+                self._taker = req
                 self._unpin(victim)
+
+    def _pins(self) -> UngrantedPins:
+        return UngrantedPins(self._kv, self.settings, self._queues.ungranted.values())
+
+    def _pins_help(self, req: Request, pins: UngrantedPins) -> bool:
+        """Return whether ungranted hand-offs hold what the request lacks, and nothing held will come back (rule d)."""
+        if not self._kv.rows.num_free:
+            return not self._budget.holds_rows
+        short = self._budget.shortage(req, req.all_ids(), self._extra(req), self.headroom())
+        return 0 < short - self._budget.num_held <= pins.num_pages
+
+    def _extra(self, req: Request) -> int:
+        return 0 if req.handoff_to is not None else self.settings.width
 
     def _admit_ungranted(self, req: Request, pins: UngrantedPins) -> None:
         has_room = pins.have_room(req)
@@ -107,8 +129,8 @@ class Capacity:
         return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
     def _admit(self, req: Request) -> bool:
-        ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
-        cached = self._budget.reserve(req, ids, extra, self.headroom(), PageState.ACTIVE)
+        ids = req.all_ids()
+        cached = self._budget.reserve(req, ids, self._extra(req), self.headroom(), PageState.ACTIVE)
         if cached is None:
             return False
         queues = self._queues

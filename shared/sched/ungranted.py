@@ -34,19 +34,19 @@ class UngrantedPins:
         self._kv = kv
         self._settings = settings
         self._holders = [req for req in ungranted if req.row]
-        self._num_pages = sum(self._pages_of(req) for req in self._holders)
+        self.num_pages = sum(self._pages_of(req) for req in self._holders)  # a shared page counts once per hand-off
 
     def _pages_of(self, req: Request) -> int:
         return int(self._kv.rows.num_pages[req.row])
 
     def have_room(self, req: Request) -> bool:
         """Return whether the request fits under the limit. The first hand-off with memory always fits."""
-        pages = self._num_pages + page_count(req.num_tokens, self._settings.page_size)
+        pages = self.num_pages + page_count(req.num_tokens, self._settings.page_size)
         return not self._holders or pages <= self._settings.max_ungranted_pages
 
     def add(self, req: Request) -> None:
         self._holders.append(req)
-        self._num_pages += self._pages_of(req)
+        self.num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
         """The caller must immediately free the hand-off's memory."""
@@ -54,5 +54,5 @@ class UngrantedPins:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)
         self._holders.remove(youngest)
-        self._num_pages -= self._pages_of(youngest)
+        self.num_pages -= self._pages_of(youngest)
         return youngest

@@ -217,3 +217,30 @@ def test_a_hand_off_does_not_stand_behind_the_cold_tier() -> None:
     assert [done.tag for done in jobs.take_done()] == ["pull"] and not restore.done.peek()
     assert req.state.value == "restoring"
     finish(script, one)
+
+
+def test_one_restoring_hand_off_gives_way_not_all() -> None:
+    """Its row comes back when its copy ends, and the prompt needs no more."""
+    script = cold_script(cold_pages=200, num_pages=60, max_running=8)
+    jobs = [job(rid, 44, 5) for rid in range(4)]
+    for one in jobs:
+        script.submit(one)
+        script.finish()
+    for _ in range(40):
+        script.world.run_until_idle()
+        script.step()
+    core = script.core
+    core.kv.flush_cache()
+    offers = [replace(one, rid=10 + one.rid).request(handoff_to="decode") for one in jobs]
+    for req in offers:
+        core.scheduler.submit(req)
+    script.step()
+    assert [req.state.value for req in offers] == ["restoring"] * 4
+    core.scheduler.submit(job(50, 70, 4).request())
+    for _ in range(3):
+        script.step()
+    assert [req.state.value for req in offers] == ["restoring"] * 3 + ["waiting"]
+    for req in offers:
+        core.scheduler.abort(req.key)
+    script.finish()
+    assert_whole(core)

@@ -136,6 +136,40 @@ def test_pages_used_since_are_cold_again_and_copied_ones_are_not() -> None:
     cache.check_integrity(expect_idle=True)
 
 
+def test_a_copy_does_not_change_the_order_of_eviction() -> None:
+    """Otherwise the pages that are evicted next are those that no copy has reached yet."""
+    cache = PrefixCache(PAGE)
+    for name in range(1, 7):
+        put_unlocked(cache, (name,), ids(10 + name))
+    for node in cache.take_cold(1) + cache.take_cold(1):
+        cache.unlock(cache.pin(node, "the tier"))
+    assert cache.evict(3).tolist() == [11, 12, 13]
+    cache.check_integrity(expect_idle=True)
+
+
+def test_a_use_during_a_copy_makes_a_page_young() -> None:
+    cache = PrefixCache(PAGE)
+    for name in (1, 2):
+        put_unlocked(cache, (name,), ids(10 + name))
+    copy = cache.pin(cache.take_cold(1)[0], "the tier")
+    cache.unlock(cache.match(keys_of(1), 99).lock)
+    cache.unlock(copy)
+    assert cache.evict(1).tolist() == [12]
+
+
+def test_pages_whose_last_use_ends_during_a_copy_are_cold() -> None:
+    cache = PrefixCache(PAGE)
+    first, second = put(cache, (1, 2, 3), ids(11, 12, 13)), put(cache, (1, 2, 4), ids(11, 12, 14))
+    cache.unlock(first)
+    (own,) = cache.take_cold(9)
+    copy = cache.pin(own, "the tier")
+    cache.unlock(second)
+    cache.unlock(copy)
+    cold = [cache.take_cold(9), cache.take_cold(9)]
+    assert sorted(node.page for nodes in cold for node in nodes) == [11, 12, 14]
+    cache.check_integrity(expect_idle=True)
+
+
 def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -190,6 +191,7 @@ def test_rule_c_hand_offs_are_no_victims() -> None:
     for _ in range(4):
         core.loop.step()
     assert handed.state.value == "handed_off"
+    core.scheduler.set_granted(handed.key)
     core.kv.alloc_row("stuffing")
     core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
     before = int(core.kv.rows.num_pages[handed.row])
@@ -197,6 +199,71 @@ def test_rule_c_hand_offs_are_no_victims() -> None:
         core.loop.step()
     assert handed.state.value == "handed_off" and int(core.kv.rows.num_pages[handed.row]) == before
     assert old.incarnation == 0, "it waits for a page, it is not retracted for nothing"
+    core.close()
+
+
+def handed_off(core: NodeCore, *jobs: Job) -> list[Request]:
+    offers = [one.request(handoff_to="decode") for one in jobs]
+    for req in offers:
+        core.scheduler.submit(req)
+    for _ in range(20):
+        if states(*offers) == ["handed_off"] * len(offers):
+            return offers
+        core.loop.step(block=True)
+    raise AssertionError(f"they are {states(*offers)}")
+
+
+def stuff(core: NodeCore, num_pages: int) -> int:
+    """Take pages away. Return the row that has them."""
+    row = core.kv.alloc_row("stuffing")
+    assert row is not None and core.kv.grow(row, num_pages)
+    return row
+
+
+@pytest.mark.rule("Lc")
+def test_rule_c_ungranted_hand_offs_give_way_to_a_running_row() -> None:
+    """Nobody else may have asked for their pages yet, and the decode node may wait for this very row."""
+    core = core_with(30)
+    (old,) = submit(core, job(0, 6, 20))
+    until_running(core, old)
+    (offer,) = handed_off(core, job(1, 10))
+    stuff(core, core.kv.num_available)
+    before = len(old.output_ids)
+    for _ in range(6):
+        core.loop.step(block=True)
+    assert states(offer) == ["waiting"] and len(old.output_ids) >= before + 4
+    core.close()
+
+
+def test_hand_offs_stay_if_their_memory_is_too_little() -> None:
+    """Five of 20 pages each: the prompt lacks 31 pages, then 15, of which the three youngest hand-offs hold all."""
+    core = core_with(40)
+    offers = handed_off(core, *(job(rid, 5) for rid in range(4)))
+    row = stuff(core, 16)
+    (late,) = submit(core, job(9, 34, 5))
+    for _ in range(10):
+        core.loop.step()
+    assert states(late, *offers) == ["waiting"] + ["handed_off"] * 4
+    assert core.scheduler.counters.retractions == 0 and not core.loop.step()
+    core.kv.release(row)
+    until_running(core, late)
+    assert states(*offers) == ["handed_off"] + ["waiting"] * 3
+    core.close()
+
+
+def test_hand_offs_that_gave_way_in_vain_give_way_once() -> None:
+    """They share nine of their ten pages with a running row, so they free one page each."""
+    core = make_core(CoreKnobs(page_size=4, num_pages=41))
+    shared = job(0, 38, 60)
+    (old,) = submit(core, shared)
+    until_running(core, old)
+    offers = handed_off(core, *(dataclasses.replace(shared, rid=rid) for rid in range(1, 5)))
+    (late,) = submit(core, job(9, 120, 5))
+    for _ in range(30):
+        core.loop.step(block=True)
+    assert core.scheduler.counters.retractions <= len(offers) and states(old) == ["running"]
+    core.scheduler.abort(old.key)
+    until_running(core, late)
     core.close()
 
 
