@@ -17,7 +17,9 @@ def inverse_frequencies(
     original_context: int = 8192,
 ) -> torch.Tensor:
     """Return (head_dim // 2,) float32 frequencies."""
-    inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    exponents = (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim).tolist()
+    # Python's powers, because the last bit of torch's depends on the width of the processor's vectors
+    inverse = 1.0 / torch.tensor([theta**exponent for exponent in exponents], dtype=torch.float32)
     if kind == "linear":
         return inverse / factor
     if kind == "llama3":

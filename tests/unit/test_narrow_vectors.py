@@ -13,6 +13,7 @@ from shared.kernel.attention_numba import make_write
 from shared.kernel.blocks_numba import make_gate, make_norm, make_rows_norm
 from shared.kernel.items import Items
 from shared.kernel.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
+from shared.kernel.rope import inverse_frequencies
 from shared.kernel.team import Team
 from shared.model.kernels import Formats
 from shared.model.load import load_model
@@ -75,6 +76,22 @@ def test_products_have_the_same_bits(processor: str, tmp_path: Path) -> None:
     code = "from tests.unit.test_narrow_vectors import products; print(products())"
     there = run_python(processor, tmp_path, "-c", code)
     assert there.stdout.split() == [str("avx512" in processor), *products().split()[1:]], there.stderr
+
+
+def frequencies() -> str:
+    return str([inverse_frequencies(head_dim, theta).tolist() for head_dim, theta in ((104, 1e4), (120, 1e5))])
+
+
+def test_rotary_frequencies_have_the_same_bits(tmp_path: Path) -> None:
+    """torch rounds some powers otherwise in narrow vectors."""
+    code = "from tests.unit.test_narrow_vectors import frequencies; print(frequencies())"
+    there = run_python("haswell", tmp_path, "-c", code)
+    assert there.stdout.strip() == frequencies(), there.stderr
+
+
+def test_the_default_model_s_frequencies_stay() -> None:
+    """Else its nodes of two versions would compute other KV and still pair."""
+    assert digest(inverse_frequencies(64, 1e5)).startswith("4dcfda84ce763abe")
 
 
 @pytest.mark.slow
