@@ -9,6 +9,7 @@ import logging
 import torch
 
 
+@functools.cache
 def has_numba() -> bool:
     return _can_import("numba", "plain torch kernels, slower")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from shared.kernel import libraries
+from shared.sample.host_rows import output_rows
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows, rank_candidates_torch
@@ -30,6 +31,9 @@ def rank_candidates(
 
             return rank_candidates_triton(logits, row_of, positions, history, num)
         return rank_candidates_torch(logits, row_of, positions, history, num)
-    from shared.sample.sampler_numba import rank_candidates_cpu  # only CPU nodes need numba
+    if not libraries.has_numba():
+        rows = output_rows(batch, row_of, logits.shape[1])
+        return rank_candidates_torch(logits, rows, positions, history, num)
+    from shared.sample.sampler_numba import rank_candidates_cpu  # GPU nodes do not load numba
 
     return rank_candidates_cpu(logits, batch, row_of, positions, history, num)

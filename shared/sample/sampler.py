@@ -16,6 +16,7 @@ import torch
 from shared.core.latest import Latest
 from shared.kernel import libraries
 from shared.kernel.sample_rules import GREEDY_BELOW
+from shared.sample.host_rows import mask_tensors, output_rows
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
 
@@ -48,9 +49,12 @@ def sample(
 
             return sample_triton(logits, row_of, positions, history, masks)
         return sample_torch(logits, row_of, positions, history, masks)
-    from shared.sample.sampler_numba import sample_cpu  # only CPU nodes need numba
-
     assert not isinstance(masks, DeviceMasks)
+    if not libraries.has_numba():
+        rows = output_rows(batch, row_of, logits.shape[1])
+        return sample_torch(logits, rows, positions, history, mask_tensors(masks))
+    from shared.sample.sampler_numba import sample_cpu  # GPU nodes do not load numba
+
     return sample_cpu(logits, batch, row_of, positions, history, masks)
 
 
@@ -82,7 +86,7 @@ def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput
         from shared.sample.sampler_triton import score_triton
 
         return score_triton(logits, num_top, ids)
-    if logits.device.type != "cpu":
+    if logits.device.type != "cpu" or not libraries.has_numba():
         return score_torch(logits, num_top, ids)
     from shared.sample.sampler_numba import with_logprobs
 

@@ -1,7 +1,7 @@
-"""A GPU node's modules and core in a process that can't import numba: python -m tests.support.without_numba KIND ...
+"""A node's modules and core in a process that can't import numba: python -m tests.support.without_numba DEVICE KIND ...
 
-For each kind of cuda_core.py prints its streams, as one line of JSON. An import of numba or llvmlite raises, so
-that the stack says who wanted it.
+DEVICE: cuda (the virtual GPU) or cpu. For each kind of cuda_core.py prints its streams, as one line of JSON. An import
+of numba or llvmlite raises, so that the stack says who wanted it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Refuse(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] in BANNED:
-            raise ImportError(f"{name} on the path of a GPU")
+            raise ImportError(f"{name} was wanted")
         return None
 
 
@@ -85,16 +85,16 @@ def run(kind: Kind, on_gpu: bool) -> list[list[int]]:
     return streams(make_core(kind, make_device("eager") if on_gpu else None), grammar)
 
 
-def main(names: Sequence[str]) -> None:
+def main(device: str, kinds: Sequence[str]) -> None:
     refuse()
     for part in PARTS:
         importlib.import_module(part)
     from tests.support.cuda_core import KINDS
 
-    for name in names:
-        print(json.dumps(run(KINDS[name], on_gpu=True)), flush=True)
+    for name in kinds:
+        print(json.dumps(run(KINDS[name], on_gpu=device == "cuda")), flush=True)
     assert not banned_modules(), banned_modules()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])
