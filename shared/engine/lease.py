@@ -13,7 +13,7 @@ import torch
 
 from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
-from shared.device.events import Event, Ticket
+from shared.device.events import Event, StreamSkipped, Ticket
 from shared.engine.boundary import Boundary, HostCopy, Packed
 from shared.engine.carry import Carry
 from shared.engine.masks import HostDrafts, StepMasks, named_drafts, read_drafts
@@ -113,7 +113,9 @@ class StepLease:
     def close(self) -> StepResult | None:
         """Return the result, or raise the error of the step or the device."""
         assert self.result is not None
-        copy, error = self.result.result, self.result.error or self.result.done.error
+        copy, error = self.result.result, _error_of(self.result)
+        if isinstance(error, StreamSkipped):  # after a failed copy of drafts, the copy of results is skipped
+            error = _error_of(self.host_drafts) or error
         try:
             if error is not None:
                 raise error
@@ -133,3 +135,7 @@ class StepLease:
         slots, self._slots = self._slots, []
         for give_back in slots:
             give_back()
+
+
+def _error_of(ticket: Ticket[HostCopy | None] | None) -> BaseException | None:
+    return None if ticket is None else ticket.error or ticket.done.error

@@ -6,7 +6,7 @@ from shared.core.request import Request, RequestState
 from shared.core.states import PageState
 from shared.kv.manager import KVManager, page_count
 from shared.sched.events import HandoffUnpinned
-from shared.sched.page_budget import pick_victim
+from shared.sched.page_budget import Shortage, pick_victim
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
 from shared.sched.ungranted import UngrantedPins, waits_for_sibling
@@ -93,10 +93,10 @@ class Capacity:
             if is_ungranted:
                 self._admit_ungranted(req, pins)
                 continue
-            while not self._admit(req):
+            while (lacking := self._admit(req)) is not None:
                 if self._gives_way():
                     return  # rule f: the next round uses the freed memory
-                victim = pins.pop_youngest() if self._pins_help(req, pins) else None
+                victim = pins.pop_youngest() if self._pins_help(lacking, pins) else None
                 if victim is None:
                     return
                 self._taker = req
@@ -105,19 +105,15 @@ class Capacity:
     def _pins(self) -> UngrantedPins:
         return UngrantedPins(self._kv, self.settings, self._queues.ungranted.values())
 
-    def _pins_help(self, req: Request, pins: UngrantedPins) -> bool:
-        """Return whether ungranted hand-offs hold what the request lacks, and nothing held will come back (rule d)."""
-        if not self._kv.rows.num_free:
+    def _pins_help(self, lacking: Shortage, pins: UngrantedPins) -> bool:
+        """Return whether ungranted hand-offs have enough, and what is held will not be enough (rule d)."""
+        if not lacking.pages:
             return not self._budget.holds_rows
-        short = self._budget.shortage(req, req.all_ids(), self._extra(req), self.headroom())
-        return 0 < short - self._budget.num_held <= pins.num_pages
-
-    def _extra(self, req: Request) -> int:
-        return 0 if req.handoff_to is not None else self.settings.width
+        return 0 < lacking.pages - self._budget.num_held <= pins.num_pages
 
     def _admit_ungranted(self, req: Request, pins: UngrantedPins) -> None:
         has_room = pins.have_room(req)
-        if has_room and self._admit(req):
+        if has_room and self._admit(req) is None:
             pins.add(req)
             return
         pins.is_full = True
@@ -128,18 +124,19 @@ class Capacity:
         """The end of a pull also frees a row."""
         return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
-    def _admit(self, req: Request) -> bool:
-        ids = req.all_ids()
-        cached = self._budget.reserve(req, ids, self._extra(req), self.headroom(), PageState.ACTIVE)
-        if cached is None:
-            return False
+    def _admit(self, req: Request) -> Shortage | None:
+        """Begin the request, and return None, or return what it lacks."""
+        ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
+        cached = self._budget.reserve(req, ids, extra, self.headroom(), PageState.ACTIVE)
+        if isinstance(cached, Shortage):
+            return cached
         queues = self._queues
         queues.waiting.remove(req)
         if queues.offload.restore(req, ids, cached):
             req.to(S.RESTORING)
         else:
             queues.begin_prefill(req, ids, cached)
-        return True
+        return None
 
     def _unpin(self, req: Request) -> None:
         """Retract an ungranted hand-off, whose first token will be computed again."""

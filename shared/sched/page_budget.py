@@ -13,6 +13,7 @@ f  loans of cached pages end first, then pulls of prefixes, newest first; then a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,10 +21,17 @@ from shared.core.page_identity import prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
-from shared.kv.prefix_cache import Lock, Match
+from shared.kv.prefix_cache import Lock
 from shared.sched.settings import SchedSettings
 
 LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """`pages`: how many more pages must become available. 0: a row is lacking."""
+
+    pages: int
 
 
 class PageBudget:
@@ -54,39 +62,29 @@ class PageBudget:
 
     def reserve(
         self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
-    ) -> int | None:
+    ) -> int | Shortage:
         """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens, or reserve nothing.
 
-        Return the number of cached tokens, or None if a row or pages are lacking. The prefix ends before the last token
+        Return the number of cached tokens, or what is lacking. The prefix ends before the last token
         and before the first token that prompt scores need. No step reads pages before page `first_needed`.
         """
-        kv = self.kv
+        kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
-            return None
-        match, missing = self._match(req, ids, extra, first_needed)
-        if kv.num_available - missing < keep_free:
+            return Shortage(0)
+        most = len(ids) - 1 if req.first_unscored is None else req.first_unscored - 1
+        match = kv.cache.match(self.prefix_keys(req, ids), most, owner, first_needed)
+        missing = page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
+        short = keep_free + missing - kv.num_available
+        if short > 0:
             kv.cache.unlock(match.lock)
-            return None
-        row = kv.alloc_row(str(req.key), tag)
+            return Shortage(short)
+        row = kv.alloc_row(owner, tag)
         assert row is not None
         kv.take_cached(row, match)
         if not kv.grow(row, missing):
             raise AssertionError("pages vanished between the count and the reservation")
         req.row = row
         return match.num_tokens
-
-    def shortage(self, req: Request, ids: TokenIds, extra: int, keep_free: int) -> int:
-        """Return how many pages must become available before `reserve` finds enough."""
-        match, missing = self._match(req, ids, extra, 0)
-        short = keep_free + missing - self.kv.num_available
-        self.kv.cache.unlock(match.lock)
-        return short
-
-    def _match(self, req: Request, ids: TokenIds, extra: int, first_needed: int) -> tuple[Match, int]:
-        """Lock the cached prefix, and count the other pages for `ids` plus `extra` tokens."""
-        most = len(ids) - 1 if req.first_unscored is None else req.first_unscored - 1
-        match = self.kv.cache.match(self.prefix_keys(req, ids), most, str(req.key), first_needed)
-        return match, page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
         """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing.

@@ -35,6 +35,7 @@ from shared.sched.masks import MaskMaker
 from shared.sched.mixed_chunk import FixedChunk, MixedChunk
 from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
+from shared.sched.page_budget import Shortage
 from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.probe import probe_plan
 from shared.sched.queues import Queues
@@ -157,7 +158,7 @@ class Scheduler:
         ids = req.all_ids()
         first_needed = self.kv.cache.first_needed(len(ids))
         cached = self.budget.reserve(req, ids, self.settings.width, headroom, PageState.GRANTED, first_needed)
-        if cached is None:
+        if isinstance(cached, Shortage):
             self._no_room.note(req.key, headroom)
             return None
         req.cached_tokens = cached

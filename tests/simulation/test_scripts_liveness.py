@@ -85,9 +85,9 @@ def test_rule_a_a_running_row_goes_on_under_a_storm_of_offers() -> None:
 
 @pytest.mark.rule("Lb")
 def test_rule_b_two_long_prompts_do_not_wait_for_each_other() -> None:
-    """Each fits alone, both do not: whoever begins has all its pages. With half of them each, none could go on."""
-    core = tight_core(48, chunk_size=8)
-    jobs = [job(1, 30, 6), job(2, 30, 6)]
+    """Each fits alone, both do not: whoever begins has all its pages. With a chunk's pages each, none could end."""
+    core = tight_core(40, chunk_size=8)
+    jobs = [job(1, 34, 2), job(2, 34, 2)]
     for one in jobs:
         core.scheduler.submit(one.request())
     outcome = Outcome()

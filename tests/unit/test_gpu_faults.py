@@ -18,7 +18,7 @@ from shared.config.processes import NodeProcessConfig
 from shared.core.errors import DeviceLost, HandoffFailed, StepFailed
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
-from shared.device.events import Ticket
+from shared.device.events import StreamSkipped, Ticket
 from shared.device.faults import blames_device
 from shared.engine.boundary import HostCopy, OnHost
 from shared.engine.lease import StepLease
@@ -309,6 +309,18 @@ def test_drafts_that_did_not_arrive_are_not_read() -> None:
     assert lease.drafts_on_host() is not None
     ticket.done.fire(torch.AcceleratorError(ILLEGAL))
     assert lease.drafts_on_host() is None
+
+
+def test_a_failed_copy_of_drafts_is_the_step_s_error() -> None:
+    """The copy of its results is only skipped, which says nothing of the device."""
+    lease = StepLease(1, StepPlan.__new__(StepPlan), None)
+    lease.host_drafts, lease.result = Ticket("drafts"), Ticket("results")
+    for ticket, error in ((lease.host_drafts, torch.AcceleratorError(ILLEGAL)), (lease.result, StreamSkipped("no"))):
+        ticket.error = error
+        ticket.done.fire(error)
+    with pytest.raises((torch.AcceleratorError, StreamSkipped)) as raised:
+        lease.close()
+    assert blames_device(raised.value)
 
 
 def test_errors_of_the_device_in_all_their_words() -> None:

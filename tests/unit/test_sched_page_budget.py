@@ -226,7 +226,7 @@ def test_rule_c_ungranted_hand_offs_give_way_to_a_running_row() -> None:
     core = core_with(30)
     (old,) = submit(core, job(0, 6, 20))
     until_running(core, old)
-    (offer,) = handed_off(core, job(1, 10))
+    (offer,) = handed_off(core, job(1, 10, 15))
     stuff(core, core.kv.num_available)
     before = len(old.output_ids)
     for _ in range(6):
@@ -236,11 +236,11 @@ def test_rule_c_ungranted_hand_offs_give_way_to_a_running_row() -> None:
 
 
 def test_hand_offs_stay_if_their_memory_is_too_little() -> None:
-    """Five of 20 pages each: the prompt lacks 31 pages, then 15, of which the three youngest hand-offs hold all."""
+    """The prompt lacks 27 pages, then 11. Each of the four hand-offs has five."""
     core = core_with(40)
-    offers = handed_off(core, *(job(rid, 5) for rid in range(4)))
+    offers = handed_off(core, *(job(rid, 5, 9) for rid in range(4)))
     row = stuff(core, 16)
-    (late,) = submit(core, job(9, 34, 5))
+    (late,) = submit(core, job(9, 30, 5))
     for _ in range(10):
         core.loop.step()
     assert states(late, *offers) == ["waiting"] + ["handed_off"] * 4
