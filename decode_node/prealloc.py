@@ -3,8 +3,8 @@ needs.
 
 Among Offers and the scheduler's waiting requests, the oldest gets memory first.
 
-A source that hears nothing for a whole lease fails the hand-off. So it gets a `Wait` immediately, and every quarter of
-a lease.
+A source that hears nothing for a whole lease fails the hand-off. So the source gets a `Wait` immediately, and every
+quarter of a lease.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Prealloc:
         return self._begin(waiting, now)
 
     def _begin(self, waiting: WaitingOffer, now: float) -> bool:
-        """Use up the ticket, and start to compile the grammar, or refuse the Offer."""
+        """Use up the ticket, and start to compile the grammar. Refuse the Offer and return False if that fails."""
         self._vouchers.spend(waiting.request, waiting.offer, now)
         waiting.is_vouched = True
         error = self._ctx.unconstrained(waiting.request)
@@ -172,7 +172,6 @@ class Prealloc:
         self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, error))
 
     def _forget(self, key: RequestKey) -> None:
-        """Forget an Offer, and cancel an unfinished compilation of its grammar."""
         constraint = self._offers.pop(key).request.constraint
         del self._wait_at[key]
         if constraint is not None:

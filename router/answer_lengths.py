@@ -6,7 +6,7 @@ from router.journal import OpenRequest
 from router.tenants.tenant import Tenant
 
 WEIGHT = 0.1  # of the newest request
-FIRST_GUESS = 256.0  # before the first answer
+FIRST_GUESS = 256.0  # in tokens, before the first answer
 
 
 class AnswerLengths:
@@ -15,7 +15,6 @@ class AnswerLengths:
         self._mean_of_all: float | None = None
 
     def expected(self, tenant: Tenant) -> float:
-        """Return the tenant's mean, else all tenants' mean."""
         found = self._means.get(tenant.name, self._mean_of_all)
         return FIRST_GUESS if found is None else found
 

@@ -5,9 +5,9 @@
                    carol   [r]
 
 Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
-each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py), then its used ones.
-Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, to at most MOST_DEBT below the
-highest deficit of the same priority.
+each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py) until it ends, then
+its used tokens. Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, but at most to
+MOST_DEBT below the highest deficit of the same priority.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_DEBT = 1 << 16  # in tokens
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One tenant's waiting requests, the oldest first. Empty if absent."""
+    """One tenant's waiting requests, the oldest first. Only absent lines are empty."""
 
     tenant: Tenant
     requests: deque[OpenRequest] = field(default_factory=deque)
@@ -44,11 +44,11 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
-        self._absent: dict[str, Line] = {}  # by tenant: empty lines, while others of their priority wait
-        # rid of a started request -> the line that paid; None: no other waited
+        self._absent: dict[str, Line] = {}  # by tenant: empty lines, kept while other tenants of their priority wait
+        # rid of a started request -> the line that paid; None if no other tenant of its priority waited
         self._paid: dict[str, Line | None] = {}
         self._num = 0
-        self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began
+        self.started: Counter[str] = Counter()  # by tenant: costs of started requests, in tokens
 
     def __len__(self) -> int:
         return self._num
@@ -97,7 +97,6 @@ class FairQueue:
         return True
 
     def _forget(self, priority: int) -> None:
-        """Forget the absent lines of a priority without waiting tenants."""
         if not any(line.tenant.priority == priority for line in self):
             self._absent = {name: line for name, line in self._absent.items() if line.tenant.priority != priority}
 

@@ -38,7 +38,6 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
 
 
 def is_partners(error: BatonError) -> bool:
-    """Return whether the node blames its hand-off partner."""
     return isinstance(error, PartnerDraining | PartnerOverloaded)
 
 

@@ -44,8 +44,7 @@ class FullCollections:
         return memory - num_open * STREAM_BYTES >= GROWTH * self._memory
 
     def ran(self, memory: int, took_s: float, num_freed: int) -> None:
-        """Record a collection that took `took_s` and freed `num_freed` objects. `memory`: the process's bytes
-        afterwards."""
+        """Record a collection. `memory`: the process's bytes afterwards."""
         self._memory, self._looks = memory, 0
         self._took_s = took_s if num_freed < MUCH_GARBAGE else 0.0
 

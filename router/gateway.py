@@ -50,7 +50,7 @@ TICK_S = 0.25
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
-NODE_LINES = 10  # of each kind about each node in a minute: every loss of an honest node is logged
+NODE_LINES = 10  # log lines of each kind about each node in a minute; enough for every loss of an honest node
 
 
 class Link(Protocol):
@@ -249,7 +249,7 @@ class Gateway:
         here = ("here", node.node_id)
         self._node_log.info(here, "node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for other, (first, second, name) in misfits_of(node):
-            # logged once per pair of kinds, because one node can name new kinds again and again
+            # logged once a minute per pair of first nodes, because one node can name new kinds again and again
             kinds = frozenset((node.kind.first, other.first))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 

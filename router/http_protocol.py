@@ -71,7 +71,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal: BatonError | None = None
         self._answering: RequestResponseCycle | None = None  # the oldest open request; `cycle` is the newest
         self._num_answered = 0
-        self._look: asyncio.TimerHandle | None = None  # at a reader that is behind
+        self._look: asyncio.TimerHandle | None = None  # the next look at a reader that is behind
 
     # ---- the transport's side
 
@@ -139,7 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._passed_body = self._has_contents = True
         self._disarm()
         if self.pipeline and not self._has_enough_ahead:
-            self.flow.resume_reading()  # else the client's end is not seen
+            self.flow.resume_reading()  # else the client's hang-up is not seen
 
     def on_body(self, body: bytes) -> None:
         self._has_contents = True
@@ -151,7 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of a head that began to arrive during an answer. Watch who reads the answer."""
+        """Start the deadline of a head that began to arrive during an answer. Watch whether the client reads."""
         super().on_response_complete()
         self._num_answered += 1
         self._look_later(self.transport.get_write_buffer_size())
@@ -170,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _has_enough_ahead(self) -> bool:
-        """The budget of bodies does not count pipelined requests."""
+        """Whether enough pipelined requests wait. The budget of bodies does not count them."""
         num_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
         return len(self.pipeline) >= MOST_AHEAD or num_bytes > HIGH_WATER_LIMIT
 

@@ -174,7 +174,7 @@ class OpenRequest:
 
     @property
     def cost(self) -> int:
-        """The expected tokens. Constant, so that sums add up."""
+        """The expected tokens. They never change, so that sums over requests stay right."""
         return self.cost_if(self.expected_answer)
 
     def cost_if(self, expected_answer: float) -> int:

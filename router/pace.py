@@ -1,6 +1,6 @@
 """Measure how fast queued requests start, and how long they then take. Sans-IO.
 
-Both average recent requests: starts per expected token, durations per used token.
+Both are averages of recent requests: the first per expected token, the second per used token.
 """
 
 from __future__ import annotations

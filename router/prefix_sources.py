@@ -76,7 +76,7 @@ class PrefixSources:
         return min(most, node.pages.num_pages(request.pages.names(node.hello), has_window=False))
 
     def _token_s(self, prefill: RegisteredNode, others: Iterable[RegisteredNode], now: float) -> float | None:
-        """Return the seconds per computed token; None if no node was measured."""
+        """Return the seconds per computed token. If no node was measured, return the assumed value or None."""
         speed = prefill.prompts.speed_among([node.prompts for node in others], now)
         return self._assumed_token_s if speed is None else speed.token_s
 

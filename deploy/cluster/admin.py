@@ -59,7 +59,7 @@ class AdminClient:
         self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Raise ConfigError on failure, with the router's message if any."""
+        """Return the answer's JSON. Raise ConfigError on failure, with the router's message if any."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show_status(args: argparse.Namespace) -> int:
-    """A table counts only its own router's streams and open requests."""
+    """Print a table for each router. A table counts only its own router's streams and open requests."""
     flags = all_of(args.action_urls, list(filter(None, [args.url])))
     urls = all_of(args.addresses, list(map(str, flags))) or [parse_url(DEFAULT_URL)]
     clients = [AdminClient(url, read_admin_key(args.admin_key_file), args.ca) for url in urls]
@@ -189,7 +189,7 @@ def read_admin_key(path: Path | None) -> str:
 
 
 def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
-    """Return False if --timeout passed first."""
+    """Drain or restart a node, or change its role. Return False if --timeout passed first."""
     body: dict[str, Any] = {"node": name, "force": args.force}
     if args.move_after is not None:
         body["move_after_s"] = args.move_after

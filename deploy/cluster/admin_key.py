@@ -34,7 +34,7 @@ def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
 
 
 def ensure_key(path: Path) -> None:
-    """Write the file atomically, readable by this user only."""
+    """Write the file atomically, readable by this user only. Keep an existing file."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ LONGEST_LINE = 1 << 16
 class ChildSpec:
     """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends.
 
-    `stop_s`: the time that the child's own settings let it take to stop.
+    `stop_s`: the seconds in which the child's settings let it stop.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Child:
         return self._process.stdout.fileno()
 
     def pump(self) -> bool:
-        """Return False at the output's end."""
+        """Write the available output. Return False at the output's end."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:

@@ -211,7 +211,6 @@ def spec(
 
 
 def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
-    """Return the time that the process needs to stop if its requests use up theirs."""
     own = config.timeouts.shutdown_s if isinstance(config, RouterProcessConfig) else config.parts.node.drain_s
     return own + STOP_MARGIN_S
 
@@ -249,7 +248,7 @@ def example(config: ClusterConfig) -> tuple[str, str]:
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
-    """Scripts wait for this text."""
+    """Print the next steps. Scripts wait for this text."""
     base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'

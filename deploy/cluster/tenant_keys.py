@@ -25,7 +25,7 @@ stream_secret = "{secret}"
 
 
 def add_tenant(file: Path, name: str, requests_per_minute: int, tokens_per_minute: int, priority: int) -> None:
-    """Raise ConfigError for an unusable file."""
+    """Add a tenant, or a known tenant's new key. Raise ConfigError for an unusable file."""
     if not re.fullmatch(NAME, name):
         raise ConfigError(f"{name!r} can't name a tenant: use letters, digits, '_' and '-', at most 64")
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)

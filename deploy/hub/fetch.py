@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Always fetch a named GGUF file: it also holds the tokenizer."""
+    """Return the model's local path. Always fetch a named GGUF file: it also holds the tokenizer."""
     with explained(name, hub):
         repository = find(name, hub, say)
         check_listing(name, repository.sizes)

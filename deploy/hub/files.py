@@ -36,7 +36,7 @@ Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """A pattern matches only names in its own folder."""
+    """Return the matching names. A pattern matches only names in its own folder."""
     patterns = tuple(patterns)
     return sorted(
         name

@@ -78,7 +78,7 @@ def hub_of_environment(offline: bool) -> Hub:
 
 
 def ask(name: HubName, hub: Hub) -> Repository:
-    """Raise huggingface_hub's errors."""
+    """Ask the hub for a commit and its files. Raise huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
     # This call also saves the revision in the cache, for offline use.
@@ -93,7 +93,7 @@ def architecture_of(gguf: Any) -> str:
 
 
 def recall(name: HubName, hub: Hub) -> Repository:
-    """Raise huggingface_hub's errors."""
+    """Find a repository in the cache. Raise huggingface_hub's errors."""
     hub = replace(hub, offline=True)
     asked = name.revision or None
     revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache, local_files_only=True)
@@ -120,7 +120,7 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
 
 
 def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Save the listing, so that an offline start can notice missing files."""
+    """Fetch the files. Save the listing, so that an offline start can notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub

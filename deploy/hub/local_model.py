@@ -28,7 +28,7 @@ def with_pinned_model(nodes: NodeParts) -> NodeParts:
 
 
 def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
-    """Fetch no weights."""
+    """Return the settings with a local path. Fetch no weights."""
     name = parse_hub_name(router.model.model)
     if name is None:
         return router

@@ -63,7 +63,7 @@ def reason_of(error: BaseException, name: HubName, hub: Hub) -> str:
 
 
 def refusal(error: Exception, name: HubName, hub: Hub) -> str:
-    """Check each error class before its base classes."""
+    """Explain the hub's refusal. Check each error class before its base classes."""
     from huggingface_hub import errors
 
     page = f"{hub.endpoint}/{name.repo}"

@@ -137,7 +137,7 @@ class Fleet:
         return [one.name for one in self.active() if one.name not in at_start and runs_on(one)]
 
     def newest(self, role: str, serving: Mapping[str, str]) -> str | None:
-        """Return None if none may leave."""
+        """Return the node that leaves first; None if none may leave."""
         found = [name for name in self.extra() if serving.get(name) == role]
         return max(found, key=index_of, default=None)
 
@@ -153,7 +153,7 @@ class Fleet:
         )
 
     def follow(self, order: LeadOrder, now: float) -> bool:
-        """Return False for an order from an outdated view."""
+        """Carry out a leader's order. Return False for an order from an outdated view."""
         view = self.view()
         if not view.is_steady or (order.grow and order.grow not in view.may_grow):
             return False
@@ -190,7 +190,7 @@ class Fleet:
         member.error = error or member.error
 
     def lose(self, name: str, now: float, error: str) -> None:
-        """The actor died for good."""
+        """Record that the actor died for good."""
         self.miss(name, now, error)
         member = self.members[name]
         delay = member.policy.delay_after_death(now, KILLED)

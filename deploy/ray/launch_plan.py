@@ -40,7 +40,7 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """Ray refuses zeros and empty bundles."""
+    """Return one process's bundle. Ray refuses zeros and empty bundles."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}

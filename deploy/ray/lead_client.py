@@ -37,7 +37,7 @@ class RayLead:
 
 
 def ask(method: str, *arguments: object) -> Any:
-    """Raise ConfigError if the manager is missing or does not answer in time."""
+    """Call the manager. Raise ConfigError if the manager is missing or does not answer in time."""
     try:
         manager = find(MANAGER)
         if manager is None:

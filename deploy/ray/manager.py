@@ -71,7 +71,7 @@ class Manager:
         self._lease.release(leader)
 
     def rest(self) -> None:
-        """Afterwards the manager starts nothing more."""
+        """Stop the thread. Afterwards the manager starts nothing more."""
         self._resting.set()
         self._thread.join()
 
@@ -104,7 +104,7 @@ class Manager:
         self._rows, self._view = self._fleet.rows(), self._fleet.view()
 
     def _ask(self, orders: dict[str, Order], now: float) -> None:
-        """Lost orders are repeated later."""
+        """Call each actor without an open call. Lost orders are repeated later."""
         for name in self._fleet.members:
             if name not in self._handles and self._fleet.may_be_made(name, now):
                 self._handles[name] = find_or_make(self._config, name)

@@ -58,7 +58,7 @@ class RayRecord:
 def birth(process: psutil.Process) -> tuple[float, str]:
     """Return the start in clock ticks since the boot, and the boot's id.
 
-    A system without ids of boots gives the time of day and "". That time moves when somebody sets the clock.
+    Without such an id, return seconds since 1970 and "". These seconds change when somebody sets the clock.
     """
     try:
         boot = BOOT_ID.read_text("ascii").strip()

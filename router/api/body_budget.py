@@ -45,7 +45,7 @@ class HeldBytes:
 
 
 class BodyHold:
-    """One holder of a body's bytes, on the event loop: an exchange, work on a thread, or an answer without a client."""
+    """One holder of a body's bytes: an exchange, work on a thread, or an answer without a client. Owned by the loop."""
 
     def __init__(self, budget: BodyBudget | None, source: str, held: HeldBytes | None = None) -> None:
         """`held`: None for a new body."""

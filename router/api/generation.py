@@ -197,7 +197,7 @@ class Generation:
 
     @property
     def num_used(self) -> int:
-        """The tokens to pay for. Before the first token: begun prompts, or 0 if the cluster failed."""
+        """The tokens to pay for. Before the first token: those of begun prompts, or 0 if the cluster failed."""
         if self._num_waiting == len(self._choices):
             begun = () if self._is_our_failure else self._begun
             return sum(len(self._plan.jobs[self._job_of[rid]].ids) for rid in begun)

@@ -65,7 +65,7 @@ class Asked:
         self.drop_raw()
 
     def moved(self) -> Asked:
-        """Move the request to work that outlives its exchange and drops the request."""
+        """Move the request to work that outlives its exchange. This work must call `drop`."""
         moved = replace(self, hold=self.hold.another())
         self.drop()
         return moved

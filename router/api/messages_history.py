@@ -69,10 +69,10 @@ def without_billing(text: str) -> str:
 
 
 def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
-    """Whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
+    """Return whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
     tools.
 
-    An empty message has no turn."""
+    An empty message has no turn, so no answer continues it."""
     last, path = messages[-1], f"messages[{len(messages) - 1}]"
     if last.role != "assistant":
         return False

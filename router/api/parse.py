@@ -16,7 +16,7 @@ from msgspec import inspect
 from router.api.fields import B, FieldTable
 from shared.core.errors import InvalidRequest
 
-# errors quote whole values; only starts and ends are msgspec's
+# msgspec's errors quote whole values, so the patterns trust only a text's start and end
 _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 _NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 MAX_SHOWN = 200

@@ -31,7 +31,7 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import SamplingParams
 
-CHARS_PER_TOKEN = 64  # at least
+CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
@@ -40,7 +40,7 @@ class Resolver:
     """The function `adapters` returns all adapters' digests by name. Each use calls it anew, because nodes come and
     go.
 
-    `max_chars`: of a text; for longer ones a tokenizer would take gigabytes."""
+    `max_chars`: the most characters of a text. For longer texts a tokenizer would take gigabytes."""
 
     model_name: str
     text: TextModel

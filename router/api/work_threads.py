@@ -24,7 +24,7 @@ def too_deep() -> InvalidRequest:
 
 
 class WorkThreads:
-    """Owned by the event loop. `number`: the executor's threads."""
+    """Owned by the event loop. `number`: how many threads the executor has."""
 
     def __init__(self, executor: Executor, number: int) -> None:
         self._executor = executor

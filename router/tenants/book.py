@@ -51,7 +51,7 @@ class Tenants:
 class KeysFollower:
     """Reads the whole keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
 
-    `look` may block."""
+    `look` may block, so it runs on a thread."""
 
     def __init__(self, path: str, tenants: Tenants, log: Logger) -> None:
         self._path, self._tenants, self._log = path, tenants, log

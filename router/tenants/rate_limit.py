@@ -4,8 +4,8 @@
     earned_at - now  seconds until then; a charge that would make this more than a minute is refused
 
 Before its request runs, a tenant is charged for the prompt and the longest answer. Unused tokens are given back,
-unless time has earned them back.
-Routers exchange their charges (spending.py), so each router's meters include all charges.
+unless time has earned them back. Routers exchange their charges (spending.py), so each router's meters include all
+charges.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Charge:
 
     allowance: Allowance
     num_tokens: int
-    earned_at: float
+    earned_at: float  # by the meter of tokens, right after this charge
 
     def settle(self, num_used: int, now: float) -> None:
         meter, unused = self.allowance.meters[TOKENS], max(0, self.num_tokens - num_used)

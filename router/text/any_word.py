@@ -11,7 +11,7 @@ MAX_NESTING = 64  # Python compiles groups by recursion
 
 
 def any_word(ends: Mapping[str, str]) -> re.Pattern[str]:
-    """Match the longest word at a place. `ends`: what must match after each word."""
+    """Return a pattern that matches the longest word at a place. `ends`: by word, the pattern that must follow."""
     return re.compile(_tails(sorted(ends), 0, ends, MAX_NESTING) if ends else "(?!)")
 
 

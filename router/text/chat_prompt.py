@@ -20,7 +20,7 @@ def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
 def ids_and_text(
     model: TextModel, conversation: Conversation, check: Callable[[str], None] = lambda text: None
 ) -> tuple[list[int], str]:
-    """`check` gets the text before it is encoded."""
+    """Call `check` with the text before it is encoded."""
     pieces = chat_pieces(model, conversation)
     text = "".join(pieces)
     check(text)

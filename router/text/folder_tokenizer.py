@@ -29,7 +29,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder} has no tokenizer.json, which the router needs")
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    inner.no_truncation()  # a training's settings
+    inner.no_truncation()  # drops a training's settings
     inner.no_padding()
     described = read_json_if_there(folder / "tokenizer.json")
     config = read_json_if_there(folder / "config.json")

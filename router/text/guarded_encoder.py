@@ -94,7 +94,7 @@ def encoded(inner: tokenizers.Tokenizer, text: str, *, add_special: bool = False
 
 
 def _end(token: tokenizers.AddedToken) -> str:
-    """Return what must match afterwards."""
+    """Return the pattern that must match after the token."""
     return rf"(?!\w)(?<!\w{re.escape(token.content)})" if token.single_word else ""
 
 

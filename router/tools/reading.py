@@ -67,7 +67,7 @@ def peek(source: Source) -> Reading[str]:
 
 
 def found(source: Source, literal: str) -> Reading[bool]:
-    """Return False if other text follows."""
+    """Move past `literal`. Return False if other text follows."""
     for index, char in enumerate(literal):
         while source.at + index >= len(source.text):
             if source.has_ended:

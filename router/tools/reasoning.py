@@ -81,7 +81,7 @@ def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[
 
 
 def _opens(source: Source, opening: str) -> Reading[bool]:
-    """Also move past white space before the tag. Return False without a tag."""
+    """Move past the opening tag and white space before it. Return False without such a tag."""
     source.mark()
     num = 0
     while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:

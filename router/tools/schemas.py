@@ -102,7 +102,7 @@ def _refers_only_to_definitions(value: object) -> bool:
 
 
 def _target(reference: str, root: Schema) -> object:
-    """`reference`: such as "#/$defs/Place". Return None if the pointer leads nowhere."""
+    """Follow a JSON pointer such as "#/$defs/Place". Return None if it leads nowhere."""
     if not reference.startswith("#/"):
         return None
     value: object = root

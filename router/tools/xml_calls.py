@@ -137,7 +137,7 @@ class XmlCalls:
             yield from _copy_text(source, ends, sink)
             return
         value: list[str] = []
-        # where text is allowed, it ends at the first mark
+        # a value that may be text ends at the first mark
         is_json = kinds != UNKNOWN and "string" not in kinds
         is_whole = is_json and (yield from _copy_list_or_object(source, value))
         if is_whole or (yield from copy_until(source, ends, value.append)):

@@ -70,7 +70,6 @@ class ScalingConfig:
 
 
 def is_local(address: str) -> bool:
-    """Return whether this Ray cluster is only on 127.0.0.1."""
     return not address or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
 
 

@@ -254,7 +254,6 @@ class ParallelConfig:
             raise ConfigError(f"{' '.join(given)}: a node splits either its model, its rows or its layers")
 
     def of(self, role: str) -> ParallelConfig:
-        """Return the settings for a cluster's nodes of this role."""
         return self if role == "decode" else ParallelConfig(tp=self.tp, pp=self.pp)
 
     @property

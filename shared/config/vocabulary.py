@@ -78,7 +78,7 @@ def is_byte_level(described: Mapping[str, Any]) -> bool:
 
 
 def literal_entries(described: Mapping[str, Any]) -> frozenset[str]:
-    """Return the added tokens that are plain text. Metaspace vocabularies respell all but special tokens."""
+    """Return the added tokens whose bytes are their text. In a metaspace vocabulary, these are the special tokens."""
     added = described.get("added_tokens", [])
     return frozenset(str(token["content"]) for token in added if token.get("special") or is_byte_level(described))
 

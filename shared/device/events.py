@@ -83,7 +83,7 @@ class Event:
             self.complete()
 
     def complete(self) -> None:
-        """Run the callbacks on this thread. Drivers call it."""
+        """Complete the event, and run its callbacks on this thread. Drivers call it."""
         with self._lock:
             self._complete = True
             callbacks, self._callbacks = self._callbacks, []
@@ -111,7 +111,7 @@ class Event:
             self.wait_flag(timeout_s)
 
     def wait_flag(self, timeout_s: float | None) -> None:
-        """Raise TimeoutError."""
+        """Wait for the completion. Raise TimeoutError after `timeout_s`."""
         with self._lock:
             if self._complete:
                 return
@@ -149,7 +149,7 @@ class Ticket(Generic[R]):
         self.error: BaseException | None = None
 
     def take(self, timeout_s: float | None = None) -> R:
-        """Raise the closure's error, if any."""
+        """Wait, then return the result or raise the closure's error."""
         self.done.synchronize(timeout_s)
         if self.error is not None:
             raise self.error

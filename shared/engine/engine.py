@@ -175,14 +175,14 @@ class Engine:
         return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
-        """Return False if no lease is open."""
+        """Wait for the oldest lease's result. Return False if no lease is open."""
         self.stages.flush()
         if self.leases:
             self.leases[0].done.synchronize()
         return bool(self.leases)
 
     def collect(self) -> StepResult | None:
-        """Return the step's result, or None for an admission. Raises the step's error."""
+        """Close the oldest lease. Return the step's result, or None for an admission. Raises the step's error."""
         lease = self.leases.popleft()
         del self._open[lease.step]
         return lease.close()

@@ -111,7 +111,7 @@ class StepLease:
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Return the result, or raise the error of the step or the device."""
+        """Drop all references. Return the result, or raise the error of the step or the device."""
         assert self.result is not None
         copy, error = self.result.result, _error_of(self.result)
         if isinstance(error, StreamSkipped):  # after a failed copy of drafts, the copy of results is skipped

@@ -61,7 +61,7 @@ class GrammarCompiler:
         self._tokenizer  # noqa: B018  # a cached property
 
     def compile(self, grammar: str) -> LLMatcher:
-        """Raises InvalidRequest."""
+        """Return a new matcher. Raises InvalidRequest."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=limits())
         if matcher.is_error():
             raise InvalidRequest(f"the grammar can't be used: {matcher.get_error()[:500]}")

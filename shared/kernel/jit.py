@@ -29,7 +29,7 @@ P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
 # The compiler may split a sum into the processor's lanes, but not in sums.py. NaN and infinity are kept.
-# Without "arcp": 1 / sqrt(x) would become an approximation, whose bits differ between Intel and AMD.
+# "arcp" is left out: it would make 1 / sqrt(x) an approximation, whose bits differ between Intel and AMD.
 FAST_MATH = {"reassoc", "contract", "nsz"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)

@@ -1,8 +1,8 @@
 """Keeps compiled code on disk, beside the source or else in the user's cache directory.
 
-numba has one index for all variants of a function, and takes no lock: of two processes that save different variants at
-the same time, one could later load the other's code. So here each variant has its own index and its own file of code.
-A variant is a signature with the values in the closure and the processor's features.
+numba has one index for all variants of a function, and takes no lock. If two processes saved different variants at the
+same time, one could later load the other's code. So here each variant has its own index and its own file of code. A
+variant is a signature with the values in the closure and the processor's features.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ class VariantFiles:
         self._folder, self._name, self._stamp = folder, name, stamp
 
     def load(self, key: Any) -> Any:
-        """Return the variant's code, or None if there is none that can be read."""
         file = self._file_of(key)
         try:
             return file.load(key)
-        except Exception:  # a machine that lost power leaves incomplete files, on which pickle raises whatever it likes
+        except Exception:  # a loss of power leaves incomplete files, for which pickle raises any error
             file.flush()  # `save` reads the index too
             return None
 

@@ -67,7 +67,7 @@ class ColdStore:
     # Index: the scheduler's thread
 
     def find(self, identity: bytes) -> ColdPage | None:
-        """Mark the page as used. The caller must immediately launch the job that uses its `place`."""
+        """Find a page, and mark it as used. The caller must immediately launch the job that uses its `place`."""
         for pages in (self._host, self._disk):
             if identity in pages:
                 pages.move_to_end(identity)

@@ -140,7 +140,7 @@ class LlamaConfig:
 
 
 def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, biases: tuple[str, ...]) -> LlamaConfig:
-    """Raises ConfigError."""
+    """Make a config from GGUF fields. Raises ConfigError."""
     arch = fields.get("general.architecture")
     if arch not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {arch!r} is not supported, only {', '.join(GGUF_ARCHITECTURES)}")

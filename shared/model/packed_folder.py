@@ -207,7 +207,7 @@ def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Raises PackedRefused if other users could have written to the folder."""
+    """Open the folder. Raises PackedRefused if other users could have written to it."""
     fd = os.open(path, OPEN | os.O_DIRECTORY)
     try:
         if not _is_private(os.fstat(fd)):
@@ -219,7 +219,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: int, wait_s: float) -> Iterator[None]:
-    """Raises BlockingIOError after `wait_s`."""
+    """Hold the folder's lock. Raises BlockingIOError after `wait_s`."""
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     give_up, has_told = time.monotonic() + wait_s, False
     try:

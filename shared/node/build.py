@@ -228,7 +228,6 @@ def measured_plan(
 
 
 def available_bytes(loaded: Loaded) -> int:
-    """Return the host's free bytes, without those of mapped weights."""
     _, available = host_memory()
     return available - loaded.mapped_bytes
 

@@ -13,7 +13,7 @@ POLL_S = 0.1
 
 @contextmanager
 def drop_early_messages(links: NodeLinks) -> Iterator[None]:
-    """Inside the block, the caller may only use `links.wakeup`."""
+    """Read and drop messages on a thread. Inside the block, the caller may use only `links.wakeup`."""
     stop = threading.Event()
 
     def read() -> None:

@@ -57,7 +57,7 @@ class RankProcesses:
         self.ranks: Ranks | None = None
 
     def start(self) -> None:
-        """Return when all ranks have joined the group; the ranks then load the model."""
+        """Start the ranks. Return when all ranks have joined the group; the ranks then load the model."""
         size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
@@ -126,7 +126,7 @@ class RankProcesses:
                 raise RankLost(f"rank {follower.rank} ended with status {status}")
 
     def close(self) -> None:
-        """Idempotent. Use force if needed."""
+        """End the ranks, by force if needed. Idempotent."""
         for follower in self._followers:
             follower.orders.close()
         for follower in self._followers:

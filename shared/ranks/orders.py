@@ -69,7 +69,7 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def tell(peer: socket.socket, message: msgspec.Struct) -> None:
-    """Block up to the socket's timeout. Raises RankLost if the peer is gone."""
+    """Send a message, blocking up to the socket's timeout. Raises RankLost if the peer is gone."""
     data = msgspec.msgpack.encode(message)
     try:
         peer.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)

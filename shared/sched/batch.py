@@ -35,7 +35,7 @@ class ScheduleBatch:
 
     @classmethod
     def of(cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int) -> ScheduleBatch:
-        """Step `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
+        """Make a batch. Step `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
         batch = cls()
         lengths = Lengths(np.asarray(committed, dtype=np.int64))
         batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
@@ -70,7 +70,7 @@ class ScheduleBatch:
             self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
-        """`width` is 0 for a prompt's last chunk."""
+        """Record a result. `width` is 0 for a prompt's last chunk."""
         index = self.index_of(req)
         if index is None:
             return

@@ -121,7 +121,7 @@ class Capacity:
             self._gives_way()  # rule f
 
     def _gives_way(self) -> bool:
-        """The end of a pull also frees a row."""
+        """End a loan or a pull. The end of a pull also frees a row."""
         return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
     def _admit(self, req: Request) -> Shortage | None:

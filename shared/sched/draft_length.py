@@ -174,7 +174,7 @@ class DraftLength:
         return self._width if num_rows in (0, self._num_rows) else self._settled(self._rates(num_rows))
 
     def observe(self, result: StepResult) -> None:
-        """Only results change the state."""
+        """Learn from a result. Only results change the state."""
         width, accept_lens = result.width, result.accept_lens[result.num_prefill :].tolist()
         if not accept_lens:
             return

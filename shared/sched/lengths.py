@@ -32,7 +32,7 @@ class Lengths:
         self.hi[rows] += width
 
     def narrow(self, index: int, committed: int, in_flight: int) -> None:
-        """Later steps add at most `in_flight` tokens."""
+        """Record a result. Later steps add at most `in_flight` tokens."""
         self.lo[index] = max(self.lo[index], committed)
         self.hi[index] = max(self.lo[index], min(self.hi[index], committed + in_flight))
 

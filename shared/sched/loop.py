@@ -38,7 +38,7 @@ class EngineLoop:
         engine.make_masks = self._make_masks
 
     def step(self, block: bool = False) -> bool:
-        """Return True if anything happened.
+        """Run one round. Return True if anything happened.
 
         With `block`, wait for the oldest step if nothing was launched.
         """

@@ -61,7 +61,7 @@ class BudgetedChunk:
         return int(self._size)
 
     def observe(self, result: StepResult) -> None:
-        """A chunk below the allowed size shows nothing about larger chunks."""
+        """Learn from a mixed step. A chunk below the allowed size shows nothing about larger chunks."""
         tokens, seconds = result.prompt_tokens, result.seconds
         if not tokens or seconds <= 0 or result.num_prefill == len(result.row_ids):
             return

@@ -221,7 +221,7 @@ class Offload:
         return True
 
     def revoke(self, req: Request) -> None:
-        """The row is freed once the copy has ended."""
+        """Cancel a restore. The row is freed once the copy has ended."""
         self.restoring.pop(req.key).revoked = True
         self._budget.hold(req)
 

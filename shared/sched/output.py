@@ -15,7 +15,7 @@ from shared.wire.ranges import MAX_REAL
 def append_tokens(
     req: Request, run: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> tuple[Emitted, FinishReason | None]:
-    """Return the emitted tokens, and why the request ends, if it does.
+    """Append an accepted run. Return the emitted tokens, and why the request ends, if it does.
 
     The device published the whole run's length. The host cuts the run at a stop, so no later token reaches the client,
     the prefix cache or `usage`. `usage` counts the stop token.
@@ -40,7 +40,7 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 
 
 def finite(logprob: float) -> float:
-    """The wire rejects infinity and NaN."""
+    """Replace infinity and NaN, which the wire rejects."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 

@@ -1,6 +1,6 @@
 """Remember the grant that found no room, until there may be more room.
 
-Each try matches the whole prompt with the prefix cache.
+A try is slow: it matches the whole prompt with the prefix cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Room:
 
 
 class NoRoom:
-    """Grants are tried in order, so one entry is enough."""
+    """Remembers one grant. Grants are tried in order, so one is enough."""
 
     def __init__(self, budget: PageBudget) -> None:
         self._budget = budget

@@ -91,7 +91,7 @@ class Scheduler:
     # ---- intake
 
     def submit(self, req: Request) -> None:
-        """End a request immediately if it can never fit."""
+        """Queue a request, or end it immediately if it can never fit."""
         self.requests[req.key] = req
         try:
             self.constrain(req)
@@ -202,7 +202,7 @@ class Scheduler:
         self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
-        """The decode node has all KV. The pages stay cached."""
+        """End a hand-off whose KV the decode node has. The pages stay cached."""
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)

@@ -49,7 +49,7 @@ class UngrantedPins:
         self.num_pages += self._pages_of(req)
 
     def pop_youngest(self) -> Request | None:
-        """The caller must immediately free the hand-off's memory."""
+        """Take the youngest hand-off. The caller must immediately free the hand-off's memory."""
         if not self._holders:
             return None
         youngest = max(self._holders, key=lambda req: req.arrival)

@@ -9,9 +9,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 
 def open_monitor(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Raise zmq.ZMQError if no descriptor is free.
+    """Open a monitor of the socket's events. Raise zmq.ZMQError if no descriptor is free.
 
-    The queue has no limit, because libzmq 4.3.5 would wait with a lock that all connections need."""
+    The monitor's queue has no limit: libzmq 4.3.5 would wait for room, holding a lock that all connections need."""
     address = f"inproc://monitor.{socket.FD}"
     socket.monitor(address, events)
     monitor = context.socket(zmq.PAIR)

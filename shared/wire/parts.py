@@ -28,7 +28,7 @@ def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireSt
 
 
 class PartReader:
-    """Returns the first parts of an overlong message, then each other part alone, with `is_rest`."""
+    """Reads messages. An overlong one comes in pieces: its first parts, then each later part alone, with `is_rest`."""
 
     def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
         self._socket = socket

@@ -9,7 +9,7 @@ MOST_FIRST = 0xEFFF_FFFF  # leaves 268 million ids
 
 
 def draw_first_id() -> None:
-    """Call this before each ROUTER is made."""
+    """Seed C's `rand`. Call this before each ROUTER is made."""
     try:
         libc = ctypes.CDLL(None)
         srand, rand = libc.srand, libc.rand

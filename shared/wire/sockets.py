@@ -98,8 +98,8 @@ class RouterSocket:
 
     libzmq makes each connection's routing id, and answers use the newest id. If a peer chose its id, it could dial
     again while its old connection is half open. libzmq 4.3.5 would then move the id to the new connection, and abort
-    (`!_io_error`) when more data came on the old one. It also aborts if its next
-    id is taken, so routing_ids.py makes ids random.
+    (`!_io_error`) when more data came on the old one. It also aborts if its next id is taken, so routing_ids.py makes
+    ids random.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:

@@ -6,8 +6,8 @@ thread compares the bytes that TCP has received on each descriptor with the byte
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
 A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
-also adds up the growth of the process's memory while a connection brings bytes, but no message, or may have had a long
-handshake: libzmq keeps 40 bytes for each byte of it.
+also adds up the growth of the process's memory in two cases: while a connection brings bytes but no message, and while
+it may have had a long handshake. libzmq keeps 40 bytes for each byte of a handshake.
 
 SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
 for `mute_s`, although the dialling peer pings, and nothing waits to be read.
@@ -74,7 +74,7 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
-    handshake: int = 0  # bytes outside of messages, at most
+    handshake: int = 0  # upper bound of the bytes outside of messages
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0

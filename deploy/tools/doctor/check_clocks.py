@@ -25,7 +25,7 @@ def check_clocks(status: Status) -> list[Finding]:
 
 
 def check_here(status: Status) -> list[Finding]:
-    """The router's clock minus ours is between `least` and `most`."""
+    """Judge our clock. The router's clock minus ours is between `least` and `most`."""
     least, most = status.time_s - status.answered_s, status.time_s - status.asked_s
     if least <= LOOK_S and most >= -LOOK_S:
         return []

@@ -103,7 +103,7 @@ def check_memory(device: GpuDevice, where: str) -> list[Finding]:
 
 
 def check_peers(facts: GpuFacts) -> list[Finding]:
-    """Hand-offs between GPUs that can't map each other's memory use the host's memory."""
+    """Find GPUs that can't map each other's memory. Hand-offs between them use the host's memory."""
     if len(facts.devices) < 2:
         return []
     numbers = {device.number for device in facts.devices}

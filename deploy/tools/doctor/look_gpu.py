@@ -113,7 +113,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Slower copies may have had to wake the device."""
+    """Return the fastest copy's bytes per second. Slower copies may have had to wake the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
@@ -145,7 +145,7 @@ def logits_on(device: torch.device) -> torch.Tensor:
 
 
 def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
-    """Earlier tokens' KV is in the pool."""
+    """Make the inputs of tokens [begin, end). Earlier tokens' KV is in the pool."""
     count = end - begin
     ids = torch.randint(0, CONFIG.vocab_size, (SPANS[-1][1],), generator=torch.Generator().manual_seed(SEED))
     return ModelInputs(

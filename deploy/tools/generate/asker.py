@@ -45,7 +45,7 @@ class Asker:
         self._random = random.Random()
 
     async def answer(self, request: BatchRequest) -> OutputLine:
-        """Raise BatchStopped if all retries failed while no other line got an answer."""
+        """Return the line's result. Raise BatchStopped if all retries failed while no other line got an answer."""
         answers_before = self.num_answers
         attempt = 0
         while True:

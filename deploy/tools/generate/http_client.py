@@ -34,7 +34,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Raise OSError if the bytes are not HTTP, or if the answer is too long."""
+        """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)

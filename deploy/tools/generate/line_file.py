@@ -84,7 +84,7 @@ class LineFile:
                 yield line
 
     def drop_torn_line(self) -> bool:
-        """Return whether there was a torn line. Call it after `lines`."""
+        """Cut off a torn last line. Return whether there was one. Call it after `lines`."""
         is_torn = os.fstat(self._fd).st_size > self._end
         if is_torn:
             os.ftruncate(self._fd, self._end)
@@ -146,5 +146,5 @@ def not_ours(path: Path, number: int) -> ConfigError:
 
 
 def answered_in(file: LineFile) -> dict[bytes, str]:
-    """The newest answer counts."""
+    """Map the digest of each custom_id to the id of its newest answer."""
     return {name_digest(line.custom_id): line.id for line in file.lines() if line.custom_id is not None}

@@ -49,7 +49,7 @@ def _prompt(path: Path, number: int, line: str) -> str:
 
 
 def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
-    """Return the ids in the chat template, as the API renders it."""
+    """Return a user message's ids in the chat template, as the API renders it."""
     return tuple(chat_ids(text, _one_turn(prompt)))
 
 

@@ -17,7 +17,7 @@ def read_curve(path: Path) -> list[Mapping[str, Any]]:
 
 
 def loss_lines(curve: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """A point averages ten updates, because losses are noisy."""
+    """Return each draft's line. A point averages ten updates, because losses are noisy."""
     updates = [one for one in curve if "losses" in one]
     found: dict[int, list[tuple[float, float]]] = {}
     for start in range(0, len(updates), 10):

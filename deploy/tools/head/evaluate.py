@@ -71,7 +71,7 @@ def chains(
 
 
 def walk(right: Sequence[Tensor]) -> tuple[int, int]:
-    """`right`: `chains`' result for it. Return (tokens, verify steps)."""
+    """Decode an answer. `right`: `chains`' result for it. Return (tokens, verify steps)."""
     hits = [one.tolist() for one in right]
     at, verifies, end = 0, 0, len(hits[0])
     while at < end:

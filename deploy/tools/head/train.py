@@ -155,7 +155,7 @@ def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
 
 
 def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
-    """Raise ConfigError if `count` exceeds the vocabulary."""
+    """Return the most frequent ids, and the end ids. Raise ConfigError if `count` exceeds the vocabulary."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
     ids = torch.tensor(frequent_ids(answers, count, source.config.eos_ids))

@@ -42,7 +42,7 @@ def parse_drill(text: str) -> Planned:
 
 
 def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
-    """Raise ConfigError if the drill can't work."""
+    """Return the drill's action. Raise ConfigError if the drill can't work."""
     if planned.node not in ready_nodes(server):
         known = ", ".join(sorted(ready_nodes(server))) or "none"
         raise ConfigError(f"--drill: {server.url} has no ready node {planned.node!r}; ready are {known}")

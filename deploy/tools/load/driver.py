@@ -107,7 +107,8 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """The session ends too if `may_go_on` is false: the request failed, or its client left."""
+        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
+        left."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):

@@ -120,7 +120,7 @@ class Exchange:
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
 
     def _answered(self, at: float) -> None:
-        """An answer without tokens, or with fewer ids than the usage says, fails."""
+        """Finish the answer. It fails without tokens, or with fewer ids than the usage says."""
         num_ids, reported = len(self.record.ids), self.record.reported_tokens
         if not self.record.at:
             self.fail("an answer without a token", at)

@@ -36,7 +36,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """For example "ttft<1s,tpot<50ms". Raise ConfigError for other text."""
+    """Parse bounds such as "ttft<1s,tpot<50ms". Raise ConfigError for other text."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = BOUND.fullmatch(part)

@@ -175,7 +175,7 @@ def mean_of(pool: Pooled) -> Estimate:
 
 
 def maximum_of(pool: Pooled) -> Estimate:
-    """No interval: resamples never exceed the measured maximum."""
+    """Return no interval: resamples never exceed the measured maximum."""
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 

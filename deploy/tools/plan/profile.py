@@ -170,7 +170,7 @@ def nonsense_of(profile: Profile) -> str:
 
 
 def are_costs(costs: ProfiledCosts) -> bool:
-    """More tokens must never take less time."""
+    """Return whether each step takes time, and more tokens never take less time."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
     return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

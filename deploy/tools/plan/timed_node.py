@@ -136,7 +136,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 
 def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
-    """The scheduler has a node's accounts of pages and rows, but no memory."""
+    """Make a scheduler with a node's accounts of pages and rows, but without memory."""
     kv = KVManager(
         ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
         PageAllocator(num_pages),

@@ -48,7 +48,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
-    """`answer`: the tokens before the differing one."""
+    """Return the verdict. `answer`: the tokens before the differing one."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")

@@ -148,7 +148,7 @@ class Balancer:
         return self.settings.window_s * self._window_times
 
     def see(self, look: ClusterLook) -> list[Move]:
-        """The caller must order the moves."""
+        """Return the moves that the caller must order."""
         self.demand = None
         if self._is_unsettled(look):
             self._looks.clear()
