@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def hear_sigterm() -> None:
     """End a container's first process at SIGTERM, until a daemon has its own handler.
 
-    Linux keeps a signal without a handler from such a process. To others the default action applies.
+    Linux drops signals that the first process has no handler for. Other processes end by default.
     """
     if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

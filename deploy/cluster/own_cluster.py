@@ -56,6 +56,6 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Pat
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Wait without a limit, because `baton up` has one for each of its processes."""
+    """Wait without a limit: `baton up` kills processes that stop too late."""
     process.send_signal(signal.SIGTERM)
     process.wait()

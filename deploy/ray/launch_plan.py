@@ -40,7 +40,7 @@ def gpus(config: RayClusterConfig, role: str) -> float:
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
-    """Ray refuses zeros and empty bundles."""
+    """Ray refuses amounts of 0, and bundles without any amount."""
     role = role_of(name)
     wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
@@ -161,5 +161,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """A node with half a GPU gets half the usual share."""
+    """With half a GPU, a node gets half of `gpu_mem_fraction`."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

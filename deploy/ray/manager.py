@@ -60,7 +60,7 @@ class Manager:
         return self._view
 
     def lead(self, order: LeadOrder) -> FleetView | None:
-        """None while another caller leads."""
+        """Return the view; None while another caller leads."""
         if not self._lease.take(order.leader, time.monotonic()):
             return None
         if order.grow or order.give:
@@ -104,7 +104,7 @@ class Manager:
         self._rows, self._view = self._fleet.rows(), self._fleet.view()
 
     def _ask(self, orders: dict[str, Order], now: float) -> None:
-        """Lost orders are repeated later."""
+        """A later tick repeats the orders of lost calls."""
         for name in self._fleet.members:
             if name not in self._handles and self._fleet.may_be_made(name, now):
                 self._handles[name] = find_or_make(self._config, name)

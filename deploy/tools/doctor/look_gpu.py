@@ -113,7 +113,7 @@ def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
 
 
 def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
-    """Slower copies may have had to wake the device."""
+    """Return the fastest copy's rate. Slower copies may have had to wake the device."""
     seconds = []
     for _ in range(COPIES):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)

@@ -126,7 +126,8 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the size in bytes up to the last newline. Raise ConfigError if the rest does not begin like our lines."""
+    """Return the size in bytes up to the last newline. Raise ConfigError if the bytes after it do not begin like our
+    lines."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:
@@ -146,5 +147,5 @@ def not_ours(path: Path, number: int) -> ConfigError:
 
 
 def answered_in(file: LineFile) -> dict[bytes, str]:
-    """The newest answer counts."""
+    """Map each custom_id's digest to the id of its newest answer."""
     return {name_digest(line.custom_id): line.id for line in file.lines() if line.custom_id is not None}

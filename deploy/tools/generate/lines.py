@@ -120,7 +120,7 @@ def id_of(custom_id: str, url: str, body: bytes) -> str:
 
 
 def name_digest(custom_id: str) -> bytes:
-    """The digest is small because the digests of all names are kept in memory."""
+    """Return a small digest, because those of all names are kept in memory."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 

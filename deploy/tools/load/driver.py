@@ -107,7 +107,7 @@ class Driver:
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """The session ends too if `may_go_on` is false: the request failed, or its client left."""
+        """If the request failed or its client left, `may_go_on` is false, and the session ends."""
         talk = self._open.pop(number)
         talk.turn += 1
         if may_go_on and talk.turn < len(talk.session.turns):

@@ -129,7 +129,7 @@ NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", 
 
 
 def with_nan(tree: Any, name: str) -> Any:
-    """Nullable fields keep null. `name`: the field that holds `tree`."""
+    """Turn null into NaN, except in NULLABLE fields. `name`: the field that holds `tree`."""
     if isinstance(tree, dict):
         return {key: with_nan(value, key) for key, value in tree.items()}
     if isinstance(tree, list):
