@@ -52,7 +52,7 @@ def has_nodes(page: Page) -> bool:
 
 
 def unrest(page: Page) -> list[str]:
-    """Return a text for each fault of an idle server: KV pages or request rows in use, or KV pages in no state."""
+    """Return texts on KV pages and request rows in use, and on pages in no state. An idle server has none."""
     found: list[str] = []
     for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]

@@ -70,7 +70,7 @@ def url_of(args: argparse.Namespace) -> Url | None:
 
 
 def the_only(*texts: str | None) -> Url | None:
-    """Return the only address in `texts`, even if it is there twice.
+    """Return the address in `texts`, which may repeat it; None without one.
 
     Raise ConfigError if addresses differ.
     """

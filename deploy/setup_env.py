@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
 MARKER = "baton-setup-made-this"  # only a folder with this file may be emptied
-FORMAT = "1"  # raise this number when a change of this file alters the installation
+FORMAT = "1"  # increment when a change of this file alters the installation
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
@@ -216,7 +216,7 @@ def installed(python: Path, name: str) -> str:
 
 
 def choose_torch(python: Path, version: str) -> tuple[str, str]:
-    """Return (pip's requirement, a text about its source)."""
+    """Return (torch's requirement for pip, a text about its source)."""
     plain = f"torch=={version}"
     if has_gpu():
         return plain, "the configured package index, with CUDA: there is a GPU here"

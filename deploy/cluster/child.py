@@ -34,7 +34,7 @@ class Child:
     def __init__(self, spec: ChildSpec, policy: RestartPolicy, write_line: Callable[[str], None]) -> None:
         self.spec = spec
         self.policy = policy
-        self.restart_at: float | None = None  # set while the child waits for a restart
+        self.restart_at: float | None = None  # time.monotonic() of the planned restart; None without one
         self.given_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._write_line = write_line
@@ -81,7 +81,7 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Put the child's name before the line, unless the third word is this name, as in our daemons' logs."""
+        """Write the line after the child's name. Our daemons' lines have the name as third word, and stay unchanged."""
         if line:
             named = line.split(maxsplit=3)[2:3] == [self.spec.name]
             self._write_line(line if named else f"{self.spec.name} | {line}")

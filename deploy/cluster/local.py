@@ -33,7 +33,7 @@ from shared.observe.log import Logger
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
-STOP_MARGIN_S = 5.0  # a process needs this to end its last requests and to exit
+STOP_MARGIN_S = 5.0  # to end the last requests and exit, after the process's own limit
 MOST_MEMORY = 0.8  # share of free memory for the KV pools of all nodes together
 MOST_GPU_MEMORY = 0.9  # share of the first GPU's memory for all nodes together
 

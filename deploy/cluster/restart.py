@@ -11,7 +11,7 @@ from typing import NoReturn
 def argv_as(role: str, original: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return the command line of the new program.
 
-    `original`: sys.orig_argv, with the interpreter's options. `own`: sys.argv[1:], the role and then its flags.
+    `original`: sys.orig_argv, with the interpreter's options. `own`: sys.argv[1:], beginning with the role.
 
         python -P -m deploy.cli  decode --router ...  ->  python -P -m deploy.cli  prefill --router ...
     """

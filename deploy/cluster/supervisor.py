@@ -1,6 +1,6 @@
 """Start children, pass on their log lines, restart dead children, and stop all children in order.
 
-The supervisor is one loop on one thread. Its caller defines "ready" and the vital children.
+The supervisor is one loop on one thread.
 
     start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
 """
@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`probe` quickly returns whether the cluster is ready. `announce` is called once, at the first success."""
+    """`probe` quickly returns whether the cluster is ready. `announce` is called once: when the cluster is ready."""
 
     probe: Callable[[], bool]
     announce: Callable[[], None]
@@ -36,7 +36,7 @@ class Readiness:
 class Supervisor:
     """Start the children in the given order, and run them.
 
-    `stop_timeout_s`: the least time that vital children, and then the others, get to stop before they are killed.
+    Vital children have at least `stop_timeout_s` to stop; then the others have as long. Late children are killed.
     """
 
     def __init__(

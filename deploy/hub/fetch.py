@@ -87,7 +87,7 @@ def check_served(name: HubName, folder: Path) -> None:
 
 
 def check_gguf_architecture(repository: Repository) -> None:
-    """Check the architecture that the hub read from the GGUF header. The file itself is checked when it is loaded."""
+    """Check the architecture that the hub reports for the GGUF files. Loading checks the file itself."""
     from shared.model.config import GGUF_ARCHITECTURES
 
     told = repository.architecture

@@ -83,7 +83,7 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
-    """With an index, return only its shards: some repositories hold the weights twice."""
+    """Return only the index's files, if it exists: other files may hold the same weights."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
     return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)

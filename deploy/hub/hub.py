@@ -50,14 +50,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model at one commit. `sizes`: bytes of each file, also of those not fetched."""
+    """A model at one commit. `sizes`: bytes of each file, fetched or not."""
 
     name: HubName
     hub: Hub
     revision: ResolvedRevision
     folder: Path
     sizes: Sizes
-    architecture: str  # from the headers of its GGUF files; "" if unknown
+    architecture: str  # of the GGUF files, as the hub reports it; "" if unknown
 
     @property
     def commit(self) -> str:

@@ -89,8 +89,8 @@ class Fleet:
         self.members[name].leaving = True
 
     def gone(self, now: float) -> list[str]:
-        """Return the leaving members that have ended. A member counts as ended, too, if its actor has restarted, or has
-        not answered for LOST_AFTER_S.
+        """Return the leaving members that have ended. A member whose actor has restarted, or has not answered for
+        LOST_AFTER_S, also counts as ended.
 
         If Ray does not place an added node within PLACED_WITHIN_S, this node leaves.
         """
@@ -113,7 +113,7 @@ class Fleet:
         """Return whether all nodes of this role run and the routers see all of them.
 
         Otherwise the load does not show how many nodes are needed. Failed and drained nodes do not count. `serving`:
-        each node's role as the routers see it, since `baton admin role` may have changed it.
+        the role that each node has for the routers; `baton admin role` may have changed it.
         """
         members = [one for one in self.active() if serving.get(one.name, role_of(one.name)) == role]
         seen = {name for name, served in serving.items() if served == role}
@@ -128,7 +128,7 @@ class Fleet:
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
     def may_grow(self, role: str, most: int) -> bool:
-        """Once `most` nodes have failed, the role gets no more."""
+        """Return False if `most` nodes are active, or `most` nodes have failed."""
         num_failed = sum(member.state == FAILED for member in self.of_role(role))
         return num_failed < most and sum(role_of(member.name) == role for member in self.active()) < most
 
@@ -230,8 +230,8 @@ class Fleet:
     def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
         """Return whether this node must restart to dial moved routers.
 
-        Nodes that lost all routers restart without a wait. The others restart one at a time; failed, drained or lost
-        nodes do not hold them up.
+        Nodes that lost all routers restart immediately. The others restart one at a time, while all nodes run; failed,
+        drained and lost nodes are ignored.
         """
         if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
@@ -302,7 +302,7 @@ def misses(member: Member, routers: tuple[str, ...]) -> bool:
 
 
 def gave_up(member: Member, place: Place) -> str:
-    """Return "" if the daemon may still start. Otherwise it kept dying: return where its output is."""
+    """Return "" if the daemon may still start. If it kept dying, return where its output is."""
     if member.start_at is not None:
         return ""
     return f"its daemon kept dying; its output is on {place.ip}, in Ray's session folder, logs/worker-*.out"

@@ -161,5 +161,5 @@ def node_config(
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """A node with half a GPU gets half the usual share."""
+    """With half a GPU, a node gets half of `gpu_mem_fraction`."""
     return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

@@ -59,7 +59,7 @@ class Lease:
     _until: float = -float("inf")
 
     def take(self, holder: str, now: float) -> bool:
-        """Return False while another holds it."""
+        """Return False while another leader holds the lease."""
         if self.is_held(now) and holder != self._holder:
             return False
         self._holder, self._until = holder, now + LEASE_S

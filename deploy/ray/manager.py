@@ -60,7 +60,7 @@ class Manager:
         return self._view
 
     def lead(self, order: LeadOrder) -> FleetView | None:
-        """None while another caller leads."""
+        """Return the view; None while another caller leads."""
         if not self._lease.take(order.leader, time.monotonic()):
             return None
         if order.grow or order.give:

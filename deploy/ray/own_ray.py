@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 60.0
 POLL_S = 0.2
 SHOWN_LOG_CHARS = 2000
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-START_FIELD = 19  # of /proc/PID/stat, counted from the field after the name
+START_FIELD = 19  # start time's index among /proc/PID/stat's fields after the name
 BIRTH_TOLERANCE_S = 10.0
 
 
@@ -56,7 +56,7 @@ class RayRecord:
 
 
 def birth(process: psutil.Process) -> tuple[float, str]:
-    """Return the start in clock ticks since the boot, and the boot's id.
+    """Return (start in clock ticks since the boot, the boot's id).
 
     Without such an id, return seconds since 1970 and "". These seconds change when somebody sets the clock.
     """
@@ -96,7 +96,7 @@ def forget_record() -> None:
 def start(cluster: str, num_cpus: float) -> RayRecord:
     """Start Ray's head in a new session, which Ctrl-C does not reach, and record it.
 
-    Ray only counts cores. If more are reserved than exist, processes share them.
+    Ray counts cores without assigning them. If more are reserved than exist, processes share them.
     """
     port = free_port(LOOPBACK)
     log = record_path().with_name("ray-head.log")

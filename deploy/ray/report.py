@@ -33,9 +33,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ActorReport:
-    """`life` changes with each restart of the actor. `words`: the last lines of an ended daemon.
+    """`life` changes with each restart of the actor. `words`: the last output lines of an ended daemon.
 
-    `routers` and `cores`: those with which the running daemon was started.
+    `routers` and `cores`: what the running daemon was started with.
     """
 
     name: str

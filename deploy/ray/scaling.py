@@ -2,7 +2,7 @@
 
 Pressure is the load as a share of full load. Two thresholds and two waits prevent oscillation:
 
-  grow    pressure >= 1, or latency beyond its objective under some load, for up_after_s
+  grow    pressure >= 1, or latency beyond its objective and pressure >= SOME_LOAD, for up_after_s
   shrink  pressure with one node fewer would be < SPARE x full, and latency is within its objective, for down_after_s
 
 Under a constant load, a role that has grown does not shrink, because the other nodes would be full again. If latency
@@ -35,7 +35,7 @@ class RoleLoad:
 
 @dataclass(slots=True)
 class Patience:
-    """Change nothing before a condition has lasted, or soon after the last change."""
+    """Delay a change until its condition has lasted and the last change is `settle_s` ago."""
 
     settings: ScalingConfig
     _full_since: float | None = None

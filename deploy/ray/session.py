@@ -262,7 +262,7 @@ def down(record: RayRecord) -> int:
             if not names_here() and record.head is None:
                 raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
             take_down()
-    except ConfigError as error:  # a start that was killed leaves a Ray that may not answer
+    except ConfigError as error:  # Ray may not answer if its start was killed
         if record.head is None:
             raise
         say(error.message)
@@ -298,7 +298,7 @@ def take_down() -> None:
 
 
 def stop_all(names: Sequence[str]) -> None:
-    """Stop daemons. Actors kill a daemon that ends late. An actor that stops answering is killed with its daemon."""
+    """Stop actors and their daemons. Actors kill late daemons. Unresponsive actors are killed, with their daemons."""
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:

@@ -14,8 +14,8 @@ from shared.core.states import RowState
 def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> RoleLoad | None:
     """Return a role's load; None without figures.
 
-    `before` and `now`: pages of the same routers in the same order. Take latencies from all pages, but gauges
-    of nodes only from the first, because all pages have them.
+    `before` and `now`: pages of the same routers in the same order. Latencies come from all pages. Gauges of nodes come
+    from the first page: every page has all.
     """
     nodes = number(now[0], role) if now else 0
     if not nodes:

@@ -1,8 +1,8 @@
 """Find ports that do not answer, and slow hand-offs.
 
-The receiver counts bytes and hand-offs. The sender measures a hand-off from the end of the prompt's last chunk to the
-installation on the receiver. Most pages travel earlier, so bytes divided by this time overstate the link's rate. So
-only a low rate is evidence.
+The receiver counts bytes and hand-offs. The sender measures a hand-off's time, from the end of the prompt's last chunk
+to the installation on the receiver. Most pages travel earlier, so bytes divided by this time overstate the link's rate.
+So only a low rate is evidence.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
 
 
 def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
-    """Return the number of compute threads of each core that several nodes share, if it exceeds 1.0."""
+    """Return {core: number of compute threads} for cores that several nodes share and that have more than 1.0."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
         for core in node.cores:

@@ -164,8 +164,8 @@ def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
 
 
 def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
-    """Report loopback addresses of nodes with different host ids. The level is only LOOK, because
-    containers of one machine have different ids, too."""
+    """Report loopback addresses of nodes with different host ids. The findings have the level LOOK, because containers
+    of one machine also have different ids."""
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)

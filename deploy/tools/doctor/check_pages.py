@@ -62,7 +62,7 @@ def check_leaks(cluster: Cluster) -> list[Finding]:
 
 
 def in_use(page: Page) -> dict[tuple[str, str], float]:
-    """Return the pages and rows in use, by (node, kind and state)."""
+    """Return the numbers of pages and rows in use, like {("d0", "rows running"): 3.0}."""
     return {
         (sample.labels["node"], f"{what} {sample.labels['state']}"): sample.value
         for sample in page.samples
@@ -114,7 +114,7 @@ def refused(page: Page) -> dict[tuple[str, str], float]:
 
 
 def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
-    """Connections without a key are a fault only if new: earlier runs of this program made some."""
+    """Connections without a key are a fault only if their count grew: earlier runs made some."""
     found = []
     for (node, reason), count in after.items():
         what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")

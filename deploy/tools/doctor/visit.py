@@ -45,7 +45,7 @@ def gather(args: argparse.Namespace) -> Facts:
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
-        time.sleep(args.interval)  # the two pulses must be this far apart
+        time.sleep(args.interval)  # take_pulse() needs this time between its two calls
     machine = look_at_machine(before, take_pulse())
     return Facts(
         url=str(url),
@@ -74,7 +74,7 @@ def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None
 
 
 def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, int]]:
-    """Return (keys folder, uid of its user) for the folder `given`, or else for all daemons' folders."""
+    """Return (keys folder, its user's uid) pairs: of `given`, or else of all daemons' folders."""
     used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
     if given is None:
         return used
@@ -86,7 +86,7 @@ def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, i
 def user_of(folder: Path) -> int:
     """Return the user of a folder that no daemon uses: the caller, or the folder's owner if the caller is root.
 
-    Root is assumed to check it for another user.
+    Root is assumed to check the folder for its owner.
     """
     own = os.geteuid()
     if own != ROOT:
@@ -98,7 +98,7 @@ def user_of(folder: Path) -> int:
 
 
 def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[DialFacts]:
-    """Dial all endpoints, but loopback endpoints only if the router is on this machine."""
+    """Dial all endpoints. Leave out the cluster's loopback endpoints if the router is elsewhere."""
     known = []
     if cluster is not None and cluster.status is not None:
         known = [("router", cluster.status.endpoint)]

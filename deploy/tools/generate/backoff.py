@@ -11,7 +11,7 @@ LONGEST_RETRY_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits double from `first_s` up to `longest_s`."""
+    """Double the wait before each retry, from `first_s` up to `longest_s`."""
 
     first_s: float = 0.5
     longest_s: float = 30.0

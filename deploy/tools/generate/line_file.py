@@ -126,7 +126,8 @@ class LineFile:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the size in bytes up to the last newline. Raise ConfigError if the rest does not begin like our lines."""
+    """Return the size in bytes up to the last newline. Raise ConfigError if the bytes after it do not begin like our
+    lines."""
     end = number = 0
     tail = b""
     with path.open("rb") as file:

@@ -85,7 +85,7 @@ def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingA
 def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
     """Return the draft vocabulary, ascending: the ids in `always`, and the answers' most frequent ids.
 
-    If these are fewer than `count` ids, add the lowest ids: in byte-level vocabularies, bytes and early merges.
+    Fill up to `count` with the lowest ids, which are bytes and early merges in byte-level vocabularies.
     """
     seen: Counter[int] = Counter()
     for one in answers:

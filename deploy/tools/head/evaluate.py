@@ -58,7 +58,7 @@ def acceptance(
 def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
-    """Return bools by answer, step and first token of a chain: whether the chain's draft at this step is right."""
+    """Return, by answer, step and a chain's first token, whether the chain's draft at this step is right."""
     rows = rows_of(traces)
     right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]

@@ -40,15 +40,13 @@ class Position:
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     losses: tuple[float, ...]  # by step of the chain: mean loss over answer tokens that have a draft id
-    # By step: of all answer tokens, the share that has a draft id on which head and target agree.
+    # By step: the share of all answer tokens that have a draft id on which head and target agree.
     hits: tuple[float, ...]
     tokens: int
 
 
 class Learner:
     """Train inner matrices with Muon, and output rows and norms with AdamW.
-
-    Muon orthogonalises its update.
 
     `scale` (3H,): the size of each channel of the target's hidden states. Some models have channels a thousand times as
     large as others. So training multiplies the weight of `fc` by `scale`, and the method `weights` divides the trained

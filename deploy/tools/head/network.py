@@ -175,7 +175,7 @@ class Chain:
         return out.view(heads, count, dim).transpose(0, 1).reshape(count, heads * dim)
 
     def _own(self, step: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """Return this step's keys and values, (kv_heads, 1, count, D) each, without the chains that end before
-        the query's step."""
+        """Return the keys and values of `step`, (kv_heads, 1, count, D) each. Leave out chains that end before the
+        query's step."""
         keys, values = step
         return keys[:count].transpose(0, 1).unsqueeze(1), values[:count].transpose(0, 1).unsqueeze(1)

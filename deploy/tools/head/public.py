@@ -68,7 +68,7 @@ def config_json(config: HeadConfig, dtype: str) -> dict[str, Any]:
         "draft_vocab_size": config.draft_vocab_size,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
-        # `aux_layers` has the layers whose inputs are read. Public files have the layers that output these.
+        # The head reads the inputs of `aux_layers`. Public files name the layers before, whose outputs these are.
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [n - 1 for n in config.aux_layers]},
     }
 

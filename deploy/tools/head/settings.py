@@ -15,7 +15,7 @@ class Recipe:
 
     steps: int = option(
         4,
-        "drafts of a chain to train (training-time test): two at first, all at the end",
+        "drafts of a chain to train (training-time test): two at first, N at the end",
         low=1,
         high=8,
     )
@@ -67,7 +67,7 @@ class TrainingMachine:
 class DataSettings:
     """the prompts to read, and the answers to write"""
 
-    out: str = option("answers.jsonl", "grows by lines; a restarted run makes only missing answers", metavar="FILE")
+    out: str = option("answers.jsonl", "file for the answers; a restarted run adds the missing ones", metavar="FILE")
     prompts: str = option("", 'file with one prompt per line: plain text, or {"prompt": ...}', metavar="FILE")
     invent: int = option(0, "prompts that the model invents, kept beside --out in *.invented.jsonl", low=0)
     temperatures: str = option("0,0.8", "temperatures of the answers, used in turn", metavar="LIST")

@@ -1,6 +1,6 @@
 """Keep the answers' features on disk, in one safetensors file per shard. Compute a missing file when it is needed.
 
-Complete files are renamed into place, so a second process may compute files ahead of this one.
+Complete files are renamed into place, so a second process may prepare files for this one.
 """
 
 from __future__ import annotations

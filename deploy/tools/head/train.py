@@ -2,7 +2,7 @@
 
 A restart with the same work folder resumes at the last checkpoint, and yields the weights of an unbroken run.
 
-  WORK/features/*.safetensors:  the target's hidden states, one file per shard. Deleted files are computed again.
+  WORK/features/*.safetensors:  the target's hidden states, one file per shard.
   WORK/checkpoint.safetensors:  weights, optimizer state and progress.
   WORK/curve.jsonl:             one line per update, and one per evaluation on held-out answers.
 """
@@ -104,7 +104,7 @@ class Run:
         return acceptance(self.learner.net, weights, self.learner.words.ids, self.store.get(greedy), CHAIN)
 
     def _batches(self, skip: int) -> Iterator[list[FeatureTrace]]:
-        """Yield batches after the first `skip`, in an order drawn by seed and epoch. Load features when needed."""
+        """Yield batches after the first `skip`, in an order drawn by seed and epoch."""
         seen, number, epoch = 0, 0, 0
         while True:
             order = list(range(len(self._shards)))

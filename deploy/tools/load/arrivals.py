@@ -1,4 +1,4 @@
-"""Draw an open loop's arrival times, in seconds from a run's start, without end. Pure."""
+"""Draw endless arrival times for an open loop, in seconds from the run's start. Pure."""
 
 from __future__ import annotations
 

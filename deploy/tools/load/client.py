@@ -40,7 +40,7 @@ class Client:
             await self._ask(exchange, message)
             while self._resumes and exchange.can_go_on:
                 await self._go_on(exchange, message)
-        except OSError as error:  # also ssl.SSLError and TimeoutError
+        except OSError as error:  # its subclasses include ssl.SSLError and TimeoutError
             exchange.fail(f"no connection: {error.strerror or str(error) or 'timeout'}", self.now())
         finally:
             del self._leave[record.number]

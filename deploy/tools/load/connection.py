@@ -31,8 +31,7 @@ class Address:
 class ClientConnection:
     """Serve one request at a time. Between requests, `is_open` becomes false when the server hangs up.
 
-    on_data(bytes, at, late) gets the arrival time by time.monotonic() and the seconds since then. on_end() reports the
-    connection's end.
+    `on_data` gets (bytes, arrival time by time.monotonic(), seconds since then). `on_end` reports the connection's end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, tls: Tls | None) -> None:
@@ -86,7 +85,7 @@ class ClientConnection:
             data = text = b""
         if data and not text:
             return
-        if not text or self._on_data is None:  # bytes without a request also mean a broken connection
+        if not text or self._on_data is None:  # bytes that answer no request also mean a broken connection
             self._lost()
             return
         self._on_data(text, now if math.isnan(late) else now - late, late)

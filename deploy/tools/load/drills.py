@@ -80,7 +80,7 @@ def find_process(node: str, router_port: int) -> psutil.Process:
 
 
 def ports_beside(port: int) -> set[int]:
-    """Return all TCP ports on which the owner of `port` listens. Nodes dial one of these ports."""
+    """Return all TCP ports on which the router at `port` listens. Nodes dial one of these ports."""
     listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
     owners = {one.pid for one in listening if one.laddr.port == port}
     return {int(one.laddr.port) for one in listening if one.pid in owners}

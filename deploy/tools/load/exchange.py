@@ -11,7 +11,7 @@ from deploy.tools.load.sse import DONE, Chunk, Splitter, decode_chunk, error_tex
 
 MAX_ERROR_BYTES = 4096
 MAX_ERROR_CHARS = 200
-AGAIN = (429, 502, 503, 504)  # a server with such a status may answer later
+AGAIN = (429, 502, 503, 504)  # attempts to resume that get such a status are repeated
 CLIENTS_FAULT = "invalid_request_error"
 
 

@@ -35,7 +35,7 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampling:
-    """Draw resamples, which are taken for equally likely runs.
+    """Draw resamples, each treated as an equally likely run.
 
     `times` (resamples, num_requests): how often each resample has each request.
     """

@@ -76,7 +76,7 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], ne
 
 
 def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
-    """If we hung up, compare only the part of the answer that came before."""
+    """If we hung up, compare only what had come by then."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
         if position is None:

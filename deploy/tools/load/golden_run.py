@@ -48,6 +48,6 @@ def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
 
 
 def margin(logprobs: Sequence[float]) -> float:
-    """Return the best logprob minus the second best; 0 for a single entry, which two tokens of equal text share."""
+    """Return the best logprob minus the second best. Two tokens of equal text share one entry: then return 0."""
     best = sorted(logprobs, reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else 0.0

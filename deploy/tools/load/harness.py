@@ -113,7 +113,7 @@ def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> 
 
 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
-    """Return the failed checks of the other runs.
+    """Return the failed checks of all runs but `shown`.
 
     Up to the best rate, every check counts except `answers`, which the SLO judges. Above the best rate, only the
     checks in ALWAYS_TRUE count.

@@ -38,7 +38,7 @@ class LoopLag:
         return worst
 
     def samples(self) -> list[float]:
-        """Return for every 10 ms how late an event would be handled then."""
+        """Return how late an event in each 10 ms would have been handled."""
         return [late - missed * BEAT_S for late in self.late for missed in range(1 + int(late / BEAT_S))]
 
 

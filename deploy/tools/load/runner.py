@@ -16,7 +16,7 @@ from deploy.tools.load.request_builder import RequestBuilder
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """At `at_s`, clients hang up. `share`: the share of the open requests that they end."""
+    """At `at_s`, clients hang up on the share `share` of the open requests."""
 
     at_s: float
     share: float

@@ -56,7 +56,7 @@ class Splitter:
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """`reasoning`, `reasoning_content`: a thinking model's first tokens, which count like others."""
+    """`reasoning`, `reasoning_content`: a thinking model's thoughts, which count like the answer."""
 
     content: str | None = None
     reasoning_content: str | None = None

@@ -153,7 +153,7 @@ def arrivals_of(records: Sequence[RequestRecord]) -> tuple[list[float], list[flo
 
 
 def latencies_of(counted: Sequence[RequestRecord], boot: Resampling) -> dict[str, dict[str, Estimate]]:
-    """Return the TTFT of all requests with a token, and the other latencies of whole answers."""
+    """Return TTFT over all requests that got a token, and the other latencies over whole answers."""
     whole = [record if record.is_whole else None for record in counted]
     pools = {
         "ttft": one_each([record.ttft for record in counted]),
@@ -221,7 +221,7 @@ def lag_of(counted: Sequence[RequestRecord], beats: Sequence[float]) -> Lag:
 
 
 def later(one: float, other: float) -> float:
-    """NaN only if both are NaN."""
+    """Return the maximum; NaN only if both are NaN."""
     return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 

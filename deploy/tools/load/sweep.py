@@ -1,7 +1,7 @@
 """Search for the highest rate within an SLO. Pure.
 
-The rate doubles until a run misses the SLO, or halves until one meets it. Then each run has the geometric mean of the
-highest passed and the lowest missed rate, until these two rates are close.
+The rate doubles until a run misses the SLO, or halves until one meets it. Then each run's rate is the geometric mean of
+the highest passed and the lowest missed rate, until these are close.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Sweep:
     shares: dict[float, float] = field(default_factory=dict)  # rate -> share within the SLO
 
     def next_rate(self) -> float | None:
-        """None at the end."""
+        """Return None when the search is over."""
         if len(self.shares) >= MOST_RUNS:
             return None
         passed, missed = self.best, self.least_missed
@@ -34,7 +34,7 @@ class Sweep:
         return None if missed / passed <= CLOSE_ENOUGH else math.sqrt(missed * passed)
 
     def went(self, rate: float, share: float) -> None:
-        """Record the share of a run's requests within the SLO. NaN (nothing measured) counts as a miss."""
+        """Record the share of a run's requests that met the SLO. NaN (nothing measured) counts as a miss."""
         self.shares[rate] = 0.0 if math.isnan(share) else share
 
     @property

@@ -82,7 +82,7 @@ def text_of(rng: random.Random, num_words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    messages: tuple[tuple[str, str], ...]  # the last message is the first turn
+    messages: tuple[tuple[str, str], ...]  # the last one is the first turn's text
     later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
     max_tokens: int = 0  # of each answer; if 0, the limit is drawn from the run's own distribution
 

@@ -66,7 +66,7 @@ def non_negative(parts: Floats) -> Floats:
 
 
 def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """Return the least-squares x over the free columns. Fix a value at 0 again before it becomes negative."""
+    """Return the least-squares x over the free columns. A value that would become negative is fixed at 0 instead."""
     while True:
         goal = np.zeros(len(x))
         goal[is_free] = np.linalg.lstsq(parts[:, is_free], wanted, rcond=None)[0]

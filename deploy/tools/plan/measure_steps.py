@@ -1,6 +1,6 @@
 """Measure one node's steps on this process's cores, or keep these cores busy.
 
-`measure.py` starts both kinds of process. The busy process is the neighbour of the measured node.
+`measure.py` starts both kinds of process: the busy one is the measured node's neighbour.
 
   python -m deploy.tools.plan.measure_steps --out FILE [node flags]    measures and ends
   python -m deploy.tools.plan.measure_steps --busy [node flags]        prints "busy" and runs steps until killed

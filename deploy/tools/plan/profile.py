@@ -70,10 +70,10 @@ class NodeProfile:
 class PathProfile:
     """A request's seconds outside of the engine, in a loaded cluster whose processes share cores."""
 
-    to_node: float  # time from the client to the scheduler, plus time from the first token to the client
+    to_node: float  # time from client to scheduler, plus time of the first token's way back
     prompt_stretch: float = 1.0  # factor by which other work stretches steps with prompts
     decode_stretch: float = 1.0  # the same factor for the other steps
-    handoff: float = 0.0  # time from the last chunk's end to the decode node's batch, without copies of pages
+    handoff: float = 0.0  # time from the last chunk's end until the request joins the decode batch, without page copies
     bytes_per_s: float = AT_ONCE  # rate at which the decode node copies and checks pages
 
 
@@ -111,7 +111,7 @@ class Profile:
         return found
 
     def path(self, cores: int) -> PathProfile:
-        """Return the path. Without a measured hand-off at `cores`, take it from the largest size that has one."""
+        """Return the path. If `cores` has no measured hand-off, use the one measured at the most cores."""
         own = self.paths[cores]
         measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
         if not measured or own.bytes_per_s < AT_ONCE:

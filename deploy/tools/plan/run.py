@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_measure(args: argparse.Namespace, console: Console) -> int:
-    # loads the load test's client, which `find` does not need
+    # imports the load test's client, which `find` does not need
     from deploy.tools.plan.measure import measure
 
     cores = usable_cores()
@@ -144,7 +144,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
 
 
 def require_writable(flag: str, path: Path) -> None:
-    """Raise ConfigError for an unwritable file, before minutes of work. Leave no file behind."""
+    """Raise ConfigError for an unwritable file, before minutes of work and without creating it."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{flag} {path}: can't write a file there")
 

@@ -28,7 +28,7 @@ LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
 DEFAULTS = {
     "chunk_size": CPU.chunk_size,
     "mixed_chunk_size": CPU.mixed_chunk_size,
-    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # fixed: simulated nodes report no costs from which to derive it
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # fixed: deriving it takes costs, which simulated nodes do not report
 }
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
@@ -37,7 +37,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # tried numbers of prefill nodes, as multiples of the expected number
-STEPS_UP = 16  # after a full simulation with too few machines, add a 16th of these
+STEPS_UP = 16  # if a full simulation had too few machines, add a 16th of their number
 SAME = 0.03  # goodputs that differ by a smaller share count as equal
 
 

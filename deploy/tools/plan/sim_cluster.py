@@ -75,8 +75,8 @@ class Open:
 def is_news(event: SchedEvent) -> bool:
     """Return whether the node may have more to do now.
 
-    `HandoffUnpinned` does not count: the hand-off may free too few pages for the waiting request, and would then be
-    admitted and unpinned again and again.
+    `HandoffUnpinned` does not count. If the freed pages are too few for the waiting request, the node would admit and
+    unpin the hand-off again and again.
     """
     return not isinstance(event, HandoffUnpinned)
 

@@ -41,7 +41,7 @@ MOST_CONTEXT_TOKENS = 6_500  # limit of context tokens in a batch, since prompts
 
 
 class StepLog:
-    """Record steps. Replace the scheduler's `WidthChoice`, because it sees each plan and result.
+    """Record steps, in place of the scheduler's `WidthChoice`, which sees each plan and result.
 
     Each row decodes one token per step.
     """

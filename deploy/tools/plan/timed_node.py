@@ -1,4 +1,4 @@
-"""Simulate a node in virtual time: the production scheduler and memory over an engine that has only step times."""
+"""Simulate a node in virtual time: production scheduler and page accounting, and step times in place of the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Launched:
 
 
 class TimedNode:
-    """`seconds` is called at a step's launch, with the time when the step will begin."""
+    """`seconds` is called when a step is launched, with its shape and future begin."""
 
     def __init__(
         self,

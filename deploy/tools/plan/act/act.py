@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     settings = BalanceSettings(min(slo.tpot, slo.itl), window_s=args.window, least=args.least)
     client = AdminClient(url_of(args) or parse_url(DEFAULT_URL), read_admin_key(args.admin_key_file), args.ca)
     client.status()  # a wrong address or key ends the command here
-    say = functools.partial(print_line, sys.stdout)  # Ray's client redirects stdout
+    say = functools.partial(print_line, sys.stdout)  # before Ray's client redirects stdout
     with ray_sizing(args, settings, say) as sizing:
         act_until_signal(Actor(client, Balancer(settings), say, is_dry=args.dry_run, sizing=sizing), args.period)
     return 0

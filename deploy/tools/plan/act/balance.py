@@ -86,7 +86,7 @@ class ClusterLook:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The work, as numbers of full prefill and decode nodes."""
+    """How many nodes of each role the work would fill."""
 
     prefill: float
     decode: float
@@ -132,7 +132,7 @@ def demand_between(first: ClusterLook, last: ClusterLook, tpot_s: float) -> Dema
 
 @dataclass(slots=True)
 class Balancer:
-    """Decide which nodes change roles, from recent observations. A new balancer first observes one whole window."""
+    """Decide which nodes change roles, from recent observations."""
 
     settings: BalanceSettings = field(default_factory=BalanceSettings)
     demand: Demand | None = None  # over the last window; None until this window is whole

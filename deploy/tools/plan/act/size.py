@@ -94,7 +94,7 @@ def idlest(nodes: Sequence[NodeLook]) -> NodeLook:
 
 def short_role(demand: Demand, num_prefill: int, num_decode: int, view: FleetView) -> str:
     """Return the role that lacks nodes. If this role is at its maximum, return the other role: later the balancer moves
-    one of its nodes."""
+    a node over."""
     more_prefill = demand.pressure(num_prefill + 1, num_decode)
     role = PREFILL if more_prefill < demand.pressure(num_prefill, num_decode + 1) else DECODE
     return role if role in view.may_grow else OTHER[role]

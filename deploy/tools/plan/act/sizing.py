@@ -23,7 +23,7 @@ class Sizing:
     def turn(self, look: ClusterLook, demand: Demand | None) -> Move | None:
         """Renew the lease, and decide once. Return a move that the caller must order, or None.
 
-        Without an answer, or while another caller leads, the next turn asks again.
+        If the fleet does not answer, or another caller leads, the next turn asks again.
         """
         move, trouble = None, ""
         try:
