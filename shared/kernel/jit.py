@@ -29,7 +29,7 @@ P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
 # The compiler may split a sum into the processor's lanes, but not in sums.py. NaN and infinity are kept.
-# Without "arcp": 1 / sqrt(x) would become an approximation, whose bits differ between Intel and AMD.
+# "arcp" would make 1 / sqrt(x) an approximation, whose bits differ between Intel and AMD.
 FAST_MATH = {"reassoc", "contract", "nsz"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
@@ -85,7 +85,7 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
     made = CFunc(
         function, normalize_signature(signature), locals={}, options={"fastmath": fast, "error_model": "numpy"}
     )
-    keep_code(made, function)  # `numba.cfunc` would compile before this
+    keep_code(made, function)  # `numba.cfunc` would have compiled already
     made.compile()
     return made
 
@@ -198,7 +198,7 @@ def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
 
 
 def emit_fence(builder: Any, value: Any) -> Any:
-    """Keep the compiler from regrouping sums and products across this value."""
+    """Keep the compiler from regrouping or fusing float operations across this value."""
     return emit_for_floats(builder, "llvm.arithmetic.fence", value)
 
 

@@ -26,7 +26,7 @@ class VariantFiles:
         try:
             return file.load(key)
         except Exception:  # a machine that lost power leaves incomplete files, on which pickle raises whatever it likes
-            file.flush()  # `save` reads the index too
+            file.flush()  # empties the index, which `save` will read
             return None
 
     def save(self, key: Any, code: Any) -> None:
