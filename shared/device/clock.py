@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Measures inline and cpu streams: there, all work of a closure is done when the closure returns."""
+    """Measures on inline and cpu streams, where a closure's work is done when the closure returns."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
@@ -30,7 +30,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Times closures that only enqueue work. A mark is an event on the device's current stream."""
+    """Times closures that only enqueue work, with events on the device's current stream."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu

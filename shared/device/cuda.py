@@ -1,7 +1,6 @@
 """CUDA stream: `launch` runs a closure on the calling thread, and the closure enqueues kernels on a GPU stream.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU, which runs work as late as the waits allow, in any order
-that they allow.
+This backend has NOT run on a GPU yet. Tests use a virtual GPU, which delays and reorders work as far as waits allow.
 
 An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device.
 Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`
@@ -33,7 +32,7 @@ POOL_SIZE = 32  # number of torch's streams per priority, handed out round robin
 
 
 def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
-    """Return a stream whose handle is not in `taken`. Work under equal handles never overlaps (H7)."""
+    """Return a stream whose handle is not in `taken`. Streams with equal handles never overlap their work (H7)."""
     for _ in range(POOL_SIZE):
         stream = gpu.new_stream(device, priority)
         if stream.cuda_stream not in taken:
@@ -70,12 +69,14 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # called first, because the watcher thread may complete a pending event
+        self._go_on_behind(event)  # before `put`, after which the watcher thread may complete the event
         self._pending.put((event, mark))
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
-        """Call `go_on`, on the firing thread, once the unfired event has a mark or completes after a device fault."""
+        """Call `go_on` on the firing thread, once the unfired event has a mark.
+
+        After a device fault, call it once the event is complete."""
         if event not in self._waiters:
             event.add_callback(self._go_on_behind)
         self._waiters.setdefault(event, []).append(go_on)
@@ -105,18 +106,18 @@ class CudaMarks:
 
 
 def mark_of(event: Event) -> GpuEvent | None:
-    """Return the event's mark; None if the event is unfired, complete, or not of a CudaStream."""
+    """Return the mark of a CudaStream's fired, incomplete event, else None."""
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
 class CudaStream:
     """A stream of the GPU. `launch` returns when fn has enqueued its work.
 
-    `taken`: handles that this stream must not reuse. Leases keep the tensors alive that cross streams.
+    `taken`: handles that this stream must not reuse. Leases keep tensors alive while other streams use them.
 
-    A device can wait only for enqueued work. So it can't wait for a host event, or for an event of a stream that keeps
-    back launches. A stream that waits for such an event keeps back its later launches. The thread that fires the event
-    launches this work, so one thread must do all launches and fire these events.
+    A device can wait only for enqueued work. It can't wait for a host event, or for an event whose launch is still
+    held back. A stream that waits for such an event holds back its later launches. The thread that fires the event
+    launches them. So a single thread must do all launches and fire all such events.
     """
 
     def __init__(
@@ -158,14 +159,14 @@ class CudaStream:
         try:
             with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
                 run_work(work, self._epochs)
-        except Exception as error:  # the device refused the stream; errors of closures never get here
+        except Exception as error:  # the device refused `use_stream`; closures' errors never get here
             self._epochs.fail(work.epoch)
             work.settle(None, error)
 
     def wait(self, event: Event) -> None:
-        """Let later launches run after the event: the device waits, or the stream keeps back these launches.
+        """Order later launches after the event: the device waits, or the stream holds back these launches.
 
-        For an event of a threaded stream, block the calling thread.
+        If the event is of a threaded stream, block the calling thread.
         """
         if self._held:
             self._held.append(event)

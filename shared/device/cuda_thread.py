@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class ThreadedCudaStream(CpuStream):
-    """Completes tickets' `done` and closures' events once the device has done all earlier work (EventDriver)."""
+    """Drives its closures' and tickets' events (EventDriver): they complete after all earlier device work."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class ThreadedCudaStream(CpuStream):
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
         ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
-        # With this driver, a CudaStream that waits for `done` blocks. Without a driver, the CudaStream would keep back
-        # its launches, and this worker would launch them.
+        # With this driver, a CudaStream blocks its thread to wait for `done`. Without a driver, it would hold back its
+        # launches, and this worker would launch them.
         ticket.done.bind(self)
         return ticket
 
@@ -65,7 +65,7 @@ class ThreadedCudaStream(CpuStream):
     def defer(self, event: Event) -> bool:
         """On the worker, wait until the device has done the enqueued work; `fire` then completes the event.
 
-        A call on another thread means a skipped closure, which has enqueued nothing.
+        Another thread calls this only for a skipped closure, which has enqueued nothing.
         """
         if threading.current_thread() is self._thread:
             try:
@@ -76,7 +76,7 @@ class ThreadedCudaStream(CpuStream):
         return False
 
     def _run_and_wait(self, fn: Closure[R]) -> R:
-        # also after an exception: enqueued work may still write pages that the host would reuse
+        # wait even after an exception: enqueued work may still write pages that the host would reuse
         try:
             return run_to_end(fn)
         finally:

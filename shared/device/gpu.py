@@ -154,7 +154,7 @@ class Gpu(Protocol):
         ...
 
     def closure_mode(self) -> Context:
-        """Return a context with the closures' grad mode."""
+        """Return a context that sets the closures' grad mode."""
         ...
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -162,7 +162,7 @@ class Gpu(Protocol):
         ...
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """When the tensor is freed, keep its memory until `stream` has done all work enqueued by then."""
+        """After the tensor is freed, keep its memory until `stream` has done all earlier work."""
         ...
 
     def new_graph_memory(self) -> object:

@@ -24,7 +24,7 @@ R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
 LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
 RUN_LENGTHS = (1, 2, 5, 20, 1000)
-FRUITLESS_POLLS = 8  # the world runs after this many polls in vain, because some hosts only poll
+FRUITLESS_POLLS = 8  # after this many failed polls a step runs, because some hosts only poll
 
 
 class DeadlockError(RuntimeError):

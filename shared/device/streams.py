@@ -40,7 +40,7 @@ class StreamSet:
     clock: Clock = field(default_factory=StillClock, kw_only=True)  # measures the forward stream's work
     # a pipeline's later stages; the first stage runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
-    # a call waits for device work outside these streams, such as loading weights or zeroing the pool
+    # settle() waits for device work outside these streams, such as loading weights
     settle: Callable[[], None] = field(default=do_nothing, kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
@@ -78,7 +78,8 @@ def make_streams(
       The host waits only for these streams.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
     - `world`: the simulated kind needs it.
-    - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even inline.
+    - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even if the
+      kind is inline.
     """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}

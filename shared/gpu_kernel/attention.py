@@ -66,7 +66,7 @@ class TritonAttention:
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs with contiguous tensors. Equal positions may come as an expanded view of one number."""
+    """Return the inputs with contiguous tensors. Equal positions may be one number's expanded view."""
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),

@@ -24,7 +24,7 @@ def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLID
         read = read & (keys[None, :] > slot[:, None] - window)
     if TREES:
         place = keys[None, :] - base[:, None]
-        # the key's bit becomes bit 0
+        # shift the key's bit to bit 0
         above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)
         read = read & ((place < 0) | ((above & 1) == 1))
         if SLIDING:

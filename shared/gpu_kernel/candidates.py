@@ -38,9 +38,10 @@ def score_candidates(
     temperature: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
-    """Return scores (E, vocab) float32 of logits (E, vocab) float32, whose rows may have any stride.
+    """Return scores (E, vocab) float32.
 
-    positions, rows: (E,) int64. way, seeds: (B,) int64. temperature: (B,) float32, see shared/sample/knobs.py."""
+    logits: (E, vocab) float32, rows of any stride. positions, rows: (E,) int64. way, seeds: (B,) int64.
+    temperature: (B,) float32, see shared/sample/knobs.py."""
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
     grid = (num, triton.cdiv(vocab_size, BLOCK.value))

@@ -20,11 +20,11 @@ from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, 
 from shared.kernel import sample_rules
 
 EXACT = True  # see noise.py
-IN_PROMPT = tl.constexpr(1 << 30)  # flags of a token's mark (int32), above its count
+IN_PROMPT = tl.constexpr(1 << 30)  # a mark (int32): flags in the high bits, a count in the low ones
 STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
-COUNT = tl.constexpr((1 << 27) - 1)  # the low bits count uses in the answer and its drafts
+COUNT = tl.constexpr((1 << 27) - 1)  # mask of the count: uses in the answer and its drafts
 BARRED = tl.constexpr(float(sample_rules.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output
@@ -34,7 +34,7 @@ DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The edits of E outputs, on the device; int64 unless noted. See Knobs (shared/sample/knobs.py)."""
+    """Parameters of E outputs' edits: device tensors, int64 unless noted. See Knobs (shared/sample/knobs.py)."""
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)

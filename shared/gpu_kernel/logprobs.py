@@ -24,7 +24,9 @@ NO_TOKEN = tl.constexpr(-1)
 
 @triton.jit(do_not_specialize=["width"])
 def measure_kernel(logits, heads, num_best, masses, best, stride, vocab_size, width, SPLITS: tl.constexpr):
-    """Program (e, s) sums split s's weights into masses[e, s] int64. Its best ranks go to best[e, s, :] int64."""
+    """Program (e, s) writes the sum of split s's weights to masses[e, s] int64.
+
+    The split's best ranks go to best[e, s, :] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wanted = tl.load(num_best + output)
     if wanted >= 0:

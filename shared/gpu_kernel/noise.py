@@ -83,7 +83,7 @@ def exp(value):
 
 @triton.jit
 def weight(value):
-    """Return exp(value), value <= 0, as int64 in units of 2^-40, so that sums are exact."""
+    """Return exp(value) as int64 in units of 2^-40, so that sums are exact. value: <= 0."""
     return (exp(value) * WEIGHT_ONE).to(tl.int64)
 
 

@@ -33,9 +33,9 @@ def attend_split_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
     IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i, s) computes one tile of one KV head's queries over split s of the tile's keys.
+    """Program (b, i, s) lets a tile of one KV head's queries attend to split s of the tile's keys.
 
-    With IS_SPLIT, results go to `sums` and `parts`, whose first token is `first_token`. sums (2, splits, tokens, heads)
+    With IS_SPLIT, results go to `sums` and `parts`, which begin at token `first_token`. sums (2, splits, tokens, heads)
     float32: the largest scores, then the sums of weights. parts (splits, tokens, heads, D) float32: the weighted sums
     of the values."""
     row = first_row + tl.program_id(0)
@@ -93,7 +93,7 @@ def merge_kernel(
 ):  # fmt: skip
     """Program (b, i) merges one query's splits, for one block of heads.
 
-    Splits are summed in order, so empty splits change no bit."""
+    Splits are added in order; empty ones add 0 and change no bit."""
     row = first_row + tl.program_id(0)
     token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
     if token >= tl.load(cu_q_lens + row + 1):
@@ -149,7 +149,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
-        # by itself, ptxas limits registers to 128 or 168 to fit one more block, and spills without splits
+        # to fit one more block, ptxas would limit registers to 128 or 168, and without splits it would spill
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:

@@ -12,7 +12,7 @@ from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.signatures import ALIGNMENT, REAL_BATCH, Signature
 
 BLOCK = 128  # tokens per program
-ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers between aligned addresses
+ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers per ALIGNMENT bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Places:
     page: torch.Tensor
     slot: torch.Tensor  # in the row, not in the page
     base: torch.Tensor
-    num_read: torch.Tensor  # number of keys to read without a sliding window, the token's own included
+    num_read: torch.Tensor  # number of keys that the token reads, its own included; ignores windows
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def places_kernel(
     num_tokens, room, num_rows, table_stride, num_halvings,
     PAGE_SIZE: tl.constexpr, TREES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write places (4, room) int32. Tokens after the last row get the sink page."""
+    """Write places (4, room) int32; `room`: num_tokens, rounded up. Tokens after the last row get the sink page."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_token = token < num_tokens
     row = tl.zeros([BLOCK], tl.int32)  # first row that ends after the token

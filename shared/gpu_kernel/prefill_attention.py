@@ -23,7 +23,7 @@ def attend_chunks_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, SLIDING: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, p) handles KV head h and block p of all rows' lines.
+    """Program (h, p) computes block p of lines, for KV head h.
 
     Row b's blocks begin at cu_q_lens[b] * GROUP // BLOCK_M + b. So the host need not count blocks, and a row's last
     block may be empty."""

@@ -1,7 +1,7 @@
 """Multiply rows by a weight in tiles of one size.
 
-So a row's result has the same bits in a batch of any size. The library chooses its tiles, and so its order of sums, by
-the number of rows. For weights in the model's dtype the library is faster, and these tiles serve only
+So a row's result has the same bits in a batch of any size. torch's products choose their tiles, and so the order of
+sums, by the number of rows. For weights in the model's dtype they are faster, and our tiles serve only
 `--deterministic`.
 """
 
@@ -22,7 +22,7 @@ from shared.kernel.quantized import quantize
 BLOCK_M = BLOCK_N = 64
 INPUT_BYTES = 128  # bytes of a row that a program reads at a time
 GATES = (None, False, True)  # values of is_gelu: no gate, silu, gelu
-# with more rows, converting the bytes for the library's product is faster
+# with more rows, converting the bytes for torch's product is faster
 FEW_ROWS = 256
 
 
@@ -66,7 +66,7 @@ def product_kernel(
     if bias is not None:
         sums += tl.load(bias + output, is_output, other=0.0).to(tl.float32)[None, :]
     column, result = output, sums.to(out.dtype.element_ty)
-    if IS_GATED:  # `result` is already rounded, as if the gate were a second launch
+    if IS_GATED:  # `result` is rounded first, as by a separate launch of `gate`
         column = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         of_gate, of_up = tl.split(tl.reshape(result, [BLOCK_M, BLOCK_N // 2, 2]))
         result = gated(of_gate.to(tl.float32), of_up.to(tl.float32), IS_GELU).to(out.dtype.element_ty)
@@ -85,7 +85,7 @@ def product(
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
     All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
-    float32. Sums are float32. Unless `is_gelu` is None, return the same bits as `gate` of the product, (M, out / 2)."""
+    float32. Sums are float32. Unless `is_gelu` is None, return gate(product), (M, out / 2), with the same bits."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs

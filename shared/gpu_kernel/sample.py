@@ -45,7 +45,7 @@ FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
 PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # ids that a program of `search` reads at a time; it holds LANES x DIGITS sums
+LANES = tl.constexpr(256)  # ids that a program of `search` reads at a time, into LANES x DIGITS sums
 ALL = tl.constexpr(-1)  # a threshold below every key
 
 
@@ -75,7 +75,7 @@ def _digit_sums(sums, output, SPLITS: tl.constexpr):
 
 @triton.jit
 def _narrow(prefix, left, sums):
-    """Find the digit where the sums, added from the greatest digit down, reach `left`.
+    """Add the digits' sums, greatest digit first; find the digit that makes them reach `left`.
 
     Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
     digits = tl.arange(0, DIGITS)
@@ -88,7 +88,7 @@ def _narrow(prefix, left, sums):
 
 @triton.jit
 def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold's key, the sum that its ids must still reach, and their sum in each split."""
+    """Return the threshold's key, the sum that ids with this key must still reach, and their sums per split."""
     last = (PASSES - 1) * num + output
     found = _digit_sums(sums, last, SPLITS)
     key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)

@@ -1,7 +1,7 @@
 """Describe everything that a kernel's machine code depends on: argument types and values that Triton compiles in.
 
-In each kernel module, `real_signatures` calls the typed functions with tensors on the "meta" device, in the sizes of
-`REAL_MODELS`. The launcher records the signatures, which are compiled ahead of time.
+In each kernel module, `real_signatures` calls the launching functions with tensors on the "meta" device, in the sizes
+of `REAL_MODELS`. The launcher records the signatures, which are compiled ahead of time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INT32 = range(-(2**31), 2**31)
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """The sizes of a model that people run. Draft heads and ranks' parts are not larger."""
+    """The sizes of a model that people run. Draft heads and a rank's shards are not larger."""
 
     name: str
     hidden_size: int
@@ -53,7 +53,7 @@ class Signature:
     kernel: str  # "module:function"
     types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
     constants: tuple[tuple[str, object], ...]  # parameters compiled in: tl.constexpr, None or 1
-    aligned: tuple[str, ...]  # parameters that are multiples of 16
+    aligned: tuple[str, ...]  # parameters whose values are multiples of 16
     num_warps: int
     num_stages: int
     # limit of registers per thread, for compiling ahead of time

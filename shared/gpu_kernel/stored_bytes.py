@@ -1,6 +1,7 @@
-"""Read and write stored numbers, unchanged or as bytes with a scale. The bits equal shared/kernel/quantized.py's.
+"""Read and write stored numbers: floats as they are, or bytes with a scale.
 
-This code makes and reads fp8's bits itself, so it also runs on chips without an fp8 type.
+The bits equal shared/kernel/quantized.py's. This code makes and reads fp8's bits itself, so it also runs on chips
+without an fp8 type.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import triton.language as tl
 
 AS_IS, INT8, FP8 = 0, 1, 2  # kinds of pools
 KINDS = {torch.int8: INT8, torch.float8_e4m3fn: FP8}
-ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23, where float32 has no fractions
+ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it rounds away the fraction
 TINY = tl.constexpr(1.1754943508222875e-38)  # smallest normal float32
 IS_INT8, IS_FP8 = tl.constexpr(INT8), tl.constexpr(FP8)
 

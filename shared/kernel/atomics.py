@@ -1,4 +1,4 @@
-"""Atomic operations, waits and calls by address, for compiled code. Addresses and words are int64.
+"""Atomic operations, waits and calls by address, for compiled code. Addresses, and the words at them, are int64.
 
 Operations are sequentially consistent: a thread that reads a written word also sees all earlier writes. add_to,
 set_bits, keep_bits and exchange return the word's old value. Waiting uses Linux futexes on a word's lower half. `calls`
@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from shared.kernel.jit import emit_call, emitted, inlined, longs_at
 
-FUTEX_WAIT, FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE, because processes share words
+FUTEX_WAIT, FUTEX_WAKE = 0, 1  # not the PRIVATE variants: processes share the words
 EVERYBODY = 0x7FFFFFFF
 MONOTONIC = 1  # CLOCK_MONOTONIC, which all processes share
 _LONG = ir.IntType(64)

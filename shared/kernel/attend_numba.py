@@ -6,8 +6,8 @@ Neighbouring tokens of a row form a run. If all tokens of a run read a block, th
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-Only a sliding window makes "early" keys. In a draft tree or a decode row, each token is a run by itself, with only "its
-own" keys.
+Keys are "early" only with a sliding window. In a draft tree or a decode row, each token forms a run, whose keys are all
+"its own".
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _f32 = np.float32
 
 
 def score_row(num_keys: int, head_dim: int) -> int:
-    """Return how many float32 numbers hold a query's scores and a spare block.
+    """Return the length of a query's row of float32 scores, with a spare block.
 
     The number of vectors is odd, to spread rows over cache sets."""
     lanes = block_lanes(head_dim)
@@ -209,7 +209,7 @@ def _score_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, keys: Side,
     values: Side, queries: int, token_bytes: int,
 ) -> None:  # fmt: skip
-    """Score the keys outside the shared blocks. Later writes replace the scores of a partial block's spare lanes."""
+    """Score the keys outside the shared blocks. A partial block's spare lanes are overwritten later."""
     if run.length == 1:
         for start in range(run.shared, run.shared + FETCH_AHEAD, lanes):
             _fetch(keys, run.table, start, run.num_keys, step, items, row_bytes, lanes)
@@ -237,7 +237,7 @@ def _weigh_own(
     group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
-    """Add, in order, the weighted values of the keys before (`is_early`) or after the shared blocks."""
+    """Add weighted values in the keys' order: before the shared blocks (`is_early`), or after them."""
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
@@ -248,7 +248,7 @@ def _weigh_own(
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
-            if is_early:  # behind these lie other keys' weights, which must not count
+            if is_early:  # copy them: the row continues with other keys' weights
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4
@@ -267,7 +267,7 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
     """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
 
-    Replace the first of a query's `tops` by 1 / (sum of the query's weights)."""
+    Write 1 / (sum of a query's weights) to its first number of `tops`."""
     for i in range(run.length):
         num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
         for query in range(i * group, (i + 1) * group):
@@ -310,7 +310,7 @@ def _locate(
 ) -> None:
     """Store the addresses of keys [start, start + lanes).
 
-    Keys at `stop` and beyond have weight 0: repeat the last address for them."""
+    Lanes at `stop` and beyond repeat the last address: their weight is 0."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     at = _at(side, table, page, slot, step, row_bytes)

@@ -20,7 +20,7 @@ from shared.kernel.quantized import dequantize, quantize
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
 MOST_PADDING = 4  # a padded batch may read this number of keys per real key
-MOST_NUMBERS = 1 << 27  # limit on the scores in memory at a time, and on the numbers of widened keys
+MOST_NUMBERS = 1 << 27  # most scores in memory at a time, and most numbers in widened keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class AttentionShape:
         return self.scale or self.head_dim**-0.5
 
     def window(self, layer: int) -> int:
-        """0 if there is none."""
+        """Return 0 for no window."""
         return self.windows[layer] if self.windows else 0
 
 
@@ -47,8 +47,8 @@ class HostLengths:
     """A step's B rows, as the host knows them at launch."""
 
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
-    seq_lens: npt.NDArray[np.int64] | None  # (B,) each row's tokens before the step, if known
-    seq_lens_sum: int | None  # the sum of seq_lens
+    seq_lens: npt.NDArray[np.int64] | None  # (B,) number of tokens before the step, if known
+    seq_lens_sum: int | None
     num_running: int  # number of decode rows, which come last and have equally many tokens
 
 
@@ -79,7 +79,7 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Attention on the forward stream: `begin` once per step, then `attend` once per layer.
 
-    `gathers`: whether `attend` may read max_seq_len keys even of a shorter row."""
+    `gathers`: whether `attend` may read max_seq_len keys of every row, even of shorter ones."""
 
     gathers: bool
 
@@ -226,7 +226,7 @@ class TorchAttention:
 
 
 def rows_alone(inputs: AttentionInputs) -> int:
-    """Return how many of the first rows run alone: the prefill chunks, or all rows if padding would dominate.
+    """Return how many rows, from the first, run one by one: the prefill chunks, or all if padding dominates.
 
     On a CPU, all rows run alone if any is a chunk, because launches cost nothing there."""
     host, num_rows = inputs.host, len(inputs.page_table)

@@ -86,7 +86,7 @@ class AttentionStep:
         self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
     ) -> None:
         self._shape, self._num_threads = shape, num_threads
-        self.num_shares = num_threads  # of the attend task
+        self.num_shares = num_threads  # shares of the attend task
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)

@@ -11,6 +11,6 @@ ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
 QUERIES, SCORE_BYTES, SLOTS, VISIBLE = range(6, 10)
 RUNS, NUM_RUNS = 10, 11  # RUNS: address of AttentionStep._find_runs' result
 RUN_TOKENS = 12  # the most tokens of a run
-SCRATCH, SCRATCH_BYTES = 13, 14  # thread 0's address, and bytes per thread
+SCRATCH, SCRATCH_BYTES = 13, 14  # address of thread 0's scratch; bytes per thread
 SCALE_PAGE_BYTES = 15  # bytes from a page's scales to the next page's scales
 NUM_STEP_WORDS = 16

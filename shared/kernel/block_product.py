@@ -60,7 +60,7 @@ from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
-SCRATCH, SCRATCH_BYTES = 9, 10  # thread 0's address, bytes per thread
+SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 NUM_WORDS = 11
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
@@ -293,7 +293,7 @@ class _Block:
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
         """Return the integer sums for each pair of row and column block.
 
-        A quad of x is copied to all lanes once for all columns, because the copy costs more than the products."""
+        A quad of x is copied to all lanes once for all column blocks: copies cost more than products."""
         build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}

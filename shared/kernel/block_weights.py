@@ -81,7 +81,7 @@ def quantize_weight(weight: torch.Tensor) -> BlockWeights:
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """Stack the parts' outputs."""
+    """Concatenate weights along their outputs."""
     if len(parts) == 1:
         return parts[0]
     if len({part.format for part in parts}) > 1:

@@ -30,7 +30,7 @@ class BlockKernels(Protocol):
         ...
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        """Return `gate` of linear(x), perhaps in one launch."""
+        """Return gate(linear(x)), perhaps in one launch."""
         ...
 
 

@@ -60,7 +60,7 @@ class CompileWatch(event.Listener):
 
     def on_end(self, event: event.Event) -> None:
         here = self._here
-        # ignore compiler passes, and locks taken before `start`
+        # ignore ends of compiler passes, and of locks taken before `start`
         if event.kind != LOCK or not getattr(here, "depth", 0):
             return
         here.depth -= 1

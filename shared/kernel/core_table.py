@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 FOLDER = "baton-cores-{}-1"
 TABLE, GATE, SLOT_NAME = "table", "gate", "slot-{:02}"
 MOST_CORES = 1024
-# longest waits at the gate to enter and to leave the table; time between two tries
+# seconds: longest waits at the gate, to enter and to leave the table; pause between two tries
 COMING_S, GOING_S, LOOK_S = 5.0, 1.0, 0.005
 
 

@@ -1,4 +1,4 @@
-"""Records who computes on which core of this machine: a line of words per core, in memory that nodes share.
+"""Records who computes on which core of this machine. Memory that nodes share has a line of int64 words per core.
 
     word 0:   bits 0 to 15: the guest (slot + 1; 0: none) | bit 16 + slot: a holder (a node that needs its own core)
     word 1:   bit slot: a node that would like to be a guest

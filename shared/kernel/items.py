@@ -19,7 +19,7 @@ ROUNDING = 12582912.0  # 1.5 * 2^23: adding it puts the nearest integer into the
 MAGNITUDE = 0x7FFFFFFF
 TOO_LARGE = 1087 << 20  # bits of 480, beyond fp8's numbers
 SMALLEST_NORMAL = 121 << 23  # bits of 2^-6
-DENORMAL = 141 << 23  # bits of 2^14: its last place is fp8's smallest step
+DENORMAL = 141 << 23  # bits of 2^14: adding it rounds to fp8's smallest step
 
 
 class Items(IntEnum):
@@ -76,7 +76,7 @@ def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
     rest = builder.and_(bits, _all(words, MAGNITUDE))
     sign = builder.lshr(builder.xor(bits, rest), _all(words, 24))
     is_odd = builder.and_(builder.lshr(rest, _all(words, 20)), _all(words, 1))
-    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # also changes the exponent's bias to fp8's
+    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # also turns float32's bias into fp8's
     normal = builder.lshr(builder.add(builder.add(rest, half_a_step), is_odd), _all(words, 20))
     step = builder.bitcast(_all(words, DENORMAL), numbers.type)
     denormal = builder.fadd(builder.bitcast(rest, numbers.type), step)

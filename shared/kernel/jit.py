@@ -85,7 +85,7 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
     made = CFunc(
         function, normalize_signature(signature), locals={}, options={"fastmath": fast, "error_model": "numpy"}
     )
-    keep_code(made, function)  # `numba.cfunc` would compile before this
+    keep_code(made, function)  # `numba.cfunc` would have compiled already
     made.compile()
     return made
 
@@ -198,7 +198,7 @@ def emit_for_floats(builder: Any, name: str, *operands: Any) -> Any:
 
 
 def emit_fence(builder: Any, value: Any) -> Any:
-    """Keep the compiler from regrouping sums and products across this value."""
+    """Keep the compiler from regrouping or fusing float operations across this value."""
     return emit_for_floats(builder, "llvm.arithmetic.fence", value)
 
 

@@ -16,7 +16,7 @@ def has_numba() -> bool:
 
 @functools.cache
 def has_triton() -> bool:
-    """Return whether triton, a part of torch's CUDA build, can be imported."""
+    """Return whether triton can be imported."""
     return _can_import("triton", "plain torch kernels, much slower")
 
 

@@ -1,4 +1,4 @@
-"""Matrix products with fixed weights: the interface, and library products where ours do not run."""
+"""Matrix products with fixed weights: the interface, and products that need none of our kernels."""
 
 from __future__ import annotations
 

@@ -222,8 +222,8 @@ def blocks_together(rows: int, is_wide: bool) -> int:
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over only some blocks skips cache lines, which the hardware prefetcher can't follow. So such a loop always
-    # prefetches.
+    # A loop over only some column blocks skips cache lines. The hardware prefetcher can't follow such a loop, so the
+    # loop always prefetches.
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
     multiply = _multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]

@@ -220,8 +220,8 @@ def rank_candidates(
 ) -> None:
     """Write (E, K) ids for (E, V) logits: the drawn id, then the ids with the largest scores.
 
-    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax; the drawn id
-    gets that of the largest score."""
+    A score is logit + temperature * noise, without filters. log_probs (E, K): the scores' log-softmax; for the
+    drawn id, the largest score's."""
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)

@@ -2,7 +2,8 @@
 
     repetition, presence, frequency -> bias -> no early stop ids -> allowed ids, grammar -> bad words
 
-Allowed ids and grammars always hold. An early stop id or a bad word is drawn only if nothing else is left.
+Allowed ids and a grammar set all other logits to -inf. An early stop id or a bad word is drawn only if nothing else is
+left.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]
     return words
 
 
-# `Latest` also keeps the arrays alive, because the words hold their addresses
+# `Latest` keeps the arrays alive, whose addresses are in the words
 _words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 

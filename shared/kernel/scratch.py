@@ -8,7 +8,7 @@ LINE_BYTES = 64
 
 
 class Scratch:
-    """Each thread's memory, as large as the largest step needed. No program may run while the memory grows."""
+    """A part per thread, sized for the largest step so far. No program may run while the memory grows."""
 
     def __init__(self, num_workers: int) -> None:
         self.part_bytes = 0
@@ -23,5 +23,5 @@ class Scratch:
 
     @property
     def words(self) -> tuple[int, int]:
-        """Thread 0's address, and the bytes per thread."""
+        """Return the address of thread 0's part, and the bytes per part."""
         return self._memory.data_ptr(), self.part_bytes

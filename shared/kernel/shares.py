@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 TILE_COLUMNS = 64
 MOST_COST = 1 << 26  # limit on a share's multiplications: about a millisecond of work
-MOST_ROWS = 256  # most rows of a share that computes row by row
-MOST_BYTES = 1 << 18  # most bytes of a share's rows, to fit a core's own cache
+MOST_ROWS = 256  # largest number of rows in a share that treats each row by itself
+MOST_BYTES = 1 << 18  # limit on the bytes of a share's rows, to fit a core's own cache
 FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile
 
 
@@ -31,12 +31,12 @@ class Work(NamedTuple):
 
 
 def shares_of(cost: int, most_cost: int, num_threads: int) -> int:
-    """Return the number of shares: equally many per thread, each with a cost of at most `most_cost`."""
+    """Return the smallest multiple of `num_threads` at which a share costs at most `most_cost`."""
     return num_threads * max(1, -(-cost // (most_cost * num_threads)))
 
 
 class Cut(NamedTuple):
-    num_shares: int  # runs of tiles x groups of rows
+    num_shares: int  # number of runs of tiles, times groups of rows
     share_rows: int  # rows per group; the last group may have fewer
 
 
@@ -66,5 +66,5 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
 
 @functools.cache
 def _parts(total: int) -> list[int]:
-    """Return the values that `total` / n, rounded up, can have, the largest first."""
+    """Return all different values of ceil(`total` / n), the largest first."""
     return sorted({-(-total // count) for count in range(1, total + 1)}, reverse=True)

@@ -110,7 +110,7 @@ def weigh_block(
 
 @emitted_for_constants
 def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens and transposes keys into out (D, lanes) float32."""
+    """Emit code that writes keys, widened and transposed, to `out`, (D, lanes) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -125,7 +125,7 @@ def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales
 
 @emitted_for_constants
 def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
-    """Emit code that widens values into out (lanes, D) float32."""
+    """Emit code that writes widened values to `out`, (lanes, D) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -294,14 +294,14 @@ class _Vectors:
         return rows
 
     def halving_order(self) -> list[int]:
-        """Return an order of the lanes in which neighbours are added first."""
+        """Return the lanes, ordered so that adding neighbours equals adding halves."""
         order = [0]
         while len(order) < self.lanes:
             order = [2 * place for place in order] + [2 * place + 1 for place in order]
         return order
 
     def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
-        """Add vectors in the order in which `push` adds lanes: each vector holds one lane's products."""
+        """Add vectors, each with one lane's products, in the order in which `push` adds lanes."""
         part, vector = self.lanes, emit_fence(self._builder, vector)
         while tree and tree[-1][0] == part:
             vector = emit_fence(self._builder, self._builder.fadd(tree.pop()[1], vector))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 LINE_WORDS = 64  # words per core; core_words needs fewer
-FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # Linux's number of the futex call
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98}  # system call numbers
 _Leader = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
@@ -60,7 +60,7 @@ class Team:
             if self._crew is None:
                 self._crew = Crew(self._places, self._slot, self._memory)
                 self._end = weakref.finalize(self, self._crew.stop)
-                self._end.atexit = False  # helpers end with the process
+                self._end.atexit = False  # daemon threads end with the process
             self._crew.run(tasks, counters, num_tasks)
 
     def rest(self) -> None:
@@ -130,7 +130,7 @@ class Crew:
         self._rest(self._words.ctypes.data)
 
     def stop(self) -> None:
-        self._words[self._num_workers] = len(self._workers)  # wake all, also helpers without work since keep_to_own()
+        self._words[self._num_workers] = len(self._workers)  # also ends the helpers that keep_to_own() excluded
         self._stop(self._words.ctypes.data)
 
     def join(self) -> None:

@@ -5,7 +5,7 @@
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
 leave after any share: this only slows the step. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function
-returns a C function, whose first argument is the address of the team's words.
+returns a C function, whose first argument is the address of the team's int64 words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
 from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
 
-# Words of a team: constants and the program, by index; then words that change, by byte offset.
+# Words of a team: indices of constants and of the program; then byte offsets of words that change.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
 NUM_TASKS, TASKS, COUNTERS = range(8, 11)
 STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
@@ -33,7 +33,7 @@ COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares tak
 DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
-LOOKS = 64  # reads of the awaited word before the clock is read again
+LOOKS = 64  # after this many reads of the awaited word, read the clock
 NAP_NS = 1_000_000  # a waiting guest's sleep: well below a holder's patience
 FINISHED, LEFT = True, False
 
@@ -115,7 +115,7 @@ def make_helper() -> Any:
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
     """Return whether the program needs no more help."""
     over = True
-    add_to(team + ACTIVE, 1)  # added before OPEN is read, because the leader waits for active helpers
+    add_to(team + ACTIVE, 1)  # before OPEN is read: after closing it, the leader waits for ACTIVE to be 0
     if look_at(team + OPEN) == program:
         over = _do_tasks(team, worker)
     add_to(team + ACTIVE, -1)

@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of B rows, immutable."""
+    """Immutable sampling parameters of B rows."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -64,8 +64,8 @@ class SamplingBatch:
 class History:
     """Earlier tokens on the device, for penalties and bad words: prompt, emitted tokens and tokens in flight.
 
-    An output of a verify window also reads its draft ancestors. Siblings share a position, so `tokens` has no place for
-    them: `drafted` has them. common and drafted are both set or both None. Without them, an output at input position p
+    An output of a verify window also reads its draft ancestors. Siblings share a position, so they are in
+    `drafted`, not in `tokens`. `common` and `drafted` are both set or both None. If None, an output at input position p
     reads tokens 0..p of its row."""
 
     tokens: torch.Tensor  # (rows, max_context) int32

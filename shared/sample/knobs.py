@@ -15,7 +15,7 @@ from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
-# If only the device knows the ways, all rows of the host's copy have UNFILTERED (GREEDY or PLAIN) or ANY (any way).
+# the host's ways of all rows, if only the device knows them: GREEDY or PLAIN; any way
 UNFILTERED, ANY = 3, 4
 
 

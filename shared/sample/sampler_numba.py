@@ -142,7 +142,7 @@ def with_logprobs(
 ) -> SampleOutput:
     """Return the ids with their logprobs, and each output's likeliest tokens.
 
-    `num_best` (E,): how many of these; below 0: no logprobs."""
+    `num_best` (E,): how many likeliest tokens; below 0: no logprobs."""
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)

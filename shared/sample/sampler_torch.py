@@ -99,7 +99,7 @@ def _edit(
     history: History | None,
     masks: DeviceMasks | None = None,
 ) -> torch.Tensor:
-    """Return an edited copy, or `logits` if no output is edited. Logprobs need the raw logits."""
+    """Return an edited copy, or `logits` if no output is edited. Keep `logits` unchanged, for logprobs."""
     host, own = rows.host, logits.clone
     penalised = host.is_penalised[rows.host_rows] != 0
     limited = host.is_limited[rows.host_rows] != 0

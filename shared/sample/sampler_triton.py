@@ -42,7 +42,7 @@ def rank_candidates_triton(
         scores = score_candidates(scores, positions, *columns)
     wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
     _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
-    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn id is last
+    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # moves the drawn id to the end
     ids = torch.cat((first, best.gather(1, others)), dim=1)
     return ids, torch.cat((log_probs[:, :1], log_probs.gather(1, others)), dim=1)
 
@@ -88,7 +88,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    # ANY: while a graph is captured, only the device knows how each row draws
+    # ANY: a graph is captured, and only the device knows how each row draws
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
