@@ -89,7 +89,7 @@ class FutureMap:
         return self.extras[name][future.indices]
 
     def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:
-        """`ids`: int32, the tokens of all seeds in one tensor."""
+        """Write known tokens to the history. `ids`: int32, all seeds' tokens in one tensor."""
         begin = 0
         for seed in seeds:
             end = begin + len(seed.ids)

@@ -126,7 +126,7 @@ class RankProcesses:
                 raise RankLost(f"rank {follower.rank} ended with status {status}")
 
     def close(self) -> None:
-        """Idempotent. Use force if needed."""
+        """Idempotent. Kills ranks that do not end."""
         for follower in self._followers:
             follower.orders.close()
         for follower in self._followers:
