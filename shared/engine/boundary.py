@@ -185,7 +185,7 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Holds the free slots: pinned memory, with or without device memory."""
+    """Keeps the free slots. A slot is pinned memory, or pinned memory and equally much device memory."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
@@ -197,7 +197,7 @@ class Slots(Generic[S]):
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
-            with torch.inference_mode(False):  # a slot outlives this closure's inference mode
+            with torch.inference_mode(False):  # slots are used after this closure's inference mode
                 found = size, self._make(size)
         else:
             self._free.remove(found)
@@ -222,7 +222,6 @@ def lay_side_by_side(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
 
 
 def size_of(places: tuple[Place, ...] | list[Place]) -> int:
-    """Return the size in bytes."""
     return places[-1].end if places else 0
 
 

@@ -19,7 +19,7 @@ from shared.model.interface import ModelOutput
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:
     """Reorder each window's nodes by `order` (D, width) int64.
 
-    This moves KV in all planes, and entries of the tensors that draft-extend reads.
+    KV moves in all planes, and the tensors that draft-extend reads are reordered.
     """
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)

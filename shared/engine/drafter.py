@@ -1,4 +1,4 @@
-"""Define the interface of draft algorithms. Plain decoding (width 1) takes the path below without a drafter.
+"""Define the interface of draft algorithms. Without a drafter (width 1), a step has neither `propose` nor `extend`.
 
 propose -> target forward -> verify (the same for all drafters) -> publish -> extend -> stash
 """
@@ -26,7 +26,7 @@ class Drafter(Protocol):
     - state_name: names the algorithm and its weights. Peers with equal names share draft state. "none": no draft state
       crosses the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
-    - key_lookahead: 1 if a slot's draft KV depends on the next token; a page's cache key then covers that token.
+    - key_lookahead: 1 if a slot's draft KV depends on the next token. A token's cache key then covers the next token.
     - reads_history: whether `propose` reads the FutureMap's history. If so, every row keeps a history.
     """
 

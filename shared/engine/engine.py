@@ -53,7 +53,7 @@ class Engine:
         self._open: dict[int, StepLease] = {}  # open leases by step, to find lost leases
         self.last_done: Event | None = None
         self.device_error: BaseException | None = None  # a transfer's error; a step that runs clears it
-        self.make_masks: Callable[[], None] = do_nothing  # the loop sets it; called before the stream waits for masks
+        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a stream waits for masks
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -214,7 +214,7 @@ class Engine:
         return drained
 
     def check_integrity(self, idle: bool = False) -> None:
-        """Raise IntegrityError if a lease was lost. If `idle`, raise it also if a lease or pinned slot is held."""
+        """Raise IntegrityError for a lost lease; if `idle`, also for an open lease or a pinned slot in use."""
         lost = [lease for lease in self._open.values() if lease not in self.leases]
         found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: it will never be closed" for lease in lost]
         if idle:

@@ -39,7 +39,7 @@ class BothKnobs:
 
 @dataclass(slots=True)
 class ForwardBatch:
-    """One step on the device. `arrays` are only read.
+    """One step on the device. `arrays` is read-only.
 
     - committed: (B,) int64, each row's exact length before the step.
     - tag_ok: (B,) bool, as in Prepared; True for chunk rows.

@@ -4,8 +4,8 @@
     forward     ...  | prepare propose target sample verify publish  *| record, extend, stash, pack    | results
                                                         publish_ready |
 
-A graph always uses the memory of its capture, so a step's arrays go to fixed places in one device block. All steps can
-share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
+A graph always uses the addresses of its capture, so a step's arrays go to fixed places in one device block. All steps
+can share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
 after replay B.
 
 Capturing has not been tried on a GPU yet.
@@ -125,7 +125,7 @@ class GraphRunner:
         if lease.publish_ready is not None:
             lease.publish_ready.fire()
         yield
-        with lease.times.drafting():  # the first graph has `propose`, the second has `extend`
+        with lease.times.drafting():  # replay B has `extend`; `propose`, in A, counts as other work
             rest.replay()
         found = captured.results
         places = {name: place.first(plan.batch_size) for name, place in found.places.items()}
@@ -225,7 +225,7 @@ class GraphRunner:
     def _second(
         self, frame: Frame, fb: ForwardBatch, output: ModelOutput, verified: Verified, step: torch.Tensor
     ) -> SideBySide:
-        """Run the rest of the step. Return the packed results."""
+        """Run the step after `publish`. Return the packed results."""
         worker = self._worker
         worker.record_drafts(fb, verified)
         worker.extend(fb, output, verified)

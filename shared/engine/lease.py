@@ -60,7 +60,7 @@ class StepLease:
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
     computed: Ticket[None] | None = None  # the forward's ticket; in a pipeline, the last stage's ticket
-    sampled: Ticket[Packed | None] | None = None  # yields the results for the host; None for an admission
+    sampled: Ticket[Packed | None] | None = None  # its value: the results for the host; None for an admission
     result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
     # None before the forward and after the sampling (H10)

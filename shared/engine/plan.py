@@ -34,10 +34,10 @@ class HistorySeed:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShare:
-    """n prompt tokens to score, each with the logits of the token before it."""
+    """n prompt tokens to score. The logits of the token before it score each one."""
 
     row: int  # row in the batch
-    offset: int  # in the chunk, the index of the token before the first target
+    offset: int  # index in the chunk of the token before the first target
     first: int  # first target's prompt position
     targets: Int64s  # (n,)
     num_top: int  # number of likeliest tokens to return per target
@@ -68,7 +68,7 @@ class StepPlan:
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s
-    seq_lens_cpu: Int64s  # committed tokens before the step
+    seq_lens_cpu: Int64s  # numbers of committed tokens before the step
     lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds of the FutureMap's exact lengths
     q_lens: Int32s
     num_prefill: int
@@ -83,8 +83,8 @@ class StepPlan:
     width: int
     max_seq_len: int  # >= committed + q_len of every row
     adapters: Int64s  # 0: no LoRA adapter; n: the model's n-th adapter
-    chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed tokens after the step
-    layer_ends: tuple[int, ...] = ()  # n: an event fires once the first n layers have KV
+    chunk_ends: tuple[int, ...] = ()  # (num_prefill,) numbers of committed tokens after the step
+    layer_ends: tuple[int, ...] = ()  # for each n, an event fires once the first n layers have written KV
     encoder_lens: Int64s | None = None  # numbers of encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
@@ -129,7 +129,7 @@ class StepResult:
     tag_ok: Bools  # (B,), as in Prepared
     draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) on the host, for a hand-off
     draft_seconds: float  # the drafter's time on the forward stream
-    verify_seconds: float  # the other work's time; both are 0 without a clock
+    verify_seconds: float  # time of the step's other work; without a clock both times are 0
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)

@@ -1,4 +1,4 @@
-"""Name a step's results on the device, and read them on the host.
+"""Name the tensors of a step's results on the device, and read them on the host.
 
 forward   ... stash, pack(named_results)
 copy                        download

@@ -1,4 +1,4 @@
-"""Launch a step's later pipeline stages, and its sampling. Pipelines are a frozen feature (shared/config/frozen.py).
+"""Launch a step's later pipeline stages, and its sampling. Pipelines get no new features (shared/config/frozen.py).
 
 With one stage, sampling is launched with its forward:
 
@@ -36,7 +36,7 @@ class Stages(Protocol):
     """The engine and the loop call these methods on the host."""
 
     def follow(self, lease: StepLease) -> None:
-        """Launch the step's later stages, and sampling that is due."""
+        """Launch the step's later stages, and then sampling that is due."""
         ...
 
     def flush(self) -> bool:
@@ -55,7 +55,7 @@ class Stages(Protocol):
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return the batch indices in `rows` that run in the next step, in order.
+        """From the batch indices `rows`, return the rows of the next step, in order.
 
         `expect_step`: the step that wrote each batch row's relay.
         """

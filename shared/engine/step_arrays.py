@@ -91,7 +91,7 @@ def flat_seeds(seeds: tuple[HistorySeed, ...]) -> Int32s:
 
 
 def scored_outputs(plan: StepPlan, output_rows: Int64s) -> list[slice]:
-    """Return the outputs of each ScoreShare in plan.scores: the first outputs of its row."""
+    """Return where each ScoreShare's outputs are: they are the first outputs of its row."""
     firsts = [int(np.searchsorted(output_rows, share.row)) for share in plan.scores]
     return [slice(first, first + len(share.targets)) for first, share in zip(firsts, plan.scores, strict=True)]
 

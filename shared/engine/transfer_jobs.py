@@ -27,7 +27,7 @@ class JobDone(Generic[T, R]):
 class TransferJobs(Generic[T, R]):
     """Runs jobs of one kind, in launch order.
 
-    An error becomes the job's result. So it does not end the stream's epoch, and no other job is skipped.
+    An error becomes the job's result: the stream's epoch goes on, and no other job is skipped.
     """
 
     def __init__(self, engine: Engine, is_cold: bool = False) -> None:

@@ -107,7 +107,7 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 def _lineage(parents: torch.Tensor) -> torch.Tensor:
     """Return the lineage (D, n, n) bool.
 
-    The matrix `steps` leads from a node to itself and to its parent. Each squaring doubles the number of generations.
+    The matrix `steps` leads from a node to itself and to its parent. Each squaring makes it reach twice as far up.
     """
     num_rows, num_drafts = parents.shape
     steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)

@@ -33,7 +33,7 @@ from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, To
 from shared.sample.knobs import Knobs, knobs_of
 from shared.sample.sampler import needs_history, sample
 
-OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes relay rows and new lengths (B,)
+OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes the relay rows and their new lengths (B,)
 
 
 class Runner(Protocol):
@@ -182,7 +182,7 @@ class Worker:
         return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
 
     def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
-        """Return the host's masks on the device.
+        """Bring the masks from the host to the device.
 
         The masks are made after the step's upload, so they need another upload.
         """

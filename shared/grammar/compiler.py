@@ -41,7 +41,7 @@ def check_grammar(grammar: str) -> None:
 
 
 class GrammarCompiler:
-    """A node's compiler. `version` names the rules by which grammars allow tokens. Paired nodes have the same rules."""
+    """`version` names the rules by which grammars allow tokens. Paired nodes must have equal versions."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -1,7 +1,7 @@
 """Compiles the grammars of a node's requests while the loop runs.
 
 Requests share no compiled grammar. In llguidance, copies of a grammar share one lexer of bounded size. If one long
-answer filled it, other answers would stop.
+answer filled this lexer, other answers would stop.
 """
 
 from __future__ import annotations

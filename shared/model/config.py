@@ -45,7 +45,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    length: float = 1.0  # factor for rotated vectors
+    length: float = 1.0  # factor for rotated vectors' length
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class ExpertConfig:
     top_k: int
     intermediate_size: int
     normalise: bool  # whether the chosen experts' weights are scaled to a sum of 1
-    dense_layers: tuple[int, ...] = ()  # numbers of layers with a plain network instead of experts
+    dense_layers: tuple[int, ...] = ()  # indices of layers with a plain network instead of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class LayerStyle:
 
     gate: str = "silu"  # activation function: silu or gelu_tanh
     norm_offset: float = 0.0  # added to a file's norm weights
-    post_norms: bool = False  # whether each half of a layer normalizes its output, too
+    post_norms: bool = False  # whether each half of a layer also normalizes its output
     embed_scale: float = 1.0  # factor for embeddings, rounded to the dtype
     logit_cap: float = 0.0  # the cap in cap * tanh(logits / cap); 0: no cap
 

@@ -22,7 +22,7 @@ class DraftHead(Protocol):
     """All methods run on the forward stream, on the model's device. The caller owns the results.
 
     - hidden_shape, hidden_dtype: shape (H,) and dtype of one token's feature.
-    - d2t: (Vd,) int64, each draft id's token id; None if the two ids are equal.
+    - d2t: (Vd,) int64, each draft id's token id; None if draft ids are token ids.
     - weights_hash: hash of the weights, which decide the drafts.
     """
 

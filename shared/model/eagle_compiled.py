@@ -42,12 +42,12 @@ def fits(config: LlamaConfig, weights: EagleWeights) -> bool:
 
 
 class CompiledMidlayer:
-    """A Midlayer for one call at a time, because calls share buffers."""
+    """A Midlayer. It runs one call at a time, because calls share buffers."""
 
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
         self._config, self._weights, self._team = config, weights, team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
-        self._scratch = Scratch(team.size)  # shared by all products
+        self._scratch = Scratch(team.size)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(team, tasks, self._words)

@@ -119,7 +119,7 @@ class HeadFolder:
 
 
 def public_name(name: str) -> str:
-    """Some files use layers.0, or the prefix `model.`."""
+    """Some files have layers.0 for midlayer, or the prefix `model.`."""
     name = name.removeprefix("model.")
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 

@@ -30,14 +30,14 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """The model whose tokens a head drafts."""
+    """The model for which a head drafts."""
 
     config: LlamaConfig
     spec: ModelSpec
-    embed: torch.Tensor  # (vocab, H) in the dtype
+    embed: torch.Tensor  # (vocab, H) in the model's dtype
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
-        """Make later steps store the input of each of `layers`, the residual, in ModelOutput.aux."""
+        """Make later steps store the residual before each of `layers` in ModelOutput.aux."""
         ...
 
 
@@ -55,7 +55,7 @@ class EagleWeights:
     gate_up: Linear
     down: Linear
     norm: torch.Tensor
-    head: Head  # (M, H) in the dtype -> (M, Vd) float32
+    head: Head  # (M, H) in the model's dtype -> (M, Vd) float32
     rope: tuple[torch.Tensor, torch.Tensor]
 
 
@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: whether weights become INT8 blocks if their inputs fill whole blocks. Then the head stays small beside
-    a target in blocks. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: whether weights become INT8 blocks if their inputs fill whole blocks. A target in blocks then gets a
+    small head. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:
@@ -141,7 +141,7 @@ class EagleHead:
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """aux (N, 3H) in the dtype -> (N, H) float32."""
+        """aux (N, 3H) in the model's dtype -> (N, H) float32."""
         if len(aux) == 0:
             return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
         return self._weights.fc(aux).float()

@@ -1,4 +1,4 @@
-"""Find a step's rows that have an encoder's input."""
+"""Find a step's rows that have encoder input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.model.interface import ModelInputs
 
 
 def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
-    """Return (row, first token, number of encoder tokens) for each row with an encoder's input.
+    """Return (row, first token, number of encoder tokens) for each row with encoder input.
 
     Raises ValueError if a step has only a part of an input, because all tokens of an input read each other.
     """

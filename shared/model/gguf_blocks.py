@@ -72,9 +72,8 @@ def _q4_k(blocks: Raw) -> Parts:
 
 
 def _q6_k(blocks: Raw) -> Parts:
-    """Read each block of 256 as sixteen blocks of 16. All numbers' lower four bits come first, then the upper two.
-
-    Both parts have two halves, for 128 numbers each.
+    """Read each block of 256 as sixteen blocks of 16. First come the lower four bits of all numbers, then the upper
+    two bits. Each part has two halves of 128 numbers.
     """
     lower = blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)
     upper = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32)

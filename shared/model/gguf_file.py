@@ -120,7 +120,7 @@ class GgufFile:
         return blocks.take(torch.from_numpy(order))
 
     def _rotary_heads(self, name: str) -> int:
-        """Return how many heads' rotary pairs lie side by side in the file."""
+        """Return the number of heads whose rotary pairs lie side by side in the file."""
         kind = name.rpartition(".")[2]
         if self.config.family != "llama" or kind not in ("q", "q_bias", "k", "k_bias"):
             return 0
@@ -134,8 +134,8 @@ class GgufFile:
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Return `data` as float32, in the same rows.
 
-    The gguf package takes sixteen rows at a time and slices memory maps slowly, so it gets longer rows in a plain
-    array.
+    The gguf package decodes sixteen rows at a time, and slices memory maps slowly. So it gets a plain array of joined
+    rows.
     """
     rows = data.view(np.ndarray)
     together = math.gcd(len(rows), ROWS_TOGETHER) if rows.ndim == 2 else 1

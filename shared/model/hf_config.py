@@ -163,7 +163,7 @@ def _window(raw: Mapping[str, Any], family: str) -> int | None:
 
 
 def _by_default(raw: Mapping[str, Any], family: str, layer: int) -> bool:
-    """Return whether a layer has a window if the file lacks layer_types."""
+    """For a file without layer_types, return whether a layer has a window."""
     if family == "gemma3":
         pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
         return (layer + 1) % int(pattern) != 0

@@ -56,7 +56,7 @@ class LayerMarks:
                 event.fire()
 
     def reached_all(self) -> None:
-        """Signal that all layers are done, for models that do not report single layers."""
+        """Signal all layers, for models that signal none themselves."""
         self.reached(self.ends[-1])
 
 
@@ -79,13 +79,14 @@ class ModelInputs:
     With an encoder, a row's first encoder_lens[b] positions are encoder input, all in one step. The decoder's
     cross-attention reads their KV; the decoder's own KV follows.
 
-    The forward stream makes and reads all tensors, on the model's device. Host ints are upper bounds and need no sync.
+    The forward stream makes and reads all tensors, on the model's device. The two host ints are upper bounds and need
+    no sync.
     """
 
     input_ids: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
-    page_table: torch.Tensor  # (B, P) int32; entries behind a row's pages are 0, the sink
+    page_table: torch.Tensor  # (B, P) int32; entries behind a row's pages are 0, the sink page
     logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
     max_q_len: int
     max_seq_len: int  # >= every committed + q_len of this step
@@ -113,7 +114,7 @@ class ModelInputs:
 class ModelOutput:
     logits: torch.Tensor  # (E, vocab) float32
     hidden: torch.Tensor  # (E, H), the states from which the logits were made
-    aux: torch.Tensor | None = None  # (T, layers * H) in the dtype: the residual before each captured layer
+    aux: torch.Tensor | None = None  # (T, layers * H) in the model's dtype: the residual before each captured layer
 
 
 class Model(Protocol):

@@ -43,7 +43,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs a weight, then makes a product of it. The bool is True for the head."""
+    """`pack` packs a weight; `unpack` makes a Linear of it. The bool is True for the head."""
 
     pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]
@@ -52,8 +52,8 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: WeightFactory  # makes the products of a layer
-    make_linear: LinearFactory  # makes the products of an adapter
+    make_weight: WeightFactory  # makes a layer's matrix products
+    make_linear: LinearFactory  # makes an adapter's products
     make_head: HeadFactory
     # takes the rope of layers without a window, then the rope of layers with one (None: all layers use the first)
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]
@@ -75,7 +75,7 @@ def pick_kernels(
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
-    "fixed": return only Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
+    `asked` "fixed": Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
     Raises ConfigError.
     """
     if device.type != "cpu" and formats.weights in ("int8", "file"):
@@ -173,8 +173,8 @@ def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
 
 
 def plain_numbers(weight: Weight) -> torch.Tensor:
-    """Return the weight. Raises ConfigError for blocks: `pick_kernels` sees the model's format, but not a draft
-    head's."""
+    """Return the weight. Raises ConfigError for blocks, which a draft head may have: `pick_kernels` checks only
+    the model's format."""
     if isinstance(weight, BlockWeights):
         raise ConfigError("Triton's products take no weights in blocks: use a file with plain numbers")
     return weight

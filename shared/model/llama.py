@@ -41,7 +41,7 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 class LlamaModel:
     """A Model or, with a `span`, a pipeline stage. It runs one forward at a time.
 
-    Kernels keep scratch, so each stage needs its own kernels.
+    Kernels own scratch memory, so each stage needs its own kernels.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LlamaModel:
         all_columns: Columns = lambda own: own,
         span: Span | None = None,
     ) -> None:
-        """`all_columns` collects all ranks' columns, if weights, attention and adapters return only this rank's."""
+        """`all_columns` joins all ranks' columns, if weights, attention and adapters return only this rank's."""
         self.config = config
         self._span = span or all_layers(config)
         self.spec = spec
@@ -117,7 +117,7 @@ class LlamaModel:
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
     ) -> ModelOutput:
-        """Compute the rest for the E wanted rows only. All KV is written, and nothing reads other rows."""
+        """Finish the step for the E wanted rows. All KV is written, so the other rows are not needed."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
@@ -149,7 +149,7 @@ class LlamaModel:
         attended: torch.Tensor,
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """Return what the layer adds to the residual last, (M, H). `attended`: (M, own heads * D)."""
+        """Return the layer's last addition to the residual, (M, H). `attended`: (M, own heads * D)."""
         whole = self._all_columns
         attended = whole(attended)
         delta = whole(_adapted(rows, index, OUT, attended, layer.out(attended)))

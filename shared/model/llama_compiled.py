@@ -44,7 +44,7 @@ from shared.model.weights import LayerWeights, LlamaWeights
 
 NO_POOL = (0, 0, 0)
 SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
-BEFORE, TAKEN = 4, 2  # number of a layer's tasks up to attention; number of tasks that copy wanted rows
+BEFORE, TAKEN = 4, 2  # numbers of tasks: each layer's up to attention, and the copies of wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
@@ -54,7 +54,7 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """Task numbers. An array has one number per layer."""
+    """The tasks' numbers; in an array, one per layer."""
 
     norm: Index
     qkv: Index
@@ -101,7 +101,7 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
 def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     """Return why a network can't be one program, or None.
 
-    All products must use our kernels, without padding, because one task's rows are the next task's input.
+    All products must use our kernels and pad no columns, because one task's output is the next task's input.
     """
     if config.experts is not None:
         return "its experts are chosen while it computes"
@@ -134,7 +134,7 @@ class CompiledLlama:
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
-        self._scratch = Scratch(team.size)  # shared by all products
+        self._scratch = Scratch(team.size)
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
         self.embed = weights.embed
         self.capture_aux(())
@@ -263,7 +263,7 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
-        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products with equal work on equally many rows
+        self._alike: dict[tuple[Work, bool], list[int]] = {}  # tasks of products with equal work and numbers of rows
         for task, linear in self._products():
             linear.fill(words[task])
             self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)

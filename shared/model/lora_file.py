@@ -26,7 +26,7 @@ _NO_MATTER = (
     "loftq_config lora_dropout megatron_core peft_version qalora_group_size revision target_modules task_type"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
-# Other initialisations of A and B would change the base model's weights, which adapters share.
+# Other values of init_lora_weights change the base model's weights, which all adapters share.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.lora_([AB])\.weight")
 

@@ -53,7 +53,7 @@ class LoadOptions:
     # "triton": kernels for a GPU; "fixed": the same in tiles of one size
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by clients' names
     formats: Formats = AS_DTYPE
-    packed: PackedFolder | None = None  # None: each model packs into its own memory
+    packed: PackedFolder | None = None  # None: packed weights stay in this process's memory
     memory: MemoryInfo | None = None  # memory of the weights' device; None: the host's
 
     def check_memory(self, need: int) -> None:

@@ -105,7 +105,7 @@ def _entry(shape: list[int], **fields: Any) -> Entry:
 
 
 def read_about(fd: int) -> About:
-    """Return a file's `about` for people, without checking the digest. Raises BrokenFile."""
+    """Return the description `about`, without a check of the digest. Raises BrokenFile."""
     try:
         num_bytes = os.fstat(fd).st_size
         magic, start, length, _ = TRAILER.unpack(os.pread(fd, TRAILER.size, num_bytes - TRAILER.size))

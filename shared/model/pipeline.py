@@ -47,7 +47,6 @@ class Pipeline:
         return self._parts[0].kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """Run all stages on the caller's stream."""
         passed: Carried | ModelOutput | None = None
         for part in self._parts:
             assert not isinstance(passed, ModelOutput)

@@ -33,7 +33,7 @@ LAYER_NAMES = {
     "down": "mlp.down_proj.weight",
     "router": "mlp.gate.weight",
 }
-# Gemma 3 normalizes each half's output, too, and renames the norm before the second half.
+# Gemma 3 also normalizes each half's output, and renames the norm before the second half.
 GEMMA_NAMES = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",

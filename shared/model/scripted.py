@@ -27,7 +27,7 @@ DEFAULT_CONTEXT = 4096
 ANSWER = b"assistant: "
 TURN = re.compile(rb"(?:^| )(system|user|assistant|tool): ")
 SAY = b"say:"
-# Four logits: the text's next token, the end token, a token that closes a JSON text, the token that begins one.
+# Logits of the text's next token, the end token, tokens that close a JSON text, and the token that opens it.
 CHOSEN, ENDING, CLOSING, OPENING = 100.0, 50.0, 20.0, 10.0
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
 BELOW = 2.0**-12  # difference of neighbouring ids' logits, so that no logits are equal

@@ -8,7 +8,7 @@
 
 Products are cut by outputs, so ranks collect columns and add nothing. Our compiled products sum in one order for any
 number of columns, so bits don't depend on the number of ranks. Megatron-LM (Shoeybi et al. 2019) cuts `out` and `down`
-by inputs. That halves the number of collectives, but makes the bits depend on the number of ranks.
+by inputs. That halves the collectives, but bits then depend on the number of ranks.
 
 A page has all KV heads, and each rank works on its slice of them. So nodes with different numbers of ranks can hand
 pages over. With more ranks than KV heads, neighbouring ranks write the same KV to a shared head.
@@ -173,7 +173,7 @@ class ShardSource:
 
 
 def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Return one of `size` equal runs of rows, copied so that the rest can be freed."""
+    """Return one of `size` equal groups of rows, copied so that the rest can be freed."""
     return tensor.chunk(size)[rank].clone()
 
 

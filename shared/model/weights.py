@@ -268,7 +268,7 @@ def weights_bytes(
     layer_item: float | None = None,
     head_item: float = 4,
 ) -> int:
-    """Return the most bytes that load_weights keeps: parameters, a float32 head (tied or not), rotary tables.
+    """Return a bound on the bytes that load_weights keeps: parameters, a float32 head (tied or not), rotary tables.
 
     `layer_item` (None: the dtype's) and `head_item`: bytes per weight in layers and head.
     """

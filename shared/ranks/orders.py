@@ -26,7 +26,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: int
     size: int
-    is_dp: bool  # False: each rank has a part of the model
+    is_dp: bool  # False: tp
     store: str  # path of the file through which ranks find each other; only this user can read it
     model: str
     dtype: str
@@ -40,7 +40,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The node's KV memory. The memory's file descriptor comes with the next byte."""
+    """The node's KV memory. One byte follows, with the memory's file descriptor."""
 
     num_pages: int
     page_size: int

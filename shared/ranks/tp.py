@@ -3,8 +3,8 @@
     rank 0    scheduler, sockets, FutureMap, drafts, sampling     inputs ->|  forward  | barrier |  sampling ...
     rank 1    only its part of the model                               `-->|  forward  | barrier |  next inputs ...
 
-Rank 0 sends the forward's inputs (ModelInputs) by value. A follower that planned, sampled or relayed tokens by
-itself might decide differently. All ranks share the pages' memory.
+Rank 0 sends the forward's inputs (ModelInputs) by value. A follower that planned or sampled by itself might
+decide differently. All ranks share the pages' memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ranks(Protocol):
     def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Run model.forward(inputs, kv) together with the other ranks.
 
-        Raises RankLost on any failure, because ranks out of step can't go on.
+        Raises RankLost on any failure, because the ranks may then be in different steps.
         """
         ...
 
@@ -60,7 +60,7 @@ def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool)
 def together(group: RankGroup, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
     """Run the same forward on every rank. After the barrier all ranks have written the last layer's KV.
 
-    The barrier is needed because in a step without outputs no collective follows that write.
+    A step without outputs needs the barrier: it has no collective after that write.
     """
     output = model.forward(inputs, kv)
     group.barrier()

@@ -18,7 +18,7 @@ from shared.speculation.ngram import copies_of
 
 
 class CopyingDrafter:
-    """Wraps a head's Drafter. The class adds no draft state to a hand-off, so a peer may use the head alone."""
+    """Wraps a head's Drafter. It adds no draft state to a hand-off, so a peer may run the head alone."""
 
     reads_history = True
 
@@ -47,7 +47,7 @@ class CopyingDrafter:
 
 
 def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
-    """Take the chains `copies` (D, n) int64 for rows where `stood` (D, 1) is true, and `drafts` for other rows."""
+    """Take a row's drafts from the chains `copies` (D, n) int64 if `stood` (D, 1) is true, else from `drafts`."""
     ids = torch.where(stood, copies, drafts.ids)
     if drafts.parents is None:
         return Drafts(ids)

@@ -38,7 +38,7 @@ class Level:
 
 @dataclass(slots=True)
 class Frontier:
-    """The newest level's k nodes that get children."""
+    """The k nodes of the newest level that get children."""
 
     places: torch.Tensor  # (D, k) int64: the nodes' indices among all levels' candidates
     path: torch.Tensor  # (D, k, depth) int64: drafts up to the node
@@ -48,7 +48,7 @@ class Frontier:
 
 
 def num_levels(width: int, topk: int, steps: int) -> int:
-    """Return the largest number of levels. The head never reads the last level, so only the others need slots."""
+    """Return the largest number of levels. The head never reads the last level, so that level needs no slots."""
     return min(steps, 1 + width // topk)
 
 

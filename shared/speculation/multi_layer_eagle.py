@@ -31,7 +31,7 @@ HIDDEN_PLANE = "mtp_hidden"
 
 
 class MultiLayerEagleWorkerV2:
-    """A Drafter with two or more layers, whose features have equal shapes. A window has at most len(layers) + 1 tokens.
+    """A Drafter of two or more layers, all with features of one shape. A window has at most len(layers) + 1 tokens.
 
     Relayed per row: topk_index (1,) int64, the first draft.
     """

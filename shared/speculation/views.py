@@ -19,7 +19,7 @@ def view_of(fb: ForwardBatch) -> AttentionInputs:
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
-    """Return the inputs for D decode rows of n slots, at ascending `positions` (D, n)."""
+    """Return the inputs for D decode rows with n slots each, at ascending `positions` (D, n)."""
     num_rows, num_slots = positions.shape
     return AttentionInputs(
         positions=positions.reshape(-1),

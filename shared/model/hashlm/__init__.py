@@ -1,1 +1,1 @@
-"""HashLM, a model over integers whose streams are exact: its ranks, stages, encoder, draft head and reference."""
+"""HashLM, a model whose integers make every answer exact: its ranks, stages, encoder, draft head and reference."""

@@ -5,9 +5,9 @@
     logits:               the target's logits for these sums; reversed where the draft is wrong
 
 Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
-another row's token or hidden state breaks all later drafts. `depth` counts the drafts that a feature builds on, so it
-reveals slots that were not rewritten with the target's feature. A verify step of width k at committed length L accepts
-`expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
+another row's token or hidden state breaks all later drafts. `depth` counts draft steps since the target's feature. So
+it reveals slots that were not rewritten with the target's feature. A verify step of width k at committed length L
+accepts `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
 def _read(
     slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
 ) -> tuple[bool, np.int64, np.int64, np.int64]:
-    """Add one slot to a chain. (ok, lower, upper, depth) describe the chain before the slot; the returned values
-    describe it after the slot."""
+    """Add one slot to a chain. Takes (ok, lower, upper, depth) of the chain before the slot, and returns those of the
+    chain after it."""
     if position > layer:
         ok = ok and _follows(slot, lower, upper, depth, layer)
     new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
@@ -94,7 +94,7 @@ def _leave(
 def _forward_chain(
     next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
 ) -> None:
-    """Process one row's T tokens from slot `first`. The first `layer` slots have no feature."""
+    """Process one row's T tokens from slot `first`. The chain begins at slot `layer`."""
     page_size = slots.shape[1]
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first + next_ids.shape[0]):

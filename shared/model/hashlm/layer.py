@@ -160,7 +160,7 @@ class StepArrays(NamedTuple):
 
 
 class LayerPages(NamedTuple):
-    """One layer of a pool: whole values, and this rank's lanes."""
+    """One layer's values in a pool: whole (`words`), and this rank's lanes."""
 
     words: Words
     lanes: Lanes

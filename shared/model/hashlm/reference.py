@@ -62,7 +62,7 @@ def reference_run(
 ) -> ReferenceRun:
     """Run one sequence. `adapter`: the adapter's digest. `allows`: the rule of the request's grammar.
 
-    `begin`: the first position, and the sums before that position.
+    `begin`: the first position, and the two sums before it.
     """
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
@@ -156,7 +156,7 @@ def _run(
     while (1 << id_bits) < vocab_size:
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
-    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # each position's part of the sums, subtracted after its window
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # by position: parts of the sums, to subtract after the window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
         if position >= reach:
