@@ -76,9 +76,9 @@ def check_endpoint(endpoint: str, flag: str, *, has_keys: bool) -> None:
 
 
 def check_node_address(address: str, node: str) -> None:
-    """Accept the tcp:// address of a node, with a numeric host, because another node names it.
+    """Accept a node's tcp:// address, sent by another node, if its host is numeric.
 
-    libzmq looks names up on the thread that serves all connections, and memory of ipc:// connections is not limited."""
+    libzmq resolves names on the thread that serves all connections. Memory of ipc:// connections is not limited."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         ipaddress.ip_address(host.strip("[]"))
