@@ -57,7 +57,8 @@ def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, sha
         4 cores, 1 + 1:  | router, prefill 0 | prefill 0 | decode 0 | decode 0 |
         5 cores, 1 + 1:  | router | prefill 0 | prefill 0 | decode 0 | decode 0 |
 
-    With fewer cores than nodes, nodes share cores and have one thread each. `share`: nodes may borrow cores.
+    With fewer cores than nodes, nodes share cores and have one thread each. With `share`, each node may borrow the
+    other nodes' cores.
     """
     num_nodes = num_prefill + num_decode
     if not cores or num_nodes == 0:
@@ -90,7 +91,7 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
 
 
 def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
-    """Return rank 0's plan. Pipeline stages share its cores. `threads` is per stage, and at least 1."""
+    """Return rank 0's plan. All pipeline stages use the plan's cores. `threads` is per stage, at least 1."""
     own = of_rank(plan, 0, parallel.num_ranks)
     return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 

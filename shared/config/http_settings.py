@@ -13,7 +13,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Limits on connections to the HTTP API, and the web pages that may use the API."""
+    """The web pages that may use the HTTP API, and limits on its connections."""
 
     allowed_hosts: tuple[str, ...] = option(
         (),
@@ -42,7 +42,9 @@ class HttpConfig:
         is_bytes=True,
         metavar="SIZE",
     )
-    max_json_depth: int = option(128, "limit on levels of lists and objects in a body; more get 400", low=8, high=900)
+    max_json_depth: int = option(
+        128, "how deep lists and objects in a body may be nested; a deeper body gets 400", low=8, high=900
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,4 @@
-"""The configuration of each kind of process, for its `app.run(config)`: one settings class per concern."""
+"""Define the configuration that each kind of process takes in `app.run(config)`: one settings class per concern."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RouterProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """Settings of a node, or of all nodes of a cluster, except the core plan."""
+    """Settings of one node, or of all nodes of a cluster. The core plan is separate."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)

@@ -13,7 +13,7 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps the a
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """The Ray cluster, and the numbers of its routers and nodes."""
+    """The Ray cluster, and how many routers and nodes to start on it."""
 
     address: str = option(
         "", "GCS address of a running Ray cluster, e.g. 10.0.0.1:6379, or auto; empty: start Ray on this machine only"
@@ -74,7 +74,7 @@ def is_local(address: str) -> bool:
 
 
 def environment(address: str) -> dict[str, str]:
-    """Return Ray's variables. These also turn usage reports off."""
+    """Return Ray's variables, including one that turns usage reports off."""
     loopback = {LOOPBACK_ONLY: "0"} if is_local(address) else {}
     return loopback | {"RAY_USAGE_STATS_ENABLED": "0"}
 

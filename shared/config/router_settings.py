@@ -1,4 +1,4 @@
-"""The router's settings, except text, HTTP and limits."""
+"""The router's settings, except those for text, HTTP and limits."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ class NodeConfig:
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
     silence_s: float = option(
-        5.0, "a silent peer is lost after this time, a dead link after a third", low=0.5, high=600.0
+        5.0, "a silent peer counts as lost after this time, a dead link after a third of it", low=0.5, high=600.0
     )
     lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
@@ -347,12 +347,14 @@ class TimeoutsConfig:
 
     request_timeout_s: float = option(600.0, "longest time that one request may take", low=1.0, high=86400.0)
     node_silence_s: float = option(
-        5.0, "a silent node is lost after this time, a dead link after a third", low=0.5, high=600.0
+        5.0, "a silent node counts as lost after this time, a dead link after a third of it", low=0.5, high=600.0
     )
     slow_reader_s: float = option(30.0, "a client that reads nothing for this time is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "seconds in the header Retry-After of a 503 or 429", low=1, high=3600)
     max_attempts: int = option(3, "limit on attempts at a request; 1: a lost node becomes an error", low=1, high=8)
-    resume_wait_s: float = option(10.0, "a stream whose node is gone waits this long for another", low=0.0, high=600.0)
+    resume_wait_s: float = option(
+        10.0, "longest time that a stream waits for another node after it has lost its node", low=0.0, high=600.0
+    )
     move_after_s: float = option(
         30.0, "time that requests of a drained node get to finish before they are moved", low=0.0, high=3600.0
     )
@@ -385,7 +387,8 @@ class LocalConfig:
     start_timeout_s: float = option(300.0, "longest time until everything is ready", low=1.0, high=3600.0)
     stop_timeout_s: float = option(
         15.0,
-        "least seconds that processes get to stop before a kill; routers get at least --shutdown-s, nodes --drain-s",
+        "shortest time for processes to stop before they are killed; routers get at least --shutdown-s, nodes at least "
+        "--drain-s",
         low=0.5,
         high=3600.0,
     )

@@ -102,7 +102,7 @@ class PeerUnreachable(NodeLost):
 class RequestKillsNodes(BatonError):
     """Two nodes died while they ran this request.
 
-    A 5xx would make clients retry, and kill two more nodes.
+    After a 5xx, clients would retry and kill two more nodes.
     """
 
     code = "request_kills_nodes"
@@ -142,7 +142,7 @@ class StepFailed(BatonError):
 
 
 class RankLost(BatonError):
-    """A process of this node died, or is out of step with the others."""
+    """A process of this node died, or is out of step with the node's others."""
 
     code = "rank_lost"
 
@@ -165,7 +165,7 @@ class HandoffFailed(BatonError):
 
 
 class WireError(BatonError):
-    """An invalid or outdated frame. It is dropped, counted and logged once."""
+    """An invalid or outdated frame. It is dropped and counted. Each kind is logged once per peer."""
 
     code = "wire_error"
 

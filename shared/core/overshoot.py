@@ -1,4 +1,4 @@
-"""Computes how far steps may write past a sequence's end. Memory indexed by position has this much extra room.
+"""Computes how far steps may write past a sequence's end. Memory indexed by position has room for these tokens.
 
 ... last result | window | window | window |        depth 2: two open steps and the step launched beside them
                   open     open     launched

@@ -75,13 +75,16 @@ class Request:
 
     @property
     def first_unscored(self) -> int | None:
-        """Return the first prompt position whose wanted log-probability is not reported yet. Position 0 has none."""
+        """Return the first prompt position whose wanted log-probability is not reported yet.
+
+        Position 0 has no log-probability.
+        """
         position = max(self.scored, 1)
         is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
-        """Return the tokens of prompt and output. A (repeated) prefill computes their KV."""
+        """Return the tokens whose KV a (repeated) prefill computes: prompt and output."""
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property

@@ -31,7 +31,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # for tokens in the prompt or the output
-    presence_penalty: float = 0.0  # for tokens in the output, like frequency_penalty
+    presence_penalty: float = 0.0  # this and frequency_penalty: for tokens in the output
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()

@@ -3,7 +3,7 @@
     add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
 
 The scheduler's thread changes the index (add, find, drop) immediately. The cold stream moves the bytes (store, load)
-later, in the same order. So a place is overwritten only after earlier reads of it.
+later, in the same order. So earlier reads of a place end before it is overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ColdPage:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """A new page's place. `demoted`: the old and new place of another page, which must first move to the file."""
+    """A new page's place. `demoted`: the old and new place of another page, which must move to the file first."""
 
     cold: ColdPage
     place: int
@@ -97,7 +97,7 @@ class ColdStore:
         return source, oldest.place
 
     def drop(self, identity: bytes, cold: ColdPage) -> None:
-        """Remove a damaged page, unless its identity has a new page."""
+        """Remove a damaged page, unless a newer page has its identity."""
         for pages, free in ((self._host, self._free_host), (self._disk, self._free_disk)):
             if pages.get(identity) is cold:
                 del pages[identity]

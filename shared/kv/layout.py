@@ -30,7 +30,7 @@ class PlaneSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Padded to align the next plane."""
+        """Return the size, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -40,7 +40,7 @@ def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return how many tokens to keep: the widest window; 0 for all."""
+    """Return the widest window, in tokens; 0 if any plane attends to all tokens."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
 
@@ -51,9 +51,9 @@ def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Return the end layers of a page's `num_parts` parts, without the last part's.
+    """Divide a page's layers into at most `num_parts` parts, and return where each part except the last ends.
 
-    The last part is a single layer, because no computation hides its transfer.
+    The ends are exclusive. The last part is a single layer, because no computation hides its transfer.
     """
     ahead = num_layers(planes) - 1
     parts = min(num_parts - 1, ahead)

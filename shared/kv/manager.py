@@ -5,7 +5,7 @@
     with windows    | 0 for each dropped page | cached and private pages, in any order ...
 
 A row's pages never move: caching changes the owner, not the block table. A row may be released while its last step
-runs, because later steps run after it. A row that a pull or copy still uses is released when that has ended.
+runs, because later steps run after it. A pull or copy that uses the row must end before the release.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class KVManager:
     def leave_behind(self, row: int, num_tokens: int) -> None:
         """Free the row's pages that no position >= `num_tokens` reads. Cached pages stay cached.
 
-        No unfinished step of the row may begin before `num_tokens`.
+        Unfinished steps of the row must begin at `num_tokens` or later.
         """
         first = self.cache.first_needed(num_tokens)
         begin = int(self.rows.first_page[row])

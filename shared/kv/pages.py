@@ -90,7 +90,7 @@ class PageAllocator:
         if double.any():
             raise IntegrityError(f"page {pages[double][0]} is freed twice")
         order = np.arange(pages.size, dtype=np.int32)
-        self._scratch[pages] = order  # only the last place of a repeated id is kept
+        self._scratch[pages] = order  # a repeated id keeps only its last index
         twice = self._scratch[pages] != order
         if twice.any():
             raise IntegrityError(f"page {pages[twice][0]} is freed twice in one call")

@@ -90,7 +90,7 @@ class KVPool:
 
     def seal(self) -> None:
         """Forbid new writable mappings; existing ones stay."""
-        with contextlib.suppress(OSError):  # needs Linux 5.1; peers map the pool read-only anyway
+        with contextlib.suppress(OSError):  # fails before Linux 5.1; peers map the pool read-only anyway
             fcntl.fcntl(self.fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
 
     @property
@@ -128,7 +128,7 @@ class KVPool:
             slots[pages[1], places[1]] = slots[pages[0], places[0]]
 
     def page_view(self, page: int) -> ByteArray:
-        """Return a page's writable view (page_bytes,). Only host memory has such a view."""
+        """Return a page's writable view (page_bytes,), in host memory only."""
         if self._host is None:
             raise ConfigError(f"pages of a KV pool on {self.device} have no host view")
         if not 0 <= page < self.num_pages:
@@ -162,7 +162,7 @@ class KVPool:
 
 
 def map_pool(fd: int, num_pages: int, num_page_bytes: int) -> mmap.mmap:
-    """Map an unsealed KVPool of this node writable, in another process, and close the descriptor.
+    """Map this node's unsealed KVPool writable in another of its processes, and close `fd`.
 
     Raise OSError if the pool is sealed, and ValueError if its size differs.
     """

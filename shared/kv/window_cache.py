@@ -60,7 +60,7 @@ class WindowCache:
         return page in self._refs
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """Return and pin the longest match, of at most max_tokens tokens, that has every needed page.
+        """Return and pin the longest match that has every needed page, at most max_tokens tokens long.
 
         Pages before `first_needed` are never read, so they count as matches.
         """

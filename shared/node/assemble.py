@@ -45,7 +45,7 @@ from shared.sched.settings import SchedSettings
 
 @dataclass(frozen=True, slots=True)
 class CoreSizes:
-    num_pages: int  # MemoryPlan explains this field, cold_pages and cold_file_pages
+    num_pages: int  # num_pages, cold_pages and cold_file_pages: see MemoryPlan
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
@@ -85,7 +85,6 @@ def prompts_of(
 
 
 def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
-    """`gpu`: torch.cuda by default."""
     if device == "cpu":
         return SameMemory()
     gpu = gpu or TorchCuda()

@@ -79,7 +79,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
-# limit on each part of a caller's message to a prefill node: callers only ask for pages (Pull)
+# limit on each part of a message to a prefill node from peers that dial it to ask for pages (Pull)
 MOST_TO_PREFILL_BYTES = 1 << 20
 SideOf = Callable[[NodeContext], Side]
 

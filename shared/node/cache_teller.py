@@ -25,7 +25,7 @@ class Stream:
     """The CacheEvents to one router. `changes`: page with an unsent change -> whether this page is cached."""
 
     changes: dict[bytes, bool]
-    begins: bool = True  # whether the next message has `cleared`
+    begins: bool = True  # whether the next message sets its field `cleared`
     seq: int = 0
     ring: deque[CacheEvents] = field(default_factory=lambda: deque(maxlen=RING_BATCHES))
     again: list[CacheEvents] = field(default_factory=list)

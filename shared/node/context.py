@@ -65,7 +65,7 @@ class NodeContext:
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     draining: bool = False
     then: str = ""  # the node's next step after draining (see Drain); empty: wait
-    move_at: float | None = None  # time after which routers move their unfinished requests; None: never
+    move_at: float | None = None  # when routers move their unfinished requests, on this node's clock; None: never
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -162,6 +162,6 @@ def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: boo
 
 
 def drafts_within(state: Mapping[str, torch.Tensor], vocab_size: int) -> bool:
-    """Return whether all drafts are in the vocabulary. Drafts become input ids, which must not fail the step."""
+    """Return whether all drafts are valid ids, because an invalid input id would fail the step."""
     ids = state.get("topk_index")
     return ids is None or bool(((ids >= 0) & (ids < vocab_size)).all())

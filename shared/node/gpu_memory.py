@@ -39,8 +39,8 @@ class GpuUse:
 
     total: int
     free: int  # used by no process
-    weights: int  # with the adapters and the draft head
-    largest_step: int  # with the relay
+    weights: int  # includes the adapters and the draft head
+    largest_step: int  # includes the relay
 
     @property
     def reserve(self) -> int:

@@ -15,7 +15,7 @@ from shared.model.llama import LlamaModel
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
-GRAPH_TOKENS = 1024  # limit on a row's tokens, if attention gathers a fixed number of tokens
+GRAPH_TOKENS = 1024  # `most_tokens` of a model whose attention gathers a fixed number of tokens
 
 
 @dataclass(frozen=True, slots=True)

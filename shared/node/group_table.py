@@ -14,14 +14,14 @@ from shared.wire.messages import Broken, StoreEntry
 from shared.wire.ranges import MAX_TEXT
 
 WINDOW = 6  # limit on agreed transfers that have not ended: one runs, the others wait, so that the group stays busy
-MOST_POSTED = 2 * WINDOW  # limit on a sender's posted transfers that it has not counted as ended
+MOST_POSTED = 2 * WINDOW  # limit on transfers that a sender has posted and `num_over` doesn't count yet
 MAX_GROUPS = 64
 END_S = 2.0  # time that each thread gets to stop when the node ends
 
 
 @dataclass(slots=True, eq=False)
 class GroupEntry:
-    """A group with a peer. The receiver chooses the group's `number`.
+    """The receiver chooses the group's `number`.
 
     The peers agreed upon `num_agreed` transfers; `num_over` of these have ended.
     """

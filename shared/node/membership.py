@@ -22,7 +22,7 @@ LAST_WORD_S = 0.5  # time from Goodbye to hanging up, which drops queued message
 
 
 class Membership:
-    """Owned by the node. `over` ends the requests of a router's epoch."""
+    """Owned by the node. Calls `over` to end the requests of a router's epoch."""
 
     def __init__(self, ctx: NodeContext, over: Callable[[RouterLife], None]) -> None:
         self._ctx = ctx

@@ -2,9 +2,9 @@
 
     completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
-A step's completion comes before the messages, so network work never delays the next launch. Messages and transfers are
-answered before the step that they make possible, because a prefill node waits for Installed. Prefill and decode nodes
-differ only in the side.
+A step's completion comes before the messages, so network work never delays the next launch. Answers leave before
+the step that they make possible, because a prefill node waits for Installed. Prefill and decode nodes differ only in
+the side.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class Node:
             self.ctx.drop(peer, "Spending of another router")
 
     def _drain(self, drain: Drain, now: float) -> None:
-        """Start draining. A later message may change the time limit."""
+        """A later message may change the time limit."""
         self.ctx.draining, self.ctx.then = True, drain.then
         if drain.move_after_ms is not None:
             self.ctx.move_at = now + drain.move_after_ms / 1000

@@ -51,7 +51,7 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
 
 @dataclass(slots=True, eq=False)
 class WatchedStep:
-    """The thread that completes the step sets `ended_at`. `before`: the previous step; None after `_closed`."""
+    """The thread that completes the step sets `ended_at`. `_closed` sets `before`, the previous step, to None."""
 
     launched_at: float
     prompt_tokens: int

@@ -75,7 +75,7 @@ class DnsSource:
 def checked(endpoints: Sequence[str], source: str, has_keys: bool) -> tuple[str, ...]:
     """Return the endpoints without duplicates. Raise ConfigError if an endpoint can't be dialled.
 
-    The node refuses the whole list, because with an incomplete list it would leave routers.
+    The node would leave routers that a shortened list lacks, so it refuses the whole list.
     """
     if not 0 < len(endpoints) <= MAX_ROUTERS:
         raise ConfigError(f"{source} names {len(endpoints)} routers: it must name from 1 to {MAX_ROUTERS}")

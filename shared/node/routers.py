@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 class Routers:
-    """The routers by endpoint, which is also a router's name in the link. A router is known once its Welcome has come.
+    """The routers by endpoint, the name that the link gives a router. A router is known once its Welcome has come.
 
     If two routers use one name, the first is served and the second refused. A restarted router isn't refused: it
     answers at its former endpoint, or after its former connection has closed.
@@ -56,12 +56,12 @@ class Routers:
         self._words: dict[str, RoutersWord] = {}
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
-        """Return the endpoint of another with this name."""
+        """Return the endpoint of another router with this router's name."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
     def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
-        """Serve a router. Return the endpoint's former epoch if it differs from this one."""
+        """Serve a router. Return the other epoch served at this endpoint until now, if any."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
         self._lives[peer], self._words[peer] = life, word
@@ -73,7 +73,7 @@ class Routers:
         return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
-        """Return the endpoint served instead."""
+        """Return the endpoint that is served under the refused router's name."""
         refusal = self._refused.get(peer)
         return refusal and refusal.rival
 
@@ -111,7 +111,6 @@ class Routers:
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
-        """None if the router is unknown."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 

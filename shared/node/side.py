@@ -40,7 +40,7 @@ class Side(Protocol):
     def peer_up(self, peer: str) -> None: ...
 
     def peer_closed(self, peer: str, *, accepted: bool) -> None:
-        """`accepted`: the peer had dialled the connection."""
+        """`accepted`: the peer dialled, not this node."""
         ...
 
     def outside(self) -> list[Request]:

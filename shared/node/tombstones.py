@@ -31,6 +31,6 @@ class Tombstones:
         return key in self._deadlines or key.sibling(ALL) in self._deadlines
 
     def expire(self, now: float) -> None:
-        """All keys are kept equally long, so the oldest come first."""
+        """All keys are kept for the same time, so the oldest expire first."""
         while self._deadlines and next(iter(self._deadlines.values())) < now:
             self._deadlines.popitem(last=False)

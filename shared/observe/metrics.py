@@ -96,7 +96,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Page counts add up to pages_total, row counts to the node's rows."""
+    """Page counts add up to pages_total. Row counts add up to the node's rows."""
 
     node: str
     role: str
@@ -113,7 +113,7 @@ class NodeReport:
 
 
 def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
-    """Return, by short name, a counter and the values of its labels. The label `node` comes first and is left out."""
+    """Return, by short name, a counter and its label values, without the first label, `node`."""
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }
@@ -135,7 +135,7 @@ class Series:
     """`shown`: the counters' values on the page."""
 
     epoch: int
-    # time of the last sweep that found the node, or of the first sweep after its last report; None: not swept since
+    # time of the last sweep with the node present, or of the first sweep after a report; None: no sweep since then
     seen_at: float | None = None
     totals: dict[str, float] = field(default_factory=dict)  # the counters in the node's last report
     shown: dict[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from shared.observe.metric_names import (
     SPEC_DEPTH_COUNTERS,
 )
 
-MAX_SAMPLES = 512  # samples per name and heartbeat; further samples are lost, but counted events are not
+MAX_SAMPLES = 512  # limit on samples per name and heartbeat; further samples are lost, but counters count all events
 
 
 class NodeMetrics:

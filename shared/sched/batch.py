@@ -57,8 +57,8 @@ class ScheduleBatch:
     def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
         """Record that each of these rows advances by at most `width` tokens in `step`.
 
-        With speculation the upper bounds of the lengths advance now. Plain lengths advance at the next
-        `prepare_for_decode`.
+        With speculation the upper bounds of the lengths advance now. Without it the lengths advance at
+        the next `prepare_for_decode`.
         """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step

@@ -17,11 +17,11 @@ from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
-MEMORY = 32  # the average covers about this many verifies, of all rows together
+MEMORY = 32  # the average covers about this many verifications, of all rows together
 GUESSED_RATE = 0.8  # acceptance assumed for an untried depth; high, so that the depth is tried
-GUESS_WEIGHT = 1.0  # GUESSED_RATE counts like this many verifies
+GUESS_WEIGHT = 1.0  # GUESSED_RATE weighs like this many verifications
 GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step's time
-SAMPLES = 15  # newest step times that are kept; their lower quartile ignores delayed steps
+SAMPLES = 15  # number of newest step times to keep; their lower quartile ignores delayed steps
 ENOUGH_SAMPLES = 3
 STALE = 64  # steps after which a measured time expires
 MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise
@@ -67,7 +67,7 @@ def step_widths(spec: SpecConfig) -> list[int]:
 
 
 class Acceptance:
-    """Acceptance rates by depth, measured where all earlier drafts were accepted. Newer verifies weigh more."""
+    """Acceptance rates by depth, measured where all earlier drafts were accepted. Newer results weigh more."""
 
     def __init__(self, depth: int) -> None:
         self._trials = [0.0] * depth
@@ -90,9 +90,9 @@ class Acceptance:
         self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
-        """Return the expected numbers of tokens from verifies with 0, 1, ... chained drafts.
+        """Return the expected numbers of tokens from steps that verify 0, 1, ... chained drafts.
 
-        A depth with few trials has nearly the rate of the previous depth.
+        A depth with few trials gets nearly the previous depth's rate.
         """
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):

@@ -141,8 +141,8 @@ class SchedCounters:
     spec_steps: int = 0
     spec_accepted_tokens: int = 0
     spec_accepted_at: list[int] = field(default_factory=list)  # accepted drafts by depth; entry 0 is depth 1
-    spec_draft_seconds: float = 0.0  # in all steps: plain steps also update the drafter's state
-    spec_verify_seconds: float = 0.0  # time of steps with drafts, with their prompt chunks, without the drafting
+    spec_draft_seconds: float = 0.0  # drafting time of all steps; plain steps also update the drafter's state
+    spec_verify_seconds: float = 0.0  # time of steps with drafts, including prompt chunks, minus drafting time
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
         """A stop may have cut the run to `num_kept` tokens."""

@@ -76,7 +76,7 @@ class LargestSteps:
         )
 
     def _shares(self, num_tokens: int, length: int, num_rows: int) -> list[ChunkShare]:
-        """Return the last chunks of prompts of `length` tokens, with at most `num_tokens` tokens in all chunks."""
+        """Return up to `num_rows` prompts' last chunks, `num_tokens` tokens in all. Each prompt has `length` tokens."""
         shares: list[ChunkShare] = []
         while num_tokens and len(shares) < num_rows:
             q_len = min(num_tokens, length)

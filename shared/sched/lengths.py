@@ -1,7 +1,7 @@
 """Keep the committed lengths of a batch's rows on the host.
 
-A plan copies these lengths or refers to the relay. No tensor mirrors them, so planning can't change a step in flight
-(rule S7, #26020).
+A plan copies these lengths, or names the device's relay as their source. No tensor mirrors them, so planning can't
+change a step in flight (rule S7, #26020).
 """
 
 from __future__ import annotations

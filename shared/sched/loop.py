@@ -60,7 +60,7 @@ class EngineLoop:
             return True
         plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.stages.flush()  # the rows may need tokens whose sampling is late
+            return self.engine.stages.flush()  # rows may wait for tokens that are not sampled yet
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
@@ -86,7 +86,7 @@ class EngineLoop:
     def _make_masks(self, *, block: bool = False) -> None:
         """Make the oldest open step's masks, after all earlier results are processed.
 
-        With `block`, first wait for the step's drafts. Set `block` before a wait for the step, which can't end without
+        With `block`, first wait for the step's drafts. Set `block` if you then wait for the step: it can't end without
         masks.
         """
         lease = self.engine.oldest_step()
@@ -136,7 +136,7 @@ class EngineLoop:
         return True
 
     def _drain(self) -> None:
-        """Close leases up to the failed step's lease. This step's result starts the recovery."""
+        """Process results up to the failed step's, which starts the recovery."""
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()

@@ -5,7 +5,7 @@
     restore   copies in the pages after the cached prefix, at admission
 
 Copies run on the cold stream, in launch order. A copy's row and lock are kept until a later round sees the copy's end.
-So no page is in a copy and in a hand-off at the same time.
+So no page gets a new owner while a copy uses it.
 
     forward    | step | step |
     cold       | wait . . .  | park | restore |    waits for the newest step, which may still write the pages
@@ -84,7 +84,7 @@ class ColdTier:
         self.jobs.launch(tag, run, label, after_newest_step)
 
     def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
-        """Begin a copy from the tier. A load: a tier page, its place now, the pool page to fill."""
+        """Begin a copy from the tier. A load: the tier's page, its current place, the pool page to fill."""
 
         def run() -> None:
             for cold, place, page in loads:
@@ -170,7 +170,7 @@ class Offload:
     def save_cold(self) -> None:
         """Copy unused pages to the tier, longest unused first, one copy at a time.
 
-        Copying starts before memory is short, because an eviction takes many pages.
+        Copying starts before memory is short, because evictions do not wait for copies.
         """
         while not self._is_saving:
             nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)

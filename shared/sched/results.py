@@ -58,8 +58,8 @@ class Results:
     def _computed(self, req: Request, committed: int) -> None:
         """Free the pages that have left all sliding windows.
 
-        No step reads these pages: steps in flight begin at `committed` or later. A decode node pulls only KV that is
-        read after the whole prompt.
+        No step reads these pages: steps in flight begin at `committed` or later. A decode node pulls only the KV that
+        its own steps read.
         """
         req.computed = committed
         self._queues.budget.kv.leave_behind(req.row, committed)
@@ -67,7 +67,7 @@ class Results:
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         queues = self._queues
         if index >= result.num_prefill or req.handoff_to is not None:
-            queues.suspects.clear(req)  # a local prompt's end clears nothing: its decode steps may fail
+            queues.suspects.clear(req)  # a local prompt stays suspect: its decode steps may fail
         committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
         req.computed = committed

@@ -12,10 +12,10 @@ from shared.sched.prompts import InChunks, PromptRules
 @dataclass(frozen=True, slots=True)
 class SchedSettings:
     page_size: int
-    max_context: int  # most tokens of a sequence, prompt and output together
+    max_context: int  # limit on tokens of a sequence, prompt and output together
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts
     mixed_chunk_size: int = 512  # the same limit in a step with decode rows, to bound their delay
-    width: int = 1  # most tokens that a decode row commits per step
+    width: int = 1  # limit on tokens that a decode row commits per step
     # whether chunks and decode rows share steps; otherwise their steps alternate
     mix: bool = True
     key_lookahead: int = 0  # see Drafter
@@ -23,7 +23,7 @@ class SchedSettings:
     relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
     max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
-    # layer counts at which the parts of a hand-off's KV end; the last part has the remaining layers
+    # the parts of a hand-off's KV end before these layers; the last part has the remaining layers
     layer_ends: tuple[int, ...] = ()
     prompts: PromptRules = InChunks()
     depth: int = 1  # steps that may be open when another step is launched
@@ -52,7 +52,7 @@ class SchedSettings:
 
     @property
     def overshoot(self) -> int:
-        """Return a number of tokens."""
+        """Return the number of tokens that steps may write past a sequence's end."""
         return overshoot(self.width, self.depth)
 
     @property

@@ -45,7 +45,7 @@ class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class CudaIpc:
-    """A RemoteMemory. The pool must be cudaMalloc memory, without expandable segments. `gpu`: torch.cuda by default."""
+    """A RemoteMemory. The pool must be cudaMalloc memory, without expandable segments."""
 
     name = "cuda_ipc"
 
@@ -119,5 +119,5 @@ class OpenIpc:
         return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
-        """torch unmaps the memory with its last tensor."""
+        """torch unmaps the memory when its last tensor is freed."""
         self._pages = self._pages.new_empty((0, 0))

@@ -30,7 +30,7 @@ def host_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
 
 
 def tensor_digests(pool: KVPool, pages: list[int], where: slice) -> list[int]:
-    """Return digests of pages on any device. On CUDA, launch once on the current stream; the host waits."""
+    """Return digests of pages on any device. On CUDA, launch once on the current stream, and wait."""
     held = pool.pages_bytes
     if not pages:
         return []

@@ -34,7 +34,6 @@ class FrameSender:
     is_inline = True
 
     def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
-        """`gpu`: torch.cuda by default."""
         self._pool = pool
         self._reader = reader_of(pool, gpu)
         self.num_blocks = self._reader.num_blocks

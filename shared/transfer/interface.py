@@ -54,7 +54,7 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """The same part of each of a sender's `pages`, and one of four ways to get its final bytes.
+    """The same part of each of a sender's `pages`, and one of four ways to get the part's final bytes.
 
     - pool: the receiver reads the pool.
     - frames: views of separate host memory, or of the pool, whose pages stay pinned until Installed.
@@ -149,7 +149,7 @@ class PageReceiver(Protocol):
 
 
 def part_of(ready: Ready | Take, pool: KVPool) -> Part:
-    """Return the announced part. Raise HandoffFailed if our pages don't have this part."""
+    """Return the announced part. Raise HandoffFailed if our pages lack it."""
     part = Part(ready.first_layer, ready.num_layers)
     if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
         raise HandoffFailed(f"part of layers {part.first} + {part.count}, our layers: {num_layers(pool.planes)}")
@@ -159,8 +159,8 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
 
-    Our last planes belong to the draft head. A sender without a head lacks them, so a part without a number of layers
-    may be shorter."""
+    Our last planes belong to the draft head. A sender without a head lacks them, so a part with count 0 may be
+    shorter."""
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]

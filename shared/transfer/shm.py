@@ -53,7 +53,7 @@ class ShmSender:
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """A mapped pool, and its file's id, which shows whether another process now has the sender's pid."""
+    """A mapped pool. If its file's id differs, the sender is gone, and another process may have its pid."""
 
     pool: ReadOnlyPool
     file_id: tuple[int, int]

@@ -94,7 +94,7 @@ class StagedSender:
         staging_bytes(len(take.pages), where.stop - where.start)
 
     def views(self, take: Take) -> list[torch.Tensor]:
-        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too, to keep transfers in order."""
+        """Return each page's part in the pool, (size,) uint8. Freed pages are sent too: no transfer may be skipped."""
         where = part_of(take, self._pool).bytes_in(self._pool.planes)
         return [self._pool.pages_bytes[page, where] for page in take.pages]
 
@@ -106,7 +106,7 @@ class StagedReceiver:
         self._buffers = StagingBuffers(pool)
 
     def check(self, ready: Ready) -> None:
-        """Raise HandoffFailed unless a process group brings the pages in a valid size."""
+        """Raise HandoffFailed unless a process group brings the pages, and their size is valid."""
         if ready.inline or ready.pool is not None:
             raise HandoffFailed("the pages did not come through a process group")
         require_part_bytes(ready.staged_bytes, part_of(ready, self._pool), self._pool)

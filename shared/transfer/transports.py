@@ -102,7 +102,7 @@ def host_id() -> str:
 
 
 def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
-    """`gpu`: torch.cuda by default. Raise ConfigError for an unknown name."""
+    """Raise ConfigError for an unknown name."""
     if name == "shm":
         return ShmSender(pool)
     if name == "zmq":
