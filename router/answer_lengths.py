@@ -5,8 +5,8 @@ from __future__ import annotations
 from router.journal import OpenRequest
 from router.tenants.tenant import Tenant
 
-WEIGHT = 0.1  # of the newest request
-FIRST_GUESS = 256.0  # before the first answer
+WEIGHT = 0.1  # the newest request's weight in a mean
+FIRST_GUESS = 256.0  # tokens, while no request has ended
 
 
 class AnswerLengths:
@@ -15,7 +15,6 @@ class AnswerLengths:
         self._mean_of_all: float | None = None
 
     def expected(self, tenant: Tenant) -> float:
-        """Return the tenant's mean, else all tenants' mean."""
         found = self._means.get(tenant.name, self._mean_of_all)
         return FIRST_GUESS if found is None else found
 

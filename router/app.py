@@ -80,7 +80,7 @@ def run(config: RouterProcessConfig) -> int:
     try:
         text = load_text_model(config.model.model, config.text)
         tool_format({}, config.text.tool_format or None)  # raises for an unknown name
-        link = open_link(config, ring)  # unread connections have no limits
+        link = open_link(config, ring)  # opened last: connections that nothing reads have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection
             return uvloop.run(serve_all(config, listener, link, text, log, keys))

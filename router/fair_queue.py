@@ -5,9 +5,9 @@
                    carol   [r]
 
 Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
-each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py), then its used ones.
-Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, to at most MOST_DEBT below the
-highest deficit of the same priority.
+each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py); at its end, its used
+tokens replace them. Requests at other routers (tenants/spending.py) lower their tenant's deficit too, but not further
+than MOST_DEBT below the highest deficit of its priority.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}  # by tenant, in the order of turns
         self._absent: dict[str, Line] = {}  # by tenant: empty lines, while others of their priority wait
-        # rid of a started request -> the line that paid; None: no other waited
+        # rid of a started request -> the line that paid; None if no other tenant of its priority waited
         self._paid: dict[str, Line | None] = {}
         self._num = 0
         self.started: Counter[str] = Counter()  # by tenant: tokens started since this router began
@@ -97,7 +97,7 @@ class FairQueue:
         return True
 
     def _forget(self, priority: int) -> None:
-        """Forget the absent lines of a priority without waiting tenants."""
+        """Forget a priority's absent lines if none of its tenants waits."""
         if not any(line.tenant.priority == priority for line in self):
             self._absent = {name: line for name, line in self._absent.items() if line.tenant.priority != priority}
 
@@ -147,7 +147,7 @@ class FairQueue:
         return victims
 
     def ahead(self, newcomer: Tenant, cost: int) -> int:
-        """Estimate how many tokens start before a newcomer, if all tenants of one priority start equally many."""
+        """Estimate how many tokens start before a newcomer, if tenants of equal priority start equally many."""
         own = self._lines.get(newcomer.name)
         mine = own.num_tokens if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)

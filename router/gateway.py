@@ -50,7 +50,7 @@ TICK_S = 0.25
 AWAY_SHARE = 0.9
 TURN_S = 0.005
 SWEEP_S = 60.0
-NODE_LINES = 10  # of each kind about each node in a minute: every loss of an honest node is logged
+NODE_LINES = 10  # lines of one kind about one node in a minute; an honest node causes fewer
 
 
 class Link(Protocol):

@@ -1,6 +1,6 @@
 """Measure how fast queued requests start, and how long they then take. Sans-IO.
 
-Both average recent requests: starts per expected token, durations per used token.
+Means of recent requests: seconds per expected token for the first, per used token for the second.
 """
 
 from __future__ import annotations

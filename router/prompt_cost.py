@@ -132,7 +132,7 @@ class PromptFigures:
         return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def speed_among(self, others: Iterable[PromptFigures], now: float) -> PromptSpeed | None:
-        """Return `speed_beside` a line of the others, or a rate. None if no node was measured lately."""
+        """Return `speed_beside` a line of the others, if any, else a rate. None if no node was measured lately."""
         known = [speed for other in others if (speed := other.speed(now)) is not None]
         other = first_line(known) or min(known, key=attrgetter("token_s"), default=None)
         return self.speed(now) if other is None else self.speed_beside(other, now)
@@ -155,7 +155,7 @@ def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] |
 
 
 def first_line(speeds: Sequence[PromptSpeed]) -> PromptSpeed | None:
-    """Return a speed that is not a flat rate, the same for any order of the nodes."""
+    """Return a speed that is not a flat rate. The nodes' order does not matter."""
     return min((speed for speed in speeds if speed.step_s), key=attrgetter("step_s", "token_s"), default=None)
 
 

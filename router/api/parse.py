@@ -16,7 +16,7 @@ from msgspec import inspect
 from router.api.fields import B, FieldTable
 from shared.core.errors import InvalidRequest
 
-# errors quote whole values; only starts and ends are msgspec's
+# errors quote clients' values; only their first and last words are msgspec's
 _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`", re.DOTALL)
 _NAMED = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 MAX_SHOWN = 200
