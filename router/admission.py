@@ -91,8 +91,8 @@ class Admission:
         return request
 
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
-        """Return whether a request that has waited can't end before its deadline. The last queued request starts
-        anyway, to test the estimate."""
+        """Return whether a request that has waited can't end before its deadline. A request that leaves the
+        queue empty starts anyway, to test the estimate."""
         cost = request.cost_if(self.answers.expected(request.tenant))
         late = now + self._pace.service_s(cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now

@@ -24,7 +24,7 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
-MAX_EXCUSED = 4  # limit on a request's failed attempts that don't count as failed
+MAX_EXCUSED = 4  # limit on a request's failed attempts that are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
 KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
@@ -70,7 +70,7 @@ class Attempts:
             if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
                 request.parked_until = now + (self._resume_wait_s if request.attempt else NODES_AWAY_S)
             if request.parked_until is None or now >= request.parked_until:
-                self.fail(request, error.with_traceback(None), effects)  # its frames refer to `effects`
+                self.fail(request, error.with_traceback(None), effects)  # breaks the cycle of error, frames and effects
             return
         request.parked_until = None
         effects.num_by_cost += placement.is_by_cost
@@ -124,9 +124,9 @@ class Attempts:
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        """Resume this node's requests elsewhere. Excuse attempts that were sent after the node's last message.
+        """Resume this node's requests elsewhere. Excuse attempts sent to a lost node after its last message.
 
-        The node was probably unreachable by then: when this router loses its network, its links break one by one."""
+        It was probably unreachable already: when this router loses its network, its links break one by one."""
         for request in self._needing(node):
             was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
@@ -202,7 +202,7 @@ class Attempts:
             self._send(request, Placement(prefill, decode), effects.now, effects)
 
     def _charge(self, request: OpenRequest, is_free: bool) -> None:
-        """Count the attempt as failed or excused. MAX_EXCUSED ends an endless exchange between two nodes."""
+        """Count the attempt as failed or excused. Without MAX_EXCUSED, two nodes could blame each other for ever."""
         if is_free and request.num_excused < MAX_EXCUSED:
             request.num_excused += 1
         else:
@@ -220,7 +220,7 @@ class Attempts:
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
-        """Restart open sequences. Close a sequence that lacks only its SequenceEnd."""
+        """Close a sequence that lacks only its SequenceEnd."""
         for index, sequence in enumerate(request.sequences):
             if sequence.is_closed:
                 continue
@@ -253,7 +253,6 @@ class Attempts:
         self._placer.pairs.left(request)
 
     def forget(self, request: OpenRequest, now: float) -> None:
-        """Forget a request without telling its client."""
         self._admission.over(request, now)
         for sequence in request.sequences:
             sequence.is_closed = True

@@ -196,8 +196,8 @@ class Dispatcher:
         return effects
 
     def was_away(self, excused_until: float) -> None:
-        """Excuse attempts on nodes that are lost before `excused_until`. This router was frozen, and notices broken
-        links late."""
+        """Until `excused_until`, charge no attempt for a lost node. This router was frozen, and notices broken links
+        late."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:

@@ -146,7 +146,7 @@ class FairQueue:
         return victims
 
     def ahead(self, newcomer: Tenant, cost: int) -> int:
-        """Estimate how many tokens start before a newcomer, if all tenants of one priority start equally many."""
+        """Estimate how many tokens start before a newcomer, if tenants of equal priority start equally many."""
         own = self._lines.get(newcomer.name)
         mine = own.num_tokens if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)

@@ -2,7 +2,7 @@
 
 A full collection visits every object: 10,000 open streams have two million, which takes half a second. Python starts
 one whenever the number of objects has grown by a quarter. Here Python collects only young objects, and this module runs
-the full collections. Answers and connections are freed without them. Only rare paths leave garbage that needs one.
+the full collections. Reference counts free answers and connections; only rare paths leave garbage.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shared.wire.tcp import ProcessMemory
 
 LOOK_S = 5.0
 LOOKS_BETWEEN = 12  # calls of is_due() between two short collections
-MOST_LOOKS = 720  # calls of is_due(), in an hour, after which even a long collection runs
-FEW_OPEN = 100  # from this number of open requests on, a collection may be long
+MOST_LOOKS = 720  # after this number of calls of is_due() (an hour), even a long collection runs
+FEW_OPEN = 100  # with this number of open requests or more, a collection may be long
 SHORT_S = 0.01  # streams hardly notice a stop of this length
-MUCH_GARBAGE = 10_000  # objects; freeing them takes longer than the rest of a collection
-GROWTH = 2.0  # if memory without open streams has grown by this factor, garbage may be the reason
-STREAM_BYTES = 64 << 10  # assumed for an open stream, which needs less, apart from its prompt
-NEVER = (1 << 31) - 1  # younger collections until Python starts a full one
+MUCH_GARBAGE = 10_000  # freeing this number of objects takes longer than the rest of a collection
+GROWTH = 2.0  # if memory minus open streams' share has grown by this factor, garbage may be the reason
+STREAM_BYTES = 64 << 10  # assumed memory of an open stream, which needs less, not counting its prompt
+NEVER = (1 << 31) - 1  # Python awaits this number of younger collections before a full one
 
 
 class FullCollections:
     """Decides when a full collection runs."""
 
     def __init__(self) -> None:
-        self._memory = math.inf  # in bytes: the least since the last collection
+        self._memory = math.inf  # the process's fewest bytes since the last collection
         self._looks = 0  # calls of is_due() since the last collection
         self._took_s = 0.0  # seconds that the last collection took
 

@@ -48,8 +48,7 @@ class HttpRules:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. The library keeps unfinished headers of any length, so this class counts the parser's input.
 
-    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes of chunk framing since the last contents of a
-    body."""
+    `_head_bytes`: bytes of the unfinished head. `_framing`: bytes of chunk framing since the body's last contents."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._named(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of a head or of a chunked body's trailers."""
+        """Process one header line of the head or of a chunked body's trailers."""
         super().on_header(name, value)
         self._named(len(name) + len(value) + PER_HEADER)
         if len(self.headers) > self._rules.limits.max_headers:
@@ -131,9 +130,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MOST_AHEAD:
             self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
-        self.scope["state"][HANG_UP] = self.transport.abort  # no method of `self`, which has the scope
+        self.scope["state"][HANG_UP] = self.transport.abort  # a method of `self` would form a cycle with the scope
         self.scope["state"][SEND_CHUNK] = partial(send_chunk, self.transport, self.flow)
-        super().on_headers_complete()  # raises for a bad URL; then the head has not ended
+        super().on_headers_complete()  # if it raises (bad URL), `_is_in_head` stays true
         self._is_in_head = False
         self._head_bytes = 0
         self._passed_body = self._has_contents = True
@@ -211,7 +210,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._look = self.loop.call_later(delay, self._look_at_reader, self._num_answered, num_bytes)
 
     def _look_at_reader(self, num_answered: int, before: int) -> None:
-        """Hang up if the client read nothing and no other answer was written since the last look."""
+        """Hang up if, since the last look, the client read nothing and no other answer was written."""
         self._look = None
         num_bytes = self.transport.get_write_buffer_size()
         is_same = num_answered == self._num_answered and self._all_is_written
@@ -241,7 +240,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: BatonError, *, says_so: bool = True) -> None:
         """Hang up. If `says_so` and no other answer is under way, send the error first."""
-        error.with_traceback(None)  # its frames refer to this connection
+        error.with_traceback(None)  # breaks the cycle of error, frames and connection
         self._rules.metrics.refused(error.code)
         self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
         self._disarm()
@@ -266,7 +265,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle = cast(RequestResponseCycle, self._answering)
 
     def _hang_up(self) -> None:
-        """Close at once. `close` would wait for a client that does not read."""
+        """Close without waiting for a client that does not read."""
         self.transport.abort()
 
     def _is_reading_first(self) -> bool:

@@ -110,7 +110,7 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens, from the second on
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens after the first
     lacks_scores: bool = False
     adapter: str = ""  # the adapter's digest, because a name may pass to another adapter
     cache_salt: int = 0
@@ -122,7 +122,7 @@ class OpenRequest:
     started_at: float | None = None
     attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
-    num_excused: int = 0  # uncharged attempts, at most MAX_EXCUSED
+    num_excused: int = 0  # failed attempts that don't count, at most MAX_EXCUSED
     # peers that failed the request; used only if there are no other peers
     avoid: set[str] = field(default_factory=set)
     parked_until: float | None = None  # end of the wait for a usable node

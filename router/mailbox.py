@@ -12,8 +12,7 @@ from router.effects import News
 
 
 class Mailbox:
-    """The news of one HTTP request. The request's prompt and max_tokens limit the amount. Owned by the event loop's
-    thread."""
+    """The news of one HTTP request, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "begun", "rids")
 

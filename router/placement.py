@@ -98,7 +98,6 @@ class Placer:
         return wanted.missing(decode) <= self._local_tokens
 
     def _is_cut_off(self, decode: RegisteredNode, prefills: Sequence[RegisteredNode], now: float) -> bool:
-        """Return whether prefill nodes fit, but none reaches `decode`."""
         partners = fitting(prefills, decode) if len(self.pairs) else []
         return bool(partners) and not self.pairs.reachable(partners, decode, now)
 

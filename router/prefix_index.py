@@ -16,7 +16,7 @@ from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefi
 from shared.wire.messages import CacheEvents, Hello
 
 MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 120 MB
-MAX_SCHEMES = 4  # key schemes per prompt; nodes of one model normally share one scheme
+MAX_SCHEMES = 4  # schemes per prompt; nodes of one model normally share one
 
 
 class PageIndex:
@@ -49,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether messages up to number `seq` are missing. A node that has forgotten this router numbers its
-        messages from 1 again."""
+        """Return whether messages up to number `seq` are missing. Numbers restart at 1 if the node has forgotten
+        this router."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq
@@ -62,8 +62,8 @@ class PageIndex:
     def num_pages(self, names: Sequence[bytes], *, has_window: bool) -> int:
         """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
 
-        Without a window, all pages before a cached page are cached, so bisection works. With a window, only the last
-        few pages are cached, and these are enough."""
+        Without a sliding window, all pages before a cached page are cached, so bisection works. With a window, only the
+        last few pages are cached, and these are enough."""
         known = self._names
         if has_window:
             return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
@@ -76,7 +76,7 @@ def place_in(num_pages: int) -> int:
 
 
 class PromptPages:
-    """One prompt's page identities, made once per key scheme."""
+    """One prompt's page identities, made once per scheme (page size, adapter slot, lookahead)."""
 
     __slots__ = ("_adapter", "_prompt_ids", "_salt", "_schemes")
 
@@ -104,7 +104,7 @@ class PromptPages:
     def beginning(self, hello: Hello) -> bytes:
         """Return one identity for all prompts that begin alike on this node; b"" if the prompt fills no page.
 
-        It is that of page `place_in`, the same page for prompts of similar length."""
+        It identifies page number `place_in`, which is equal for prompts of similar length."""
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 

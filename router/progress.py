@@ -114,7 +114,7 @@ class Progress:
             self._after_progress(request, effects)
 
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
-        """Begin the next attempt and return True if scores are lost.
+        """Return whether scores are lost. If so, resume or fail the request.
 
         Scores come before the first sequence's tokens. Missing scores were lost with a link, or dropped by a full
         queue."""

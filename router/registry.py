@@ -181,7 +181,7 @@ class Registry:
         """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
         A silent node is always replaced: its clock may have gone back. If the same epoch connects anew, it has dropped
-        our requests: the node replaces itself, and keeps its counts. A Hello on the same connection only asks for
+        our requests: the node replaces itself, and both are one object. A Hello on the same connection only asks for
         another Welcome.
         """
         known = self._nodes.get(hello.node_id)

@@ -102,7 +102,6 @@ async def serve(
 
 
 async def drain(gateway: Gateway, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
-    """Wait until requests end, `shutdown_s` passes or a signal comes."""
     gateway.is_stopping = True
     log.info("stopping", open_requests=gateway.num_open)
     deadline = asyncio.get_running_loop().time() + shutdown_s

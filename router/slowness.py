@@ -26,7 +26,7 @@ from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
 STEP_SECONDS = "step_seconds"  # the metric in nodes' reports: the time from a step's launch to its result
-FEWEST_STEPS = 4  # decode nodes' reports count only from this number of steps without prompts on
+FEWEST_STEPS = 4  # a decode node's report counts only with at least this number of steps without prompts
 NUM_NODES = 3  # with two nodes, it is unknown which one is slow
 MOST_PEERS = 32  # peers with which one report is compared; comparisons take time
 FACTOR, SURE_S = 1.5, 3.0
@@ -34,7 +34,7 @@ FAR, FAR_S = 4.0, 10.0
 BACK = 1.15  # the square root of FACTOR, minus the largest swing of the smoothed slowness
 SMOOTH_S = 3.0  # time constant of a node's slowness
 MOST_SMOOTHED_S = 1.0  # one report counts for at most this time
-MOST = 16.0  # a report's slowness counts at most as this factor
+MOST = 16.0  # limit on one report's slowness
 QUIET_S = 5.0  # after this idle time, an eased node may get the next request
 
 

@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Suspects:
-    """Holds suspects. There are at most as many as open requests."""
+    """Holds suspects, all of them open requests."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -61,7 +61,6 @@ class Suspects:
         return has_died and request.num_emitted <= death.num_emitted + CLEARED_AFTER
 
     def nodes(self) -> frozenset[str]:
-        """Return the peers where a suspect runs alone."""
         if not self._open:
             return frozenset()
         alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]

@@ -48,7 +48,7 @@ class BodyHold:
     """One holder of a body's bytes: an exchange, work on a thread, or an answer without a client. Owned by the loop."""
 
     def __init__(self, budget: BodyBudget | None, source: str, held: HeldBytes | None = None) -> None:
-        """`held`: None for a new body."""
+        """`held`: shared by all holds of a body; None for a new body."""
         self._budget = budget
         self._source = source
         self._held = held or HeldBytes()

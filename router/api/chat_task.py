@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 class ChatTask:
     """`max_tokens_field`, `prompt_field`: the endpoint's field names.
 
-    `is_bound`: whether a `max_tokens` above the room after the prompt is lowered, not refused.
+    `is_bound`: whether a `max_tokens` that does not fit after the prompt is lowered, not refused.
     """
 
     conversation: Conversation

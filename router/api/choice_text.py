@@ -22,7 +22,7 @@ from shared.wire.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Delta:
-    """What one batch adds to a choice. `offsets`: number of characters before each token, only with logprobs."""
+    """What one batch of news adds to a choice. `offsets`: characters before each token, only with logprobs."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class ChoiceText:
     """`num_tokens`: tokens that a client pays for, including the stop token."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
-        """`num_before`: characters of the echo. Offsets count from the echo's beginning."""
+        """`num_before`: the echo's number of characters, which all offsets include."""
         form = show.form
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())

@@ -55,7 +55,7 @@ class Completions:
         resolver.check_shared(body)
         wanted, largest = body.max_tokens, contexts.largest
         num_answer = DEFAULT_TOKENS if wanted is None else max(1, wanted)
-        is_scored = body.echo and body.logprobs is not None  # text_offset needs the text as decoded from ids
+        is_scored = body.echo and body.logprobs is not None  # text_offset counts characters of decoded ids
         prompts = []
         for ids, text in resolver.prompts(body.prompt, add_special=body.add_special_tokens is not False):
             kept = resolver.truncated(ids, body.truncate_prompt_tokens, num_answer, largest)

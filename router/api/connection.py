@@ -17,7 +17,7 @@ from shared.core.errors import BatonError, BodyTooLarge
 Header = tuple[bytes, bytes]
 SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
 BODY_TIMEOUT_S = 30.0
-# keys in an ASGI scope's state
+# names of values in an ASGI scope's `state`
 HANG_UP = "hang_up"  # the function that closes the connection
 SEND_CHUNK = "send_chunk"  # the SendChunk
 REQUEST_ID = b"x-request-id"
@@ -104,7 +104,7 @@ class Connection:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a part of the body. An answer with a content-length has one part.
 
-        A stream's event takes the short way: without a timer, and without the server's checks of each message."""
+        While the client keeps up, a stream's events bypass the timer and the server's checks."""
         if data and not last and self._send_chunk is not None and self._send_chunk(data):
             return
         self.is_answered = last
@@ -124,7 +124,7 @@ class Connection:
             raise ClientGone from None
 
     def unsent(self) -> Unsent:
-        """Return an exchange that keeps its answer in `data`, for the same request. It shares `more_headers`."""
+        """Return an exchange for the same request, which keeps the answer in `data`. Both share `more_headers`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
         unsent.tenant = self.tenant
         unsent.more_headers = self.more_headers

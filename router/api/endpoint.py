@@ -71,7 +71,7 @@ class Endpoint:
         except BatonError as error:
             self._log(connection, error)
             await self._refuse(connection, error)
-            error.with_traceback(None)  # its frames refer to the error
+            error.with_traceback(None)  # breaks the cycle of error and frames
         except Exception as error:
             self._rules.log.error(
                 "a request failed unexpectedly", path=scope["path"], request=connection.request_id, error=error

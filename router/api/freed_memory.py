@@ -19,7 +19,7 @@ WORTH_BYTES = 4 << 20
 
 
 class Surplus:
-    """Asks for a return if the process does not grow and has more memory than its smallest amount so far.
+    """Asks for a return if the process's memory does not grow, and is WORTH_BYTES above its minimum so far.
 
     Memory that is in use during a return may be freed later, so returns are repeated."""
 

@@ -136,7 +136,7 @@ class Generation:
         self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
-        self._counts = partial(count_tokens, plan, self._choices, self._cached)  # does not refer to `self`
+        self._counts = partial(count_tokens, plan, self._choices, self._cached)  # a method would refer to `self`
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
@@ -164,7 +164,7 @@ class Generation:
             self._is_our_failure = not (isinstance(error, DeadlineExceeded) and asker.within_s is not None)
             if connection.status is None:
                 raise
-            connection.failure = error.with_traceback(None)  # its frames refer to the connection
+            connection.failure = error.with_traceback(None)  # breaks the cycle of error, frames and connection
             await connection.write(self._writer.failed(error), last=True)
         except ClientGone:
             raise

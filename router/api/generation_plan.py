@@ -67,7 +67,7 @@ class ShowOptions:
     usage: UsageShown
     return_token_ids: bool
     num_logprobs: int  # likeliest tokens to show for each token; -1 shows no log-probabilities
-    prompt_logprobs: int = -1  # the same for each prompt token, in a field of its own
+    prompt_logprobs: int = -1  # the same for prompt tokens, shown in a separate field
     echoes_logprobs: bool = False  # logprobs begin with the prompt's tokens
     hides_answer: bool = False  # hide the one computed token of an answer of 0 tokens
     keeps_stop: bool = False  # show the stop string or token

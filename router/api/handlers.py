@@ -177,7 +177,7 @@ class Handlers:
         path, body = asked.api.table.path, asked.body
         digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
         answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
-        del body  # a repeat does not need it
+        del body  # a repeated request waits without its body
         asked.drop()
         data = await answer
         if is_again:
@@ -186,7 +186,7 @@ class Handlers:
         await connection.answer(200, data)
 
     async def _make(self, asked: Asked, connection: Connection) -> bytes:
-        connection.was_admitted = True  # the outcome is counted here
+        connection.was_admitted = True  # this method counts refusals, not the endpoint
         unsent = connection.unsent()
         try:
             await self._run(asked, unsent)
@@ -261,7 +261,7 @@ class Handlers:
         await connection.answer(200, b'{"status":"ok"}')
 
     async def ready(self, connection: Connection) -> None:
-        """Answer 200 while a node can take requests. List nodes only for keys that may see them."""
+        """Answer 200 while a node can take requests."""
         now = time.monotonic()
         roles = {node.role for node in self._registry.usable(now)}
         is_ready = not self._gateway.is_stopping and bool(roles)

@@ -10,9 +10,9 @@ from router.api.fields import FieldTable
 
 IGNORED = b"x-baton-ignored-fields"
 MAX_NAMES = 16
-MAX_CHARS = 64  # of one name
-MAX_BYTES = 1024  # of all names together, because proxies limit headers
-SAFE = "[]._-"  # besides letters and digits
+MAX_CHARS = 64  # length of one name
+MAX_BYTES = 1024  # length of all names, because proxies limit headers
+SAFE = "[]._-"  # not escaped, like letters and digits
 
 
 def names_in_header(names: Sequence[str]) -> bytes:

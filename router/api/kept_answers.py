@@ -55,7 +55,7 @@ class KeptAnswers:
     def answer(self, name: Name, digest: bytes, make: Make) -> tuple[asyncio.Future[bytes], bool]:
         """Return the future answer, and whether an earlier request began it. Raise KeyReused for another body.
 
-        `make` is called at once, or never."""
+        `make` is called before this method returns, or never."""
         self._forget_old()
         entry = self._entries.get(name)
         is_again = entry is not None

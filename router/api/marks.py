@@ -8,7 +8,7 @@
         | '-- events since the last new token: one token may make several events
         '-- events so far
 
-Token ids determine the text. So an event's id determines the shown text, however the tokens were batched.
+Token ids determine the text. So an event's id does too, however the tokens were batched.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Marks:
         self._words = [self._word(index) for index in range(num_choices)]
 
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
-        """Add ids to events. `delta`: what these events add to choice `index`. Only the last event's id includes it."""
+        """Add ids to events. `delta`: what these events add to choice `index`. Only the last id includes this delta."""
         events = data.split(END_OF_EVENT)[:-1]
         stamped = [self._mark(event) for event in (events[:-1] if delta is not None else events)]
         if delta is not None:
@@ -162,7 +162,7 @@ class ResumedMarks(Marks):
             self._behind.discard(index)
 
     def _begin_if_met(self) -> None:
-        """Once no choice is behind, go back to the reader's number of events at its last new token."""
+        """Once no choice is behind, set the number of events to the reader's at its last new token."""
         if not self._behind:
             self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 

@@ -115,7 +115,7 @@ class MessagesWriter:
                 return begun | {"input": msgspec.Raw((block.text or "{}").encode())}
 
     def _id_of(self, block: Block) -> str:
-        """Replace the prefix by Anthropic's. Short ids, which some templates require, have no prefix."""
+        """Replace the prefix `call_` by Anthropic's. Short ids, which some templates require, have no prefix."""
         return self._facts.plan.show.form.call_id(block.call).replace("call_", "toolu_", 1)
 
 

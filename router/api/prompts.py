@@ -34,7 +34,7 @@ class Prompts:
         return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
 
     def shown(self, job: int) -> PromptShown:
-        """Don't call this method before all scores have come."""
+        """Call this method once all scores have come."""
         if job not in self._shown:
             self._shown[job] = self._make(job)
         return self._shown[job]
@@ -49,7 +49,7 @@ class Prompts:
         )
 
     def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
-        """Return the echo. Each score has as many likeliest tokens as the answer shows."""
+        """Return the echo. Cut each score to as many likeliest tokens as the answer shows."""
         detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
         for token in job.ids:
             offsets.append(num_chars)

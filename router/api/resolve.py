@@ -102,7 +102,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. None keeps all ids, and -1 keeps as many as leave room for the answer."""
+        """Return the last `most` ids. If `most` is None, return all; if -1, as many as leave room for the answer."""
         if most == -1:
             most = max(1, max_context - num_answer - self.size(()))
         return ids if most is None else ids[max(0, len(ids) - most) :]
@@ -111,7 +111,6 @@ class Resolver:
         return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
 
     def size(self, ids: Sequence[int]) -> int:
-        """Count ids and the decoder's start tokens."""
         return len(ids) + len(self.text.tokenizer.facts.start_ids)
 
     def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:

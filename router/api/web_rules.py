@@ -2,7 +2,7 @@
 
 Any web page can send form and link requests here without a preflight. The page can read the answer if we allow it, or
 if the page's owner points a host name at this server (DNS rebinding). So host names are checked, and form requests from
-other pages are refused. Other programs send no Origin.
+other pages are refused. Programs other than browsers send no Origin, and pass the second check.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class WebRules:
         self._origins = frozenset(map(str.lower, cors_origins))
 
     def check(self, connection: Connection) -> None:
-        """Raise HostNotAllowed, or MediaTypeRefused for another page's request without a preflight."""
+        """Raise HostNotAllowed for a foreign host name, MediaTypeRefused for another page's request without
+        preflight."""
         self._check_host(connection)
         origin = connection.header(b"origin")
         if origin is None or connection.scope["method"] in ("GET", "HEAD", "OPTIONS"):

@@ -1,6 +1,6 @@
 """Run work that reads long bodies on threads.
 
-Work waits on the event loop, because an executor's queue would keep cancelled work and its body.
+The event loop holds queued work, because an executor's queue would keep cancelled work and its body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shared.core.errors import InvalidRequest
 T = TypeVar("T")
 LONG_BODY_BYTES = 8_192  # longer bodies would delay streams by milliseconds
 NUM_THREADS = 4
-HUGE_BODY_BYTES = 256 << 10  # tokenizers take hundreds of times a text's memory
+HUGE_BODY_BYTES = 256 << 10  # a tokenizer needs hundreds of times a text's size
 
 
 def too_deep() -> InvalidRequest:

@@ -24,7 +24,7 @@ ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A request's tokens so far. `cached` is known only at the end. `reasoning`: None if the model doesn't think."""
+    """A request's token counts so far. `cached` is known at the end. `reasoning`: None if the model doesn't think."""
 
     prompt: int
     answer: int

@@ -15,8 +15,8 @@ from router.prompt_cost import speeds_of
 from router.registry import RegisteredNode
 
 CLOSE = 1.25  # costs within this ratio count as equal: measurements are not more exact
-MORE_PICKED = 1.25  # a node with more than this * (equal nodes' mean picks) + 1 picks is not picked
-MORE_SEQUENCES = 1.25  # a decode node may have up to this * (the least busy node's sequences) + 1 sequences
+MORE_PICKED = 1.25  # a node is passed over if its past picks exceed this * (equal nodes' mean) + 1
+MORE_SEQUENCES = 1.25  # limit on a decode node's sequences: this * (the least busy node's number) + 1
 
 
 class PrefixAware:

@@ -76,7 +76,7 @@ def one_key(key: str) -> KeysFile:
 
 
 def bare_key(text: str) -> str | None:
-    """None for a table."""
+    """Return a one-line file's key; None for a table."""
     line = text.strip()
     return None if "\n" in line or line.startswith("[") else line
 

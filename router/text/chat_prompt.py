@@ -54,8 +54,8 @@ def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
 
 
 def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
-    """Render up to the end of the last message. A temporary mark and a space show this end. If the space is gone, the
-    template trims messages, so white space before the mark is removed too.
+    """Render up to the end of the last message, which a temporary mark and a space show. If the template has trimmed
+    the space, remove white space before the mark too.
     """
     if chat.add_generation_prompt:
         raise _cannot("needs add_generation_prompt to be false")

@@ -12,7 +12,7 @@ from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
 
 SPACES = r"[ \t\r\n]{0,4}"  # white space between parts
-HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's beginning; the same limit in grammars and readers
+HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's head; grammars and readers have the same limit
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 MAX_NAME_CHARS = 128

@@ -15,8 +15,8 @@ import msgspec
 
 from shared.core.errors import InvalidRequest
 
-MAX_TOOLS = 512  # of all types; agents send more than OpenAI allows
-MAX_SCHEMA_BYTES = 256 << 10  # of all tools together
+MAX_TOOLS = 512  # tools of all types; agents send more than OpenAI allows
+MAX_SCHEMA_BYTES = 256 << 10  # schemas of all tools together
 MAX_SCHEMA_DEPTH = 64  # levels of objects and lists
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -134,7 +134,9 @@ def check_together(tools: Sequence[Tool], param: str) -> None:
         names.add(tool.name)
         num_bytes += len(msgspec.json.encode(tool.parameters))
     if num_bytes > MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"the schemas in {param} have {num_bytes} bytes of {MAX_SCHEMA_BYTES}", param=param)
+        raise InvalidRequest(
+            f"the schemas in {param} have {num_bytes} bytes, above the limit of {MAX_SCHEMA_BYTES}", param=param
+        )
 
 
 def _function(item: Mapping[str, Any], path: str) -> Tool:

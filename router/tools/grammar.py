@@ -1,8 +1,10 @@
 """Turn a format's row into the grammar of an answer with tools, in llguidance's dialect of Lark.
 
-auto       text, or text up to a call's beginning, then only calls
-required   calls only; named: one call only
-a thought  may precede both, or must be closed first if the prompt has opened it
+auto:      text; or text up to a call's beginning, then only calls
+required:  only calls
+named:     only one call
+
+A thought may precede each answer. If the prompt has opened the thought, the answer must close it first.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ class _Grammar:
             self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
-        """Free text ends at a call's beginning: a complete lazy rule takes precedence over text."""
+        """Free text ends where a call begins, because llguidance prefers a complete lazy rule to text."""
         if self._has_body:
             self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
         else:
@@ -160,7 +162,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Yield alternatives of an answer: calls without a marker. Their rules go to `self._rules`."""
+        """Yield alternatives of an answer: calls without a marker."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""
