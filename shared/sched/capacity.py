@@ -106,7 +106,7 @@ class Capacity:
         return UngrantedPins(self._kv, self.settings, self._queues.ungranted.values())
 
     def _pins_help(self, lacking: Shortage, pins: UngrantedPins) -> bool:
-        """Return whether ungranted hand-offs have enough, and what is held will not be enough (rule d)."""
+        """Return whether ungranted hand-offs have enough pages, and held pages are too few (rule d)."""
         if not lacking.pages:
             return not self._budget.holds_rows
         return 0 < lacking.pages - self._budget.num_held <= pins.num_pages
@@ -125,7 +125,7 @@ class Capacity:
         return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
 
     def _admit(self, req: Request) -> Shortage | None:
-        """Begin the request, and return None, or return what it lacks."""
+        """Begin the request and return None, or return its shortage."""
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
         cached = self._budget.reserve(req, ids, extra, self.headroom(), PageState.ACTIVE)
         if isinstance(cached, Shortage):

@@ -65,8 +65,8 @@ class PageBudget:
     ) -> int | Shortage:
         """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens, or reserve nothing.
 
-        Return the number of cached tokens, or what is lacking. The prefix ends before the last token
-        and before the first token that prompt scores need. No step reads pages before page `first_needed`.
+        Return the number of cached tokens, or the shortage. The prefix ends before the last token, and before the first
+        token that prompt scores need. No step reads pages before page `first_needed`.
         """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
