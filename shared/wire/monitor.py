@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 def open_monitor(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """Raise zmq.ZMQError if no descriptor is free.
 
-    The queue has no limit, because libzmq 4.3.5 would wait with a lock that all connections need."""
+    The queue has no limit: if it were full, libzmq 4.3.5 would wait, and hold a lock that all connections need."""
     address = f"inproc://monitor.{socket.FD}"
     socket.monitor(address, events)
     monitor = context.socket(zmq.PAIR)

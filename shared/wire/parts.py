@@ -28,11 +28,11 @@ def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireSt
 
 
 class PartReader:
-    """Returns the first parts of an overlong message, then each other part alone, with `is_rest`."""
+    """Returns a message's parts. The later parts of an overlong message come alone, with `is_rest` true."""
 
     def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
         self._socket = socket
-        self._most_parts = limits.max_frames + 3  # with routing id, message, and one frame too many
+        self._most_parts = limits.max_frames + 3  # 3: the routing id, the message, and one frame too many
         self._is_inside = self.is_rest = False
 
     def read(self) -> list[zmq.Frame] | None:

@@ -5,9 +5,9 @@ thread compares the bytes that TCP has received on each descriptor with the byte
 
     unread += received since the last look - delivered since then - an allowance for heartbeats;   never below zero
 
-A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. So the watch
-also adds up the growth of the process's memory while a connection brings bytes, but no message, or may have had a long
-handshake: libzmq keeps 40 bytes for each byte of it.
+A part takes more memory than its bytes, and libzmq does not tell how many parts an unfinished message has. It keeps 40
+bytes for each byte of a handshake. So the watch adds up the growth of the process's memory while a connection brings
+bytes but no message, and while there may be long handshakes.
 
 SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
 for `mute_s`, although the dialling peer pings, and nothing waits to be read.
@@ -31,24 +31,24 @@ SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
 MUCH_BYTES = 4 << 20
 BURST_BYTES = 32 << 20  # the allocator may keep this much memory after a burst
 CALM_S = 5.0
-MAX_SILENT = 512  # connections that have not sent a message
+MAX_SILENT = 512  # limit on connections that have not sent a message
 MAX_OF_ONE_PEER = 16
 HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
 SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # a flood has at least this many parts between two looks; control messages have fewer
+MANY_PARTS = 256  # this many parts between two looks are a flood; control messages bring fewer
 LONG_HANDSHAKE_BYTES = 64 << 10
-MOST_BEFORE_MESSAGE = 16 << 20  # room for the largest Offer
-SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
-MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
+MOST_BEFORE_MESSAGE = 16 << 20  # limit on a caller's bytes before its first message; the largest Offer fits
+SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; page frames take 1
+MOST_SWELLING = 64  # at most this growth counts, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: limit for one accepted connection. `callers_bytes_in_all`: limit for all accepted connections.
-    With 0, the general limit holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if
-    peers don't ping."""
+    """`caller_bytes`: limit for one accepted connection; 0 means `unread_bytes`. `callers_bytes_in_all`: limit for all
+    accepted connections; 0 means `unread_bytes_in_all`. `silent_s` is infinite if peers need not send anything.
+    `mute_s` is infinite if peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -74,7 +74,7 @@ class Connection:
     unread: float = 0.0
     is_mute: bool = False
     is_shut: bool = False
-    handshake: int = 0  # bytes outside of messages, at most
+    handshake: int = 0  # upper limit on the handshake's bytes
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _received: int = 0
     _delivered: int = 0
@@ -83,8 +83,8 @@ class Connection:
     _looked_at: float = field(default=0.0)
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
-        """`delivered` is read first, and so never exceeds the received bytes. `grown`: growth of this process's memory
-        in bytes since the last look."""
+        """Read `delivered` before the received bytes, so that it can't exceed them. `grown`: growth of this process's
+        memory in bytes since the last look."""
         delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
         if inflow is None:
             return
@@ -130,7 +130,7 @@ class Watch:
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
         self._after_burst = after_burst
         self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several small bursts leave as much memory as a large one
+        # several small bursts can leave as much memory allocated as a large one
         self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
@@ -148,7 +148,6 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the thread's end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -206,7 +205,7 @@ class Watch:
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
-        """Record a delivered message. `peer`: its sender; "" if unknown."""
+        """`peer`: the message's sender; "" if unknown."""
         connection = self._connections.get(fd)
         if connection is None:
             return
