@@ -28,7 +28,7 @@ class PageRanges:
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Claim pages before their pull. Return False if all are claimed already.
 
-        Raise HandoffFailed if only some pages are claimed, or if this node did not ask for them.
+        Raise HandoffFailed if only some are claimed, or if pages or layers are out of range.
         """
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")

@@ -1,5 +1,5 @@
-"""Prealloc: Offers wait for memory, and are granted in order of arrival. A grant reserves all memory that its request
-needs.
+"""Prealloc: keep Offers until there is memory for their requests. Grant them in order of arrival. A grant reserves all
+memory that its request needs.
 
 Among Offers and the scheduler's waiting requests, the oldest gets memory first.
 
@@ -44,7 +44,7 @@ class Prealloc:
         self._ctx = ctx
         self._vouchers = Vouchers(ctx)
         self._offers: dict[RequestKey, WaitingOffer] = {}
-        # When each Offer's next `Wait` is due, the earliest first.
+        # Offer -> time when its next `Wait` is due; earliest first
         self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()
 
     def requests(self) -> list[Request]:
@@ -100,7 +100,7 @@ class Prealloc:
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant Offers in order while memory lasts, and send the `Wait`s that are due.
 
-        Skip an Offer before its router's Welcome, before its grammar is compiled, or while its source's share is full.
+        Skip an Offer while its router's Welcome is missing, its grammar is not compiled, or its source's share is full.
         """
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
@@ -129,8 +129,8 @@ class Prealloc:
         return granted
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
-        """Return whether the router vouches for the Offer. An Offer that came before its router's Welcome is checked
-        here, and may be refused."""
+        """Return whether the router vouches for the Offer. If the Offer came before its router's Welcome, its
+        ticket is checked now, and the Offer may be refused."""
         if waiting.is_vouched:
             return True
         refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
@@ -194,7 +194,7 @@ class Prealloc:
         return self._take(lambda waiting: waiting.request.deadline < now)
 
     def take_unknown(self, now: float) -> list[WaitingOffer]:
-        """Remove and return Offers that have waited longer than a lease for their router's Welcome."""
+        """Remove and return Offers whose router's Welcome has been missing for `lease_s`."""
         lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
         return self._take(
             lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None

@@ -1,4 +1,4 @@
-"""Prebuilt: complete hand-offs join the running batch without a forward."""
+"""Prebuilt: the request of a complete hand-off joins the running batch without a forward."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ MOST_OF_ONE_SOURCE = 0.75  # largest share of rows, pages and waiting offers for
 
 
 class Shares:
-    """Counts what each source holds, for one round of grants. A single hand-off of a source may exceed the share."""
+    """Counts what each source holds, for one round of grants. A source's only hand-off may exceed the share."""
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv

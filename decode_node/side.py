@@ -94,8 +94,8 @@ class DecodeSide:
     def _given_up(self, source: str, abort: Abort, now: float) -> None:
         """End a request that its prefill node has ended, unless the request is installed.
 
-        An installed request goes on: Abort and Installed have crossed, and the router may know that the request runs
-        here.
+        An installed request goes on: the Abort was sent before Installed came, and the router may know already that
+        the request runs here.
         """
         key = key_of(abort.key)
         if key in self._ctx.core.requests:

@@ -65,7 +65,7 @@ class Transfers:
         return handoff
 
     def _next_lease(self) -> int:
-        """Return a number that no epoch has used, so that late messages can't match a newer lease."""
+        """Return a number that no lease has had in any epoch, so late messages can't match a newer lease."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases

@@ -17,7 +17,7 @@ from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # used tickets are kept this long past their deadline, because a later Welcome may move it
+KEPT_LONGER_S = 60.0  # time from a used ticket's deadline until it is forgotten: a later Welcome may move the deadline
 
 
 class Vouchers:

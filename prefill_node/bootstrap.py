@@ -1,7 +1,7 @@
 """Bootstrap: requests whose Offer has no Grant yet. Some of these requests are already prefilled.
 
-With a prefix cache, siblings (n > 1) are offered after their leader, the first sequence, is installed. By then the
-decode node has cached the shared pages, so only later pages travel.
+If n > 1, a request's first sequence is the leader, the others are siblings. With a prefix cache, siblings are offered
+once the leader is installed or ends. An installed leader's pages are cached, so only later pages travel.
 """
 
 from __future__ import annotations
@@ -68,18 +68,17 @@ class Bootstrap:
         self._ctx.outbox.send(handoff.peer, offer)
 
     def leader_gone(self, key: RequestKey, now: float) -> None:
-        """Offer the siblings of an installed or ended leader."""
         for handoff in self._followers.pop(key, []):
             if not handoff.request.finished:
                 self.offer(handoff, now)
 
     def find(self, key: RequestKey) -> HandoffOut | None:
-        """Return the request's hand-off, even if it is not offered yet."""
+        """Return a hand-off even if it is not offered yet."""
         offered = self.offered.get(key)
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
 
     def forget(self, key: RequestKey) -> HandoffOut | None:
-        """Forget a hand-off. Return the hand-off if it was offered."""
+        """Return the hand-off if it was offered."""
         for leader, handoffs in list(self._followers.items()):
             self._followers[leader] = [handoff for handoff in handoffs if handoff.key != key]
         return self.offered.pop(key, None)

@@ -1,6 +1,6 @@
 """Send pages through process groups, in the order of a decode node's Takes.
 
-    Join -> group    Take -> posted -> over.
+    Join -> group opened    Take -> send posted -> send over
 
 Each Take is answered, because the peer relies on the order of the answers. If a page was freed meanwhile, the peer sees
 a wrong digest.

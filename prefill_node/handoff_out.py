@@ -14,7 +14,7 @@ from shared.wire.tickets import Ticket
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Of pages before `layers_end`, the first layers are described as soon as these layers are computed.
+    """Pages before `layers_end` are described in parts: first layers once computed, the rest once the pages are final.
 
     | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
                                            ^ next_page                                 ^ layers_end
@@ -46,5 +46,4 @@ class HandoffOut:
 
     @property
     def silent_since(self) -> float:
-        """The time of the peer's last answer, or of the Offer before any answer."""
         return self.since if self.heard_at is None else self.heard_at

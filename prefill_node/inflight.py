@@ -47,7 +47,7 @@ class Computing:
     first: int
     pages: PageList
     layers: LayerMarks
-    waits_for: int = 0  # index of the layer mark that these pages wait for
+    waits_for: int = 0  # index in layers.events: the event that these pages wait for
 
 
 class Inflight:
@@ -111,9 +111,9 @@ class Inflight:
             self._waiting.append(Waiting(handoff, first + start, pages[start : start + most], part))
 
     def _launch_waiting(self, now: float) -> None:
-        """Start to describe page sets in order, except for peers that must read earlier frames first."""
+        """Start to describe waiting page sets, in order. Skip peers that must read earlier frames first."""
         entries, self._waiting = self._waiting, deque()
-        # Peers without room. Their later page sets wait too: smaller sets could overtake a large one forever.
+        # Peers without room. Their later page sets wait, or small sets could overtake a large one forever.
         full: set[str] = set()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
@@ -200,7 +200,7 @@ class Inflight:
 
 
 def renewal(handoff: HandoffOut) -> Ready:
-    """Return a Ready without pages, which renews the lease."""
+    """Return a Ready that has no pages, and only renews the lease."""
     return Ready(
         key=to_wire(handoff.key),
         lease=handoff.lease,

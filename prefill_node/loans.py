@@ -33,12 +33,12 @@ from shared.wire.tickets import is_genuine
 
 MOST_LOANS, MOST_OF_ONE_PEER = 32, 8
 MOST_LENT = 0.25  # share of the pool's pages that loans may pin
-MOST_LENT_TO_ONE = 0.125  # share that one peer's loans may pin; the peer's only loan may be larger
+MOST_LENT_TO_ONE = 0.125  # share that one peer's loans may pin; a peer's only loan may pin more
 LONGEST_S = 10.0
-LATER_S = 1.0  # a loan outlasts the peer's wait by this time, because messages may be on their way
+LATER_S = 1.0  # time that a loan lasts after the peer's wait, because messages may be on their way
 OWN_NEED = "its own requests need the pages"
 MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # used tickets are kept this long past their deadline, because a later Welcome may move it
+KEPT_LONGER_S = 60.0  # time from a used ticket's deadline until it is forgotten: a later Welcome may move the deadline
 
 
 @dataclass(slots=True, eq=False)

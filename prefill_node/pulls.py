@@ -137,7 +137,7 @@ class Pulls:
         return len(match.pages)
 
     def _next_lease(self) -> int:
-        """Return a number that no epoch has used, so that late messages can't match a newer pull."""
+        """Return a number that no pull has had in any epoch, so late messages can't match a newer pull."""
         self._num_leases += 1
         epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
         return epoch << LEASE_BITS | self._num_leases

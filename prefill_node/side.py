@@ -134,7 +134,7 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
-            # This time excludes the wait for memory, which prompts without a hand-off have, too.
+            # The cost excludes the wait for memory: prompts without a hand-off wait for memory, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
@@ -249,7 +249,7 @@ class PrefillSide:
         self._give_up(peer, PeerUnreachable(f"{own} could not reach {peer} in {silence_s:g} s"))
 
     def _give_up(self, peer: str, error: PeerUnreachable) -> None:
-        """End all hand-offs to the peer and all pulls from it. The next hand-off dials again."""
+        """Hang up. The next hand-off dials again."""
         lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
         for handoff in lost:  # forget them first: an Abort to a closed peer would stay queued
             self.bootstrap.forget(handoff.key)

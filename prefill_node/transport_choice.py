@@ -1,11 +1,11 @@
 """Choose the first transport in the list of an Offer to a decode node.
 
-Each transport that both nodes have is tried TRIALS times. Then the fastest from a prompt's last chunk to Installed is
-kept, because requests wait that long. Every AGAIN_EVERY-th offer tries the next transport again.
+Each transport that both nodes have is tried TRIALS times. Then the fastest is kept. The time counts from a prompt's
+last chunk to Installed, because requests wait that long. Every AGAIN_EVERY-th offer tries the next transport again.
 
     offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm stays.
 
-A decode node takes the first offered transport that it can use, so it can't use those before.
+A decode node takes the first offered transport that it can use. So it can't use those before the granted one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shared.observe.log_once import LogOnce
 TRIALS = 5
 KEPT = 15  # number of newest hand-offs in the median
 AGAIN_EVERY = 64
-NEAR = 0.9  # a change needs less than this share of the chosen transport's time
+NEAR = 0.9  # another transport is chosen if its time is below this share of the chosen one's
 FAILED_S = 60.0  # seconds recorded for a failed hand-off
 
 
 @dataclass(slots=True)
 class Measured:
-    """`seconds`: one peer's newest measured times, by common transport."""
+    """`seconds`: transport -> newest times of hand-offs to one peer. Transports that the peer lacks are removed."""
 
     seconds: dict[str, deque[float]]
     chosen: str = ""
@@ -35,7 +35,7 @@ class Measured:
 
 
 class TransportChoice:
-    """Owned by the node's loop. `transports`: the likely fastest first. `about` ends each of `reasons()`."""
+    """Owned by the node's loop. `transports`: the likely fastest first. `about`: added to each text of `reasons`."""
 
     def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)
@@ -62,7 +62,6 @@ class TransportChoice:
         self._choose(peer, known)
 
     def measured(self, peer: str, transport: str, seconds: float) -> None:
-        """Record the seconds between a hand-off's last chunk and its Installed."""
         known = self._of(peer)
         if transport in known.seconds:
             known.seconds[transport].append(seconds)

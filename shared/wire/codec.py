@@ -1,8 +1,8 @@
 """Turns messages into bytes and back, with a limit on every size.
 
 `msgpack` reads the kind of a message. `msgspec` then decodes this kind strictly: it checks each field's type and range
-while it reads, and refuses unknown fields, so it builds nothing that a message does not have. Malformed bytes raise
-nothing but WireError.
+while it reads, and refuses unknown fields. So it builds only objects that this kind has. Malformed bytes raise only
+WireError.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The monitor reports ACCEPTED and DISCONNECTED with the connection's descriptor. 
 immediately, even for a connection that is then refused. Messages carry their connection's descriptor and routing id.
 Later connections have higher routing ids. `receive` runs these steps:
 
-    monitor: drain   ->   messages: until the queue is empty   ->   report peers that are gone
+    drain the monitor   ->   read messages until the queue is empty   ->   report peers that are gone
 
 libzmq emits DISCONNECTED after it has queued the connection's last message, and before it closes the descriptor. So a
 peer's messages come before the report that it has gone.
@@ -26,7 +26,7 @@ class Connections:
         self._gone: list[str] = []
 
     def accepted(self, fd: int) -> None:
-        """Record a connection. An earlier connection with this descriptor must have ended."""
+        """End any earlier connection that had this descriptor."""
         self._end(fd)
         self._closed.discard(fd)
 
@@ -37,10 +37,10 @@ class Connections:
         known = self._current.get(fd)
         if route in self._over or (known is not None and known[0] == route):
             return
-        self._drain()  # by now libzmq has emitted the connection's own ACCEPTED
+        self._drain()  # by now libzmq has emitted this connection's ACCEPTED
         known = self._current.get(fd)
         if known is not None and known[0] > route:
-            self._over.add(route)  # a late message of the earlier connection
+            self._over.add(route)  # a late message of an earlier connection
             self._gone.append(peer)
             return
         self._end(fd)

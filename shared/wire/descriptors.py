@@ -7,7 +7,7 @@ import resource
 
 
 def raise_limit() -> int:
-    """Raise the soft limit, and return it. An accepted connection takes one descriptor, a dialled peer four."""
+    """Return the new soft limit. An accepted connection takes one descriptor, a dialled peer four."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # some systems refuse their own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

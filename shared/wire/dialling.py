@@ -82,7 +82,7 @@ class Dialling:
 
     def note(self, dealer: DealerSocket) -> None:
         """Call this after the dealer's `receive`."""
-        if dealer.state == "up":  # perhaps after a retry by libzmq
+        if dealer.state == "up":  # libzmq may have retried by itself
             if dealer.name == dealer.endpoint:
                 self._answered[dealer.endpoint] = dealer.server
             self._due.pop(dealer.name, None)
@@ -93,7 +93,7 @@ class Dialling:
         self._due[peer] = self._clock() + PAUSE_S
 
     def forget(self, peer: str) -> None:
-        """Forget the time to redial a closed peer: a later dealer with this name must not inherit this time."""
+        """Keep a later dealer with this name from inheriting the time to redial."""
         self._due.pop(peer, None)
 
     def due(self) -> list[str]:

@@ -57,7 +57,7 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
-# If D is full or draining, the router places the request elsewhere. A passed deadline or a client's fault is final.
+# If D is full or draining, the router places the request elsewhere. A missed deadline and an invalid request are final.
 AT_PARTNER: dict[str, type[BatonError]] = {
     Overloaded.code: PartnerOverloaded,
     NodeDraining.code: PartnerDraining,

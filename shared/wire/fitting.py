@@ -1,6 +1,6 @@
 """Decides whether a node can use another node's pages and records.
 
-A prefill node without a draft head fits a decode node with a head: the decode node's first planes are the same.
+A decode node with a draft head fits a prefill node without one, if its planes begin with the prefill node's planes.
 """
 
 from __future__ import annotations

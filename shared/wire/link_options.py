@@ -21,7 +21,7 @@ class LinkOptions:
     - queue_messages: limit on the messages queued for a peer; further sends are refused.
     - heartbeat_ms, heartbeat_timeout_ms: a frozen peer's connection is closed after the sum of both times.
     - connect_ms: an unanswered dial is tried again after this time.
-    - caller_bytes: the largest part that a caller may send. With 0, the general limits hold.
+    - caller_bytes: the largest part that a caller may send. 0 means the general limits.
     - ring: encrypts connections, and both ends prove who they are. Without a ring only this machine may connect.
     """
 
@@ -38,7 +38,7 @@ class LinkOptions:
     brings_pages: bool = False
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
-    after_burst: Callable[[], None] | None = None  # called on the thread of watch.py when a burst is over
+    after_burst: Callable[[], None] | None = None  # called on watch.py's thread after a burst of unread bytes
 
     @property
     def watch_limits(self) -> WatchLimits:
@@ -69,7 +69,7 @@ class LinkOptions:
         return cls(
             heartbeat_ms=silence.ping_ms,
             heartbeat_timeout_ms=silence.timeout_ms,
-            connect_ms=int(500 * silence_s),  # leaves time for a second dial
+            connect_ms=int(500 * silence_s),  # half of silence_s, to leave time for a second dial
             limits=limits,
             ring=ring,
             caller_bytes=caller_bytes,

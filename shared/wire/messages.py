@@ -75,7 +75,7 @@ class Hello(Message, frozen=True):
     transports: Transports
     connection: Count  # this connection's number at the router; a repeated Hello has the same number
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
-    key_lookahead: Count = 0  # lookahead of this node's page keys (core/page_identity.py)
+    key_lookahead: Count = 0  # 1: a token's key also covers the next token (core/page_identity.py)
     has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
 
 
@@ -121,7 +121,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Unwelcome(Message, frozen=True):
-    """The node serves another router with the receiver's name. It refuses the receiver until that router is gone."""
+    """The node already serves a router of the receiver's name, and refuses the receiver until that router is gone."""
 
     node_id: Name
     epoch: Unsigned
@@ -264,7 +264,7 @@ class Refuse(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Pages [first_page, first_page + len(pages)) of the request's page list are final in these layers.
+    """Pages [first_page, first_page + len(pages)) of the request's page list are final in the message's layers.
 
     shm: the receiver copies `pages` from P's pool, and they must still have these `generations`. zmq: one frame per
     page follows. With a handle, a library reads the pages. Otherwise the receiver asks for pages with Take. A digest
@@ -336,8 +336,8 @@ class Pull(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Answers a Pull: pages up to num_pages are pinned, and Ready follows. With num_pages 0, the Pull is refused or the
-    pages are no longer lent.
+    """Answers a Pull: the prompt's first num_pages pages are pinned, and Ready follows. `num_pages` 0: the Pull is
+    refused, or the pages are no longer lent.
     """
 
     key: Key
@@ -362,7 +362,7 @@ class Join(Message, frozen=True):
 
 
 class StoreEntry(Message, frozen=True):
-    """One end of a process group publishes a store entry, so that both ends can connect."""
+    """One end of a process group tells the other an entry of the group's store, so that both can connect."""
 
     group: Count
     name: Name

@@ -12,8 +12,7 @@ from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py). A refusal names the field that does not
-    fit."""
+    """Nodes pair only if their fingerprints fit (shared/wire/fitting.py)."""
 
     protocol: Count
     numerics: Count
@@ -28,7 +27,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A loaded LoRA adapter. Requests and KV refer to its digest, clients to its name."""
+    """A loaded LoRA adapter. Requests and KV refer to its digest. Clients use its name."""
 
     name: Name
     digest: Name
@@ -38,12 +37,12 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`pages` add up to pages_total, and `rows` add up to rows_total."""
 
     pages_total: Count
-    pages: States  # pages in each PageState
+    pages: States  # number of pages in each PageState
     rows_total: Count
-    rows: States  # rows in each RowState
+    rows: States  # number of rows in each RowState
     waiting: Count
     waiting_tokens: Count
-    spec_width: Count  # tokens that each running row has in a step; 1 means no drafts
+    spec_width: Count  # number of tokens per running row and step; 1 means no drafts
     # Totals since the epoch began, such as steps; they never fall.
     counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
     # histogram samples since the last heartbeat, by metric name

@@ -32,7 +32,7 @@ class PartReader:
 
     def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
         self._socket = socket
-        self._most_parts = limits.max_frames + 3  # with routing id, message, and one frame too many
+        self._most_parts = limits.max_frames + 3  # 3: the routing id, the message, and one frame too many
         self._is_inside = self.is_rest = False
 
     def read(self) -> list[zmq.Frame] | None:

@@ -23,8 +23,7 @@ class PeerGate:
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
 
     def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key; b"" without keys. `user_id`: the key in hex that the connection has proved to
-        own.
+        """Return the peer's public key; b"" without keys. `user_id`: the connection's proven public key, in hex.
 
         Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """

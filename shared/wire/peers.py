@@ -44,7 +44,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A dialled peer answered, perhaps after a reconnect, and expects a Hello. `peer`: its name in this link."""
+    """A peer that we dialled has answered, perhaps after a reconnect. It expects a Hello. `peer`: its name here."""
 
     peer: str
 

@@ -12,17 +12,17 @@ from shared.core.sampling_params import MAX_BAD_WORD_TOKENS
 MAX_SEQUENCES = 128
 
 MAX_NAME, MAX_TEXT = 256, 16384
-MAX_TOKENS = 1 << 20  # limit on one sequence's tokens, and so on its pages
-MAX_PULL_TOKENS = 1 << 17  # tokens of a pulled prefix
-MAX_RUNS = 1 << 14  # rows of one node in a message, and tokens of one row in a step
-MAX_NAMES = 256  # named things in one list or map, such as a node's counters or adapters
+MAX_TOKENS = 1 << 20  # limit on one sequence's tokens, and therefore on its pages
+MAX_PULL_TOKENS = 1 << 17  # limit on the tokens of a pulled prefix
+MAX_RUNS = 1 << 14  # limit on a node's rows in a message, and on a row's tokens in a step
+MAX_NAMES = 256  # entries of one list or map, such as a node's counters or adapters
 MAX_DRAFT_BYTES = 4 << 20
 MAX_HANDLE_BYTES = 1 << 16
-MAX_CODE_BYTES = 64  # of a ticket's key or code
-MAX_STORE_BYTES = 1 << 16  # of one StoreEntry
+MAX_CODE_BYTES = 64  # size of a ticket's key or code
+MAX_STORE_BYTES = 1 << 16  # size of a StoreEntry's value
 MAX_SCORES = 1 << 13  # log-probabilities in one Scores
-MAX_SPENDING_BYTES = 1 << 16  # of one Spending's body
-MAX_PAGE_NAMES = 1 << 12  # in one list of a CacheEvents
+MAX_SPENDING_BYTES = 1 << 16  # size of a Spending's body
+MAX_PAGE_NAMES = 1 << 12  # page names in one list of a CacheEvents
 MAX_REAL = 3.4028234e38  # the largest float32
 MAX_MS = 10**12
 

@@ -1,4 +1,4 @@
-"""Request keys on the wire."""
+"""`core.keys.RequestKey` on the wire."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from shared.wire.ranges import Count, Name, Unsigned
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`core.keys.RequestKey` on the wire."""
-
     router_id: Name
     router_epoch: Unsigned
     rid: Name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 
-MOST_FIRST = 0xEFFF_FFFF  # leaves 268 million ids
+MOST_FIRST = 0xEFFF_FFFF  # at least 268 million ids follow before an overflow
 
 
 def draw_first_id() -> None:

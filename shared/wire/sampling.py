@@ -1,4 +1,4 @@
-"""Sampling parameters on the wire."""
+"""`core.sampling_params.SamplingParams` on the wire."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from shared.wire.ranges import BadWord, Int32, Real, TokenId
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`core.sampling_params.SamplingParams` on the wire."""
-
     max_tokens: Int32
     temperature: Real
     top_k: Int32

@@ -245,7 +245,7 @@ class RouterSocket:
             self.watch.forget_accepted()
             self._is_bound = False
             self._listen_again()
-            out = list(self._routes)  # the nodes dial again, for the new key
+            out = list(self._routes)  # their connections ended with the old socket
         else:
             out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
         for peer in out:
@@ -329,7 +329,7 @@ class DealerSocket:
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
-        """See `RouterSocket.receive`. The connection's events come last."""
+        """See `RouterSocket.receive`. PeerUp and PeerClosed come last."""
         self._drain()
         inbound: list[Inbound] = []
         budget = Budget()

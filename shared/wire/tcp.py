@@ -107,7 +107,7 @@ class Shears:
             if self._is_closed:
                 return False
             try:
-                os.dup2(fd, self._own, inheritable=False)  # our copy can't be reused before the shutdown
+                os.dup2(fd, self._own, inheritable=False)  # our copy stays the same socket until the shutdown
                 return self._shut_down_own(inode)
             except OSError:
                 return False

@@ -27,7 +27,7 @@ ENCODER = msgspec.msgpack.Encoder()
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-    most_tokens: Count  # limit on prompt and answer of each sequence together
+    most_tokens: Count  # limit on each sequence's tokens, prompt plus answer
     deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 

@@ -17,7 +17,7 @@ class Wakeup:
             os.set_blocking(fd, False)
 
     def set(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # a full pipe wakes the poll; a closed pipe has no reader
+        with self._lock, contextlib.suppress(OSError):  # if full, the pipe wakes the poll; if closed, it has no reader
             os.write(self._write_fd, b"\x01")
 
     def clear(self) -> None:

@@ -31,24 +31,24 @@ SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
 MUCH_BYTES = 4 << 20
 BURST_BYTES = 32 << 20  # the allocator may keep this much memory after a burst
 CALM_S = 5.0
-MAX_SILENT = 512  # connections that have not sent a message
+MAX_SILENT = 512  # limit on connections that have not sent a message
 MAX_OF_ONE_PEER = 16
 HEARTBEAT_BYTES = 256  # one interval's encrypted heartbeats, both ways, which libzmq never delivers
 SHORT_BYTES = 255  # a larger part has a longer header
 CURVE_BYTES = 33  # CURVE adds this to each part: command name, nonce, code and flags
 PART_BYTES = 128  # memory of an unread part besides its bytes
-MANY_PARTS = 256  # a flood has at least this many parts between two looks; control messages have fewer
+MANY_PARTS = 256  # this many parts between two looks are a flood; control messages bring fewer
 LONG_HANDSHAKE_BYTES = 64 << 10
-MOST_BEFORE_MESSAGE = 16 << 20  # room for the largest Offer
-SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; pages need 1
-MOST_SWELLING = 64  # largest growth counted, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
+MOST_BEFORE_MESSAGE = 16 << 20  # limit on a caller's bytes before its first message; the largest Offer fits
+SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; page frames take 1
+MOST_SWELLING = 64  # at most this growth counts, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLimits:
-    """`caller_bytes`: limit for one accepted connection. `callers_bytes_in_all`: limit for all accepted connections.
-    With 0, the general limit holds. `silent_s` is infinite if peers need not send anything. `mute_s` is infinite if
-    peers don't ping."""
+    """`caller_bytes`: limit for one accepted connection; 0 means `unread_bytes`. `callers_bytes_in_all`: limit for all
+    accepted connections; 0 means `unread_bytes_in_all`. `silent_s` is infinite if peers need not send anything.
+    `mute_s` is infinite if peers don't ping."""
 
     unread_bytes: int = 80 << 20
     unread_bytes_in_all: int = 192 << 20
@@ -83,8 +83,8 @@ class Connection:
     _looked_at: float = field(default=0.0)
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
-        """`delivered` is read first, and so never exceeds the received bytes. `grown`: growth of this process's memory
-        in bytes since the last look."""
+        """Read `delivered` before the received bytes, so that it can't exceed them. `grown`: growth of this process's
+        memory in bytes since the last look."""
         delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
         if inflow is None:
             return
@@ -130,7 +130,7 @@ class Watch:
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
         self._after_burst = after_burst
         self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several small bursts leave as much memory as a large one
+        # several small bursts can leave as much memory allocated as a large one
         self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
@@ -148,7 +148,6 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the thread's end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -206,7 +205,7 @@ class Watch:
         return [self._refused.popleft() for _ in range(len(self._refused))]
 
     def delivered(self, fd: int, sizes: Iterable[int], peer: str) -> None:
-        """Record a delivered message. `peer`: its sender; "" if unknown."""
+        """`peer`: the message's sender; "" if unknown."""
         connection = self._connections.get(fd)
         if connection is None:
             return

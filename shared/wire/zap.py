@@ -37,7 +37,6 @@ class Authenticator:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the thread's end."""
         self._stopping = True
         self._stop.set()
         self._thread.join()
