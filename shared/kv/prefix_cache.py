@@ -137,7 +137,7 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path from the root to a node while the path's pages are copied.
 
-        This lock is no use: otherwise a tier smaller than the cache would copy pages forever, and pages would be
+        This lock does not count as a use: otherwise a tier smaller than the cache would copy pages forever, and pages would be
         evicted in an order in which they are not copied.
         """
         depth, walk = 1, node.parent
