@@ -137,8 +137,8 @@ class PrefixCache:
     def pin(self, node: CachedPage, owner: str) -> Lock:
         """Lock the path from the root to a node while the path's pages are copied.
 
-        This lock does not count as a use: otherwise a tier smaller than the cache would copy pages forever, and pages would be
-        evicted in an order in which they are not copied.
+        This lock does not count as a use: otherwise a tier smaller than the cache would copy pages forever, and pages
+        would leave in an order in which they are not copied.
         """
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
