@@ -253,6 +253,7 @@ class Attempts:
         self._placer.pairs.left(request)
 
     def forget(self, request: OpenRequest, now: float) -> None:
+        """Forget a request without telling its client."""
         self._admission.over(request, now)
         for sequence in request.sequences:
             sequence.is_closed = True

@@ -38,6 +38,7 @@ class GuardedEncoder:
         self.always_needed = self.has_twin and inner.normalizer is not None and bool(normalized)
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
+        """Return token ids. Pieces at odd indexes are client text."""
         return self._in_one_go(pieces) if self.has_twin else self._one_by_one(pieces)
 
     def _in_one_go(self, pieces: Sequence[str]) -> list[int]:

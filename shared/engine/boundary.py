@@ -222,6 +222,7 @@ def lay_side_by_side(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
 
 
 def size_of(places: tuple[Place, ...] | list[Place]) -> int:
+    """Return the size in bytes."""
     return places[-1].end if places else 0
 
 

@@ -111,6 +111,7 @@ class Routers:
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
 
     def word_of(self, key: RequestKey) -> RoutersWord | None:
+        """Return None if the router is unknown."""
         peer = self.peer_of(key)
         return None if peer is None else self._words[peer]
 
