@@ -146,7 +146,7 @@ class FairQueue:
         return victims
 
     def ahead(self, newcomer: Tenant, cost: int) -> int:
-        """Estimate how many tokens start before a newcomer, if tenants of equal priority start equally many."""
+        """Estimate how many tokens go before a newcomer, if tenants of equal priority get the same number."""
         own = self._lines.get(newcomer.name)
         mine = own.num_tokens if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)

@@ -180,9 +180,9 @@ class Registry:
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
         """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
 
-        A silent node is always replaced: its clock may have gone back. If the same epoch connects anew, it has dropped
-        our requests: the node replaces itself, and both are one object. A Hello on the same connection only asks for
-        another Welcome.
+        A silent node is always replaced: its clock may have gone back. A node that reconnects with
+        the same epoch has dropped our requests: it replaces itself, so both returned nodes are one object. A Hello on
+        the same connection only asks for another Welcome.
         """
         known = self._nodes.get(hello.node_id)
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)

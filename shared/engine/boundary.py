@@ -197,7 +197,7 @@ class Slots(Generic[S]):
         found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
-            with torch.inference_mode(False):  # slots are used after this closure's inference mode
+            with torch.inference_mode(False):  # slots are used after this closure has left inference mode
                 found = size, self._make(size)
         else:
             self._free.remove(found)

@@ -254,7 +254,8 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
     """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
 
-    `auto` takes a GPU if the model can use it. Several ranks or stages run on the CPU, because they share host memory.
+    `auto` takes a GPU if the model can use it. A node of several ranks or stages runs on the CPU, because
+    these share host memory.
     """
     device = parts.sched.device
     if device == "inline":

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     if not MIN_INTERVAL_S <= args.interval <= MAX_INTERVAL_S:
-        raise ConfigError(f"--interval is {args.interval:g}; from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}")
+        raise ConfigError(f"--interval is {args.interval:g}; choose {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} seconds")
     for endpoint in args.dial:
         check_endpoint(endpoint, "--dial", has_keys=True)
 

@@ -40,7 +40,7 @@ class Position:
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     losses: tuple[float, ...]  # by step of the chain: mean loss over answer tokens that have a draft id
-    # By step: the share of all answer tokens that have a draft id on which head and target agree.
+    # by step: of all answer tokens, the share that have a draft id and on which head and target agree
     hits: tuple[float, ...]
     tokens: int
 

@@ -105,7 +105,7 @@ def add_act(group: Any) -> None:
         "--ray",
         type=Path,
         metavar="FILE",
-        help="settings of a cluster on Ray, whose nodes are then also added and removed",
+        help="settings file of a cluster on Ray; then the plan also adds and removes that cluster's nodes",
     )
     group.add_argument("--dry-run", action="store_true", help="only report moves")
 
