@@ -96,7 +96,7 @@ def host_id() -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in NAMESPACES]
-    except OSError:  # without /proc nothing can be shared: return an id that nobody else has
+    except OSError:  # without /proc nothing can be shared: return an id that no other node has
         return secrets.token_hex(8)
     return hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
 
