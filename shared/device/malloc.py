@@ -27,7 +27,7 @@ def share_one_heap() -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Share one heap, and keep large freed blocks in it. `share_one_heap` says when to call this and what it returns."""
+    """Share one heap that keeps large freed blocks. `share_one_heap` says when to call this, and the result."""
     return _set((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_ABOVE_BYTES), (M_TRIM_THRESHOLD, TRIM_ABOVE_BYTES))
 
 
