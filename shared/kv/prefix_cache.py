@@ -205,16 +205,17 @@ class PrefixCache:
         self._locks.discard(lock)
         stamp = next(self._clock)
         node = lock.node
-        while node is not None and node is not self._root:
+        while node is not None and node.parent is not None:
             node.refs -= 1
             if not lock.is_copy:
-                node.used = stamp
+                node.used, node.is_due = stamp, True
             if node.refs > 0:
                 break
             node.stamp = stamp
             self._num_evictable += 1
             if node.is_due:
                 self._cold[node], node.is_due = None, False
+                node.parent.used, node.parent.is_due = max(node.parent.used, node.used), True
             if not node.children:
                 self._push_leaf(node)
             node = node.parent
@@ -246,7 +247,6 @@ class PrefixCache:
                 break
             self._num_evictable -= 1
             if not is_copy:
-                walk.is_due = True
                 self._cold.pop(walk, None)
             walk = walk.parent
         return lock

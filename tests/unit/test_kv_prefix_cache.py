@@ -157,6 +157,21 @@ def test_a_use_during_a_copy_makes_a_page_young() -> None:
     assert cache.evict(1).tolist() == [12]
 
 
+@pytest.mark.parametrize("copy_ends_first", [False, True])
+def test_a_use_during_a_copy_makes_the_whole_path_due(copy_ends_first: bool) -> None:
+    cache = PrefixCache(PAGE)
+    put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
+    put_unlocked(cache, (4,), ids(14))
+    copy = cache.pin(cache.take_cold(3)[0], "the tier")
+    use = cache.match(keys_of(1, 2, 3), 99).lock
+    for lock in (copy, use) if copy_ends_first else (use, copy):
+        cache.unlock(lock)
+    assert [node.page for node in cache.take_cold(9)] == [14]
+    assert [node.page for node in cache.take_cold(9)] == [13, 12, 11]
+    assert cache.evict(9).tolist() == [14, 13, 12, 11]
+    cache.check_integrity(expect_idle=True)
+
+
 def test_pages_whose_last_use_ends_during_a_copy_are_cold() -> None:
     cache = PrefixCache(PAGE)
     first, second = put(cache, (1, 2, 3), ids(11, 12, 13)), put(cache, (1, 2, 4), ids(11, 12, 14))
