@@ -89,6 +89,12 @@ def test_one_row_has_the_bits_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(linear(x[:1]), whole[:1]) and seen == [2]
 
 
+def test_rope_frequencies_never_change() -> None:
+    """The numerics version of the fingerprint stands for these bits: change both or none."""
+    bits = inverse_frequencies(128, 1e6).view(torch.int32)[[1, 37, 63]]
+    assert bits.tolist() == [0x3F4E4BAD, 0x39B229FA, 0x35A68E4C]
+
+
 def test_llama3_rope_stretches_slow_waves_only() -> None:
     plain = inverse_frequencies(64, 500000.0)
     stretched = inverse_frequencies(64, 500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
