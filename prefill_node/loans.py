@@ -155,7 +155,7 @@ class Loans:
             raise HandoffFailed("tokens and pages differ in number")
         *_, last = identities(keys, settings.page_size)
         if last != pull.last_page:
-            raise self._refuse(peer, "a Pull of other pages than its ticket names")
+            raise self._refuse(peer, "a Pull of pages that its ticket does not allow")
         return np.frombuffer(keys, np.int64)
 
     def _why_not(self, peer: str, num_cached: int, first_page: int) -> str:

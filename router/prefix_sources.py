@@ -82,7 +82,7 @@ class PrefixSources:
 
     @staticmethod
     def _judge(prefill: RegisteredNode, token_s: float | None, num_tokens: int, now: float) -> tuple[str, float]:
-        """Return the outcome as metrics name it, and the seconds that computing the pages takes."""
+        """Return the outcome's name in the metrics, and how many seconds it takes to compute the pages."""
         if token_s is None:
             return "unmeasured", 0.0
         compute_s = num_tokens * token_s

@@ -116,7 +116,7 @@ class ForwardBatch:
         return np.arange(first, end), torch.arange(first, end, device=self.committed.device)
 
     def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
-        """Return each output's batch row. `rows`: `host_rows` on the device."""
+        """Return each output's batch row. `rows`: a copy of `host_rows` on the device."""
         return host_rows if self.knobs is None else OutputRows(host_rows, self.knobs.host, rows, self.knobs.device)
 
 

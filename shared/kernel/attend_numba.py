@@ -328,7 +328,7 @@ def _locate(
 
 @inlined
 def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Return a draft tree's first slot, and how many keys its token reads."""
+    """Return a draft tree's first slot, and how many keys a token reads."""
     width, count = 0, 0
     while seen >> width != 0:
         count += (seen >> width) & 1

@@ -43,7 +43,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`pack` packs a weight; `unpack` makes a Linear of it. The bool is True for the head."""
+    """`pack` packs a weight; `unpack` makes a Linear of it. The bool says whether it is the LM head."""
 
     pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]

@@ -66,8 +66,8 @@ def stall_line(wait: float, record: RequestRecord, position: int) -> str:
 def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
     """Check /metrics after the load.
 
-    `before`: the page before the load. `after`: the last page, `waited_s` after the load; None if no answer came. A
-    request still open then belongs to another client, or never ends.
+    `before`: the page before the load. `after`: the last page read, `waited_s` seconds after the load; None if no
+    answer came. A request that is still open then belongs to another client, or never ends.
     """
     if after is None:
         return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
