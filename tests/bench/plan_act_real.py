@@ -1,9 +1,10 @@
-"""`baton plan act` on processes: a load that shifts between long prompts and long answers, fixed splits beside it.
+"""Measure `baton plan act` on processes, beside fixed splits, under a load of long prompts and then of long answers.
 
-    python -m tests.bench.plan_act_real [--nodes 6] [--phase-s 120] [--rounds 1] [--splits 2,3,4] [--json FILE]
+    python -m tests.bench.plan_act_real [--nodes 6] [--phase-s 120] [--rounds 1] [--splits 2,3,4] [--hand-over-all]
 
 HashLM on a device that sleeps (tests/support/sleepy), so that two cores show six nodes: a step takes 40 ms and 4 ms a
-token. Prompts that cost less there begin on decode nodes, as by default. Each split is a cluster of its own.
+token. Each split is a cluster of its own. By default decode nodes begin prompts that cost less there, and so make up
+for a wrong split. With `--hand-over-all` they begin none.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ SLO = "ttft<8s,tpot<200ms"
 SLEEPY = {"SLEEPY_STEP_S": "0.04", "SLEEPY_TOKEN_S": "0.004"}
 
 
-def measure(prefill: int, nodes: int, trace: Path, folder: Path, *, acts: bool) -> dict[str, Any]:
+def measure(prefill: int, trace: Path, folder: Path, args: argparse.Namespace, *, acts: bool) -> dict[str, Any]:
+    nodes = args.nodes
     name = "act" if acts else f"{prefill}P {nodes - prefill}D"
     flags = ["--model", "hashlm", "--prefill", str(prefill), "--decode", str(nodes - prefill), "--max-running", "32"]
+    flags += ["--local-prefill-tokens", "0"] if args.hand_over_all else []
     log = folder / f"{name}.log"
     with own_cluster(flags, folder / f"{name}.cluster.log") as url:
         words = [sys.executable, "-m", "deploy.cli", "plan", "act", url, "--slo", SLO]
@@ -56,6 +59,7 @@ def main() -> int:
     parser.add_argument("--splits", default="2,3,4", help="numbers of prefill nodes")
     parser.add_argument("--long-prompts", type=float, default=0.2, help="requests a second and node, of 120 words")
     parser.add_argument("--long-answers", type=float, default=0.475, help="requests a second and node, of 200 tokens")
+    parser.add_argument("--hand-over-all", action="store_true", help="every prompt is computed by a prefill node")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(SLEEPY, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
@@ -67,8 +71,8 @@ def main() -> int:
         folder = Path(name)
         trace = folder / "trace.jsonl"
         trace.write_text("".join(json.dumps(row) + "\n" for row in shifting_trace(args.rounds * pair, seed=1)))
-        rows = [measure(num, args.nodes, trace, folder, acts=False) for num in map(int, args.splits.split(","))]
-        rows.append(measure(args.nodes // 2, args.nodes, trace, folder, acts=True))
+        rows = [measure(num, trace, folder, args, acts=False) for num in map(int, args.splits.split(","))]
+        rows.append(measure(args.nodes // 2, trace, folder, args, acts=True))
     best = max(row["goodput"] for row in rows[:-1])
     print(f"act: {rows[-1]['goodput'] / best:.2f} times the best fixed split")
     report({"rows": rows, "times_best": rows[-1]["goodput"] / best}, args.json)
