@@ -57,14 +57,15 @@ def main() -> int:
     parser.add_argument("--phase-s", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--splits", default="2,3,4", help="numbers of prefill nodes")
-    parser.add_argument("--long-prompts", type=float, default=0.2, help="requests a second and node, of 120 words")
+    parser.add_argument("--long-prompts", type=float, default=0.2, help="requests a second and node")
+    parser.add_argument("--prompt-words", type=int, default=120, help="mean length of the long prompts")
     parser.add_argument("--long-answers", type=float, default=0.475, help="requests a second and node, of 200 tokens")
     parser.add_argument("--hand-over-all", action="store_true", help="every prompt is computed by a prefill node")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(SLEEPY, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
     pair = [
-        Phase(args.phase_s, args.long_prompts * args.nodes, 120, 20),
+        Phase(args.phase_s, args.long_prompts * args.nodes, args.prompt_words, 20),
         Phase(args.phase_s, args.long_answers * args.nodes, 8, 200),
     ]
     with tempfile.TemporaryDirectory() as name:
