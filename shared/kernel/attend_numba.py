@@ -328,7 +328,7 @@ def _locate(
 
 @inlined
 def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Return a draft tree's first slot, and how many keys a token reads."""
+    """Return a draft tree's first slot, and how many keys the token of `seen` reads."""
     width, count = 0, 0
     while seen >> width != 0:
         count += (seen >> width) & 1

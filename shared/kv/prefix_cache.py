@@ -31,8 +31,8 @@ HEAP_SLACK = 64
 class CachedPage:
     """A page in the tree. `identity` is computed on demand.
 
-    `stamp`: logical time of the last unlock. `used`: the same, without the locks of copies; eviction goes by it.
-    `is_due`: a request has used the node since `take_cold` returned it.
+    `stamp`: logical time when the last lock ended. `used`: the same for uses by requests; eviction goes by it.
+    `is_due`: a use has ended, and the node becomes cold when it is unlocked. Both learn of uses below a node later.
     """
 
     __slots__ = ("children", "identity", "is_due", "key", "page", "parent", "refs", "stamp", "used")
@@ -90,7 +90,7 @@ class PrefixCache:
         self._leaves: list[tuple[int, int, int, CachedPage]] = []
         self._pushes = itertools.count()
         self.listener: Listener | None = None
-        # unlocked nodes that `take_cold` has not returned since their last use, longest unused first
+        # nodes that `take_cold` has not returned since their last use, in the order of unlocking; copies may lock them
         self._cold: dict[CachedPage, None] = {}
 
     @property

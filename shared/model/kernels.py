@@ -43,7 +43,7 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`pack` packs a weight; `unpack` makes a Linear of it. The bool says whether it is the LM head."""
+    """`pack` packs a weight; `unpack` makes a Linear of it. The bool: whether the weight is the LM head's."""
 
     pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None if the library must multiply
     unpack: Callable[[Packed, bool], Linear]

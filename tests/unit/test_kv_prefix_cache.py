@@ -172,6 +172,20 @@ def test_a_use_during_a_copy_makes_the_whole_path_due(copy_ends_first: bool) -> 
     cache.check_integrity(expect_idle=True)
 
 
+def test_a_use_during_a_copy_makes_the_whole_path_young() -> None:
+    cache = PrefixCache(PAGE)
+    put_unlocked(cache, (1, 2), ids(11, 12))
+    put_unlocked(cache, (3,), ids(13))
+    copy = cache.pin(cache.take_cold(2)[0], "the tier")
+    cache.unlock(cache.match(keys_of(1, 2), 99).lock)
+    cache.unlock(copy)
+    other = cache.pin(cache.take_cold(1)[0], "the tier")
+    assert other.node is not None and other.node.page == 13
+    assert cache.evict(1).tolist() == [12]
+    cache.unlock(other)
+    assert cache.evict(1).tolist() == [13]
+
+
 def test_pages_whose_last_use_ends_during_a_copy_are_cold() -> None:
     cache = PrefixCache(PAGE)
     first, second = put(cache, (1, 2, 3), ids(11, 12, 13)), put(cache, (1, 2, 4), ids(11, 12, 14))
