@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,7 +107,8 @@ PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG, "d
 def run(tier: Tier) -> tuple[bool, float]:
     """Whether it passed, and the seconds it took. Its whole process group goes when it hangs."""
     start = time.monotonic()
-    process = subprocess.Popen(tier.command, cwd=ROOT, start_new_session=True)
+    with hearing_ctrl_c():
+        process = subprocess.Popen(tier.command, cwd=ROOT, start_new_session=True)
     try:
         status = process.wait(timeout=tier.guard_s)
     except subprocess.TimeoutExpired:
@@ -119,6 +121,18 @@ def run(tier: Tier) -> tuple[bool, float]:
         process.wait()
     fine = (0,) if tier.needs else (0, NO_TESTS_COLLECTED)
     return status in fine, time.monotonic() - start
+
+
+@contextlib.contextmanager
+def hearing_ctrl_c() -> Iterator[None]:
+    """Processes that are started here hear SIGINT. A script's background jobs ignore it, and so would their children."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def reason_to_skip(tier: Tier) -> str:

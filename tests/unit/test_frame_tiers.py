@@ -96,6 +96,15 @@ def test_a_signal_ends_the_whole_run_and_its_tier(tmp_path, number):
             os.kill(tier, signal.SIGKILL)
 
 
+@pytest.fixture(params=["a terminal", "a script's background"])
+def started_from(request):
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler if request.param == "a terminal" else signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("started_from")
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, monkeypatch, capfd, processes):
     monkeypatch.setattr(tiers, "LAST_WORDS", ((signal.SIGINT, HANG_GUARD_S),))
