@@ -125,7 +125,7 @@ def run(tier: Tier) -> tuple[bool, float]:
 
 @contextlib.contextmanager
 def hearing_ctrl_c() -> Iterator[None]:
-    """Processes that are started here hear SIGINT. A script's background jobs ignore it, and so would their children."""
+    """Make processes that start here hear SIGINT: a script's background jobs and their children ignore it."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,6 +28,18 @@ def python(code, quiet_s=60.0):
 HOOKS = ("pytest_runtest_logstart", "pytest_runtest_logfinish", "pytest_terminal_summary")
 
 
+# Without xdist's workers: the process that is interrupted must know that the test runs.
+TELLS = """
+class Told:
+    def pytest_runtest_logreport(self, report):
+        open({!r}, "w").write("x")
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Told())
+"""
+
+
 class Hanging(Tier):
     """Counts as hanging as soon as it has written a file named like itself."""
 
@@ -80,7 +92,8 @@ def test_a_signal_ends_the_whole_run_and_its_tier(tmp_path, number):
         f"import os, time; open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w'); print('up', flush=True); time.sleep(600)"
     )
     code = (
-        f"import sys; from tests import tiers; tier = tiers.Tier('t', 60, (sys.executable, '-c', {runs!r}))\n"
+        f"import signal, sys; signal.signal({number}, signal.SIG_DFL)  # nohup ignores SIGHUP\n"
+        f"from tests import tiers; tier = tiers.Tier('t', 60, (sys.executable, '-c', {runs!r}))\n"
         "tiers.PLANS['lint'] = (tier, tier); tiers.end_at_signals(); sys.exit(tiers.main(['', 'lint']))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tiers.ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -109,8 +122,8 @@ def started_from(request):
 def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, monkeypatch, capfd, processes):
     monkeypatch.setattr(tiers, "LAST_WORDS", ((signal.SIGINT, HANG_GUARD_S),))
     file, begun = tmp_path / "test_it.py", tmp_path / "begun"
-    file.write_text(f"import time\ndef test_hangs():\n  open({str(begun)!r}, 'w').write('x')\n  time.sleep(600)\n")
-    (tmp_path / "conftest.py").write_text(f"from tests.conftest import {', '.join(HOOKS)}")
+    file.write_text("import time\ndef test_hangs():\n  time.sleep(600)\n")
+    (tmp_path / "conftest.py").write_text(f"from tests.conftest import {', '.join(HOOKS)}\n{TELLS.format(str(begun))}")
     command = (sys.executable, "-m", "pytest", f"--rootdir={tmp_path}", "-n", processes, str(file))
     assert tiers.run(Hanging(str(begun), 60.0, command))[0] is False
     assert re.search(r"ended in \S*test_it.py::test_hangs", capfd.readouterr().out)

@@ -419,7 +419,7 @@ def test_a_ticket_opens_one_loan_of_the_pages_it_names() -> None:
     ("fields", "why"),
     [
         ({"last_page": b"\x07" * 16}, "without a router's ticket"),
-        ({"prompt_ids": list(range(80))}, "other pages"),
+        ({"prompt_ids": list(range(80))}, "pages that its ticket does not allow"),
         ({"prompt_ids": list(range(200))}, "more tokens"),
         ({"num_pages": 4}, "differ in number"),
         ({"transports": ["gloo"]}, "no transport"),
