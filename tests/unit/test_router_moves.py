@@ -49,6 +49,17 @@ def test_room_is_for_this_request(rig: RouterRig) -> None:
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
 
 
+@pytest.mark.parametrize(("width", "free"), [(1, 4), (PAGE, 4), (PAGE + 1, 6)])
+def test_pages_that_a_node_keeps_for_its_next_step_are_no_room(rig: RouterRig, width: int, free: int) -> None:
+    """The node would not admit the request: it keeps pages for the next tokens of each running row."""
+    small, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(small, free, running=2)
+    small.load = msgspec.structs.replace(small.load, spec_width=width)
+    pages(busy, 99, running=7)
+    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
+    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
+
+
 def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
     full, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(full, 99, running=8)
