@@ -22,7 +22,8 @@ PROMPT_TOKENS_AHEAD = 8192  # prompt tokens that may wait at a node: a few chunk
 def tokens_in(load: NodeLoad, page_size: int) -> int:
     """Return the tokens that free pages can take; 0 without a free row.
 
-    A node keeps pages for the next step of each row (rule a of `shared/sched/page_budget.py`)."""
+    A node keeps pages for the next step of each row (rule a of `shared/sched/page_budget.py`). It keeps none for rows
+    that a prefill node has handed off, but the report does not show which rows these are."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0

@@ -32,7 +32,8 @@ class CachedPage:
     """A page in the tree. `identity` is computed on demand.
 
     `stamp`: logical time when the last lock ended. `used`: the same for uses by requests; eviction goes by it.
-    `is_due`: a use has ended, and the node becomes cold when it is unlocked. Both learn of uses below a node later.
+    `is_due`: a use has ended, and the node becomes cold when it is unlocked. An unlock sets
+    `used` and `is_due` up to the first node that is still pinned. Nodes above get both when that node is unlocked.
     """
 
     __slots__ = ("children", "identity", "is_due", "key", "page", "parent", "refs", "stamp", "used")

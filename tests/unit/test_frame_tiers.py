@@ -26,9 +26,7 @@ def python(code, quiet_s=60.0):
 
 
 HOOKS = ("pytest_runtest_logstart", "pytest_runtest_logfinish", "pytest_terminal_summary")
-
-
-# Without xdist's workers: the process that is interrupted must know that the test runs.
+# Only the process that is interrupted writes the file. xdist's workers know earlier than it that the test runs.
 TELLS = """
 class Told:
     def pytest_runtest_logreport(self, report):

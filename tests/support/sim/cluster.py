@@ -234,7 +234,7 @@ class Cluster:
         if not self._all_known():
             raise Violation(f"not back: {self._missing()}")
         encoder = self.plan.nodes[0].knobs.encoder
-        # one after another, because a node with a low limit on waiting offers may refuse several routers' offers
+        # one after another: a node with a low limit on waiting offers may refuse offers of several routers at once
         for number, router in enumerate(self.serving):
             plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, encoder=encoder)
             probe = Client(1000 + number, ClientPlan(self.timers.now, (plan,)))
