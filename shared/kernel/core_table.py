@@ -15,6 +15,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -189,7 +190,7 @@ def through_gate(folder: Path, patience_s: float) -> Iterator[None]:
 def check_private(folder: Path) -> None:
     """Raise PermissionError if another user could have made the folder or may write to it."""
     found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not folder.is_dir() or folder.is_symlink():
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
         raise PermissionError(0, "is not a private folder of this user")
 
 

@@ -219,6 +219,21 @@ def test_a_folder_that_goes_while_somebody_comes_is_made_again(folder: Path, mon
     assert len(looks) > 1
 
 
+def test_a_folder_that_goes_during_the_look_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, looks = Path.lstat, []
+
+    def last_look(path: Path) -> os.stat_result:
+        found = look(path)
+        if path == folder and not looks:
+            looks.append(path)
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "lstat", last_look)
+    joined(folder, "a", (0,)).close()
+    assert looks
+
+
 def test_words_fit_their_line() -> None:
     assert HOLDER + NUM_SLOTS < 63 and NUM_SLOTS + 1 <= GUEST
     assert np.dtype(np.int64).itemsize == 8 and os.sysconf("SC_NPROCESSORS_CONF") <= core_table.MOST_CORES

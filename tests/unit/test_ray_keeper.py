@@ -108,7 +108,7 @@ def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
         import os, sys, threading, time
         from deploy.cluster.child import ChildSpec
         from deploy.ray.keeper import Keeper
-        keeper = Keeper(print, print, 5.0)
+        keeper = Keeper(lambda line: None, print, 5.0)  # its thread's prints would mix with the one below
         child = "from shared.core.orphan_guard import die_with_parent; import time;" \\
             f"die_with_parent({os.getpid()}); print('guarded', flush=True); time.sleep(600)"
         spec = ChildSpec("child", (sys.executable, "-c", child))
