@@ -53,7 +53,7 @@ class Faults:
             host.thaw()
             host.come_loose()
             host.slowness = 1.0
-            host.clock.skew(host.plan.clock_rate)
+            host.skew(host.plan.clock_rate)
             if host.node is not None:
                 disarm(host.node.ctx.core.model)
         for router in self.routers:
@@ -353,8 +353,8 @@ class Faults:
 
     def _skew(self, host: NodeHost, fault: FaultPlan) -> None:
         self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
-        host.clock.skew(self.rng.choice((0.5, 0.8, 1.25, 2.0)))
-        self.net.timers.after(fault.lasts, lambda: host.clock.skew(host.plan.clock_rate))
+        host.skew(self.rng.choice((0.5, 0.8, 1.25, 2.0)))
+        self.net.timers.after(fault.lasts, lambda: host.skew(host.plan.clock_rate))
 
     def _stop(self, host: NodeHost, fault: FaultPlan) -> None:
         """SIGTERM, and sometimes a second one that does not wait."""

@@ -48,6 +48,7 @@ TIMED_EVERY = 7
 PULL_NAMES = (PULL_PREFIX, "loans_")  # of counters
 PULL_TOKEN_S = 0.005  # of computing, before nodes have measured it
 COMPILE_S = 0.05  # of a grammar, at most
+MOST_BEHIND = 3  # rounds in a row after which a device has not caught up with its streams
 
 
 @dataclass
@@ -118,6 +119,7 @@ class NodeHost:
         self.num_steps = 0  # of the lives before this one
         self.engine_s = 0.0  # processor time inside the engine's loop, from a sample of its steps
         self._num_timed = 0
+        self.num_behind = 0  # rounds in a row
         self.is_stuck = False  # its system answers heartbeats, its loop does nothing
         self.num_pauses = 0  # times that it was frozen or stuck
         self.pulls: Counter[str] = Counter()  # of the lives before this one, by outcome
@@ -221,6 +223,12 @@ class NodeHost:
             self.port.thaw()
             self._wake()
 
+    def skew(self, rate: float) -> None:
+        """Its sleep ends by the same clock, so it ends earlier or later too."""
+        self.clock.skew(rate)
+        if self.node is not None:
+            self._sleep()
+
     def come_loose(self) -> None:
         if self.is_stuck:
             self.is_stuck = False
@@ -252,17 +260,33 @@ class NodeHost:
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """A step takes its time; a stream that lags behind catches up once in a while."""
+        """A step takes its time."""
         assert self.node is not None and self.port is not None
-        now = self.net.timers.now
         core = self.node.ctx.core
-        streams_busy = self.world is not None and any(stream.items for stream in core.streams.all())  # type: ignore[attr-defined]
-        if self.world is not None and streams_busy and self.rng.random() < 0.4:
-            self.world.run_until_idle()
+        streams_busy = self._let_device_catch_up()
         if self.node.busy or self.port.was_refused or streams_busy or not core.loop.idle:
-            self.sleeper.at(now + self.plan.step_s * self.slowness * self.rng.uniform(0.5, 1.5))
+            self.sleeper.at(self.net.timers.now + self.plan.step_s * self.slowness * self.rng.uniform(0.5, 1.5))
+        self._sleep()
+
+    def _let_device_catch_up(self) -> bool:
+        """Return whether its streams lagged behind. They catch up once in a while, and within some rounds: a node's
+        timeouts allow for a slow device, not for one that stands still."""
+        assert self.node is not None
+        streams = self.node.ctx.core.streams.all()
+        if self.world is None or not any(stream.items for stream in streams):  # type: ignore[attr-defined]
+            self.num_behind = 0
+            return False
+        self.num_behind += 1
+        if self.rng.random() < 0.4 or self.num_behind > MOST_BEHIND:
+            self.world.run_until_idle()
+            self.num_behind = 0
+        return True
+
+    def _sleep(self) -> None:
+        """Until its node has something to do, by its own clock."""
+        assert self.node is not None
         wait = max(0.001, self.node.wakes_at - self.clock()) / self.clock.rate
-        self.sleeper.at(now + min(wait, self.node.ctx.facts.heartbeat_s))
+        self.sleeper.at(self.net.timers.now + min(wait, self.node.ctx.facts.heartbeat_s))
 
     def _end(self) -> None:
         """Drained: it says goodbye and goes. A supervisor starts it again, in another role if it was told so."""
