@@ -18,6 +18,12 @@ from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
 HELLO_AGAIN_S = 2.0  # after this time without a Welcome, Hello is sent again
+UNSERVED_S = 5.0  # after this time without a Welcome, the log names the router
+UNREACHED = (
+    "no router answers, still trying; is it running, is this its --node-endpoint, and do router and node allow each "
+    "other's keys?"
+)
+SILENT = "a router is connected, but does not welcome this node; still trying"
 LAST_WORD_S = 0.5  # time from Goodbye to hanging up, which drops queued messages
 
 
@@ -30,6 +36,7 @@ class Membership:
         self._hello_due: dict[str, float] = {}  # connected router without a Welcome -> time of the next Hello
         self._hello_said: dict[str, float] = {}  # connected router -> time of the last Hello
         self._hang_up_at: dict[str, float] = {}  # router that the node has left -> time to hang up
+        self._unserved_since: dict[str, float] = {}  # listed router that doesn't serve this node -> since when
         self.connections: Counter[str] = Counter()  # connections so far, by router
 
     # ---- the list
@@ -77,8 +84,11 @@ class Membership:
 
     def lacking(self) -> list[str]:
         """Return the listed routers that don't serve this node."""
-        missing = [peer[:MAX_NAME] for peer in self._ctx.routers.listed if self._ctx.routers.life(peer) is None]
-        return sorted(missing)[:MAX_NAMES]
+        return sorted(peer[:MAX_NAME] for peer in self._unserved())[:MAX_NAMES]
+
+    def _unserved(self) -> list[str]:
+        routers = self._ctx.routers
+        return [peer for peer in routers.listed if routers.life(peer) is None]
 
     # ---- connections
 
@@ -109,6 +119,16 @@ class Membership:
             self._ctx.routers.peers.pop(peer, None)
             if peer in self._ctx.routers.listed:
                 self._come_back(peer)
+        self._tell_unserved(now)
+
+    def _tell_unserved(self, now: float) -> None:
+        """Log which routers don't answer. Without this line, a node with a wrong address would only seem to be idle."""
+        self._unserved_since = {peer: self._unserved_since.get(peer, now) for peer in self._unserved()}
+        for peer, since in self._unserved_since.items():
+            if now - since < UNSERVED_S or self._ctx.routers.refused_for(peer) is not None:
+                continue
+            what = SILENT if peer in self._hello_said else UNREACHED
+            self._ctx.log.warning(("unserved", peer), what, router=peer, for_s=round(now - since))
 
     def _say_hello(self, peer: str, now: float) -> None:
         facts, core = self._ctx.facts, self._ctx.core
@@ -152,6 +172,7 @@ class Membership:
             self.say_unwelcome(peer, rival)
             return False
         word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now)
+        self._ctx.log.info(("served", peer), "a router serves this node", router=peer, router_id=life.router_id)
         self._life_over(routers.welcome(peer, life, word), now)
         return True
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from shared.core.errors import NoNodes
+from shared.node.membership import SILENT, UNREACHED, UNSERVED_S
+from shared.observe.log import Logger
+from shared.observe.log_once import LogOnce
+from shared.wire.peers import PeerUp
 from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, job
 
 
@@ -82,6 +88,49 @@ def test_a_router_that_was_never_there_is_forgotten() -> None:
     site.list_routers(node, A)
     site.run(1.0)
     assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.peers) == [A]
+
+
+def test_the_log_names_a_router_that_does_not_answer() -> None:
+    """A node with a wrong --router said that it was ready, and nothing more."""
+    site, lines = Site(), io.StringIO()
+    site.router(A, "a", 1)
+    node = site.node("decode", "d0")
+    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
+    site.run(UNSERVED_S - 0.5)
+    assert UNREACHED not in lines.getvalue()
+    site.run(2.0)
+    site.run(30.0)
+    told = [line for line in lines.getvalue().splitlines() if UNREACHED in line]
+    assert len(told) == 1 and f"router={B} for_s={UNSERVED_S:.0f}" in told[0]
+    site.run(UNSERVED_S + 60.0)
+    assert lines.getvalue().count(UNREACHED) == 2, "once a minute"
+    site.router(B, "b", 1)
+    site.run(120.0)
+    assert f"serves this node router={B}" in lines.getvalue()
+    site.lose(B)
+    site.run(UNSERVED_S - 0.5)
+    assert lines.getvalue().count(UNREACHED) == 2
+    site.run(2.0)
+    assert lines.getvalue().count(UNREACHED) == 3
+
+
+def test_the_log_names_a_router_that_does_not_welcome() -> None:
+    site, lines = Site(), io.StringIO()
+    node = site.node("decode", "d0", (A,))
+    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
+    site.inboxes["d0@1"].append(PeerUp(A))
+    site.run(UNSERVED_S + 1.0)
+    assert SILENT in lines.getvalue() and UNREACHED not in lines.getvalue()
+
+
+def test_a_second_router_of_the_same_name_is_told_of_once() -> None:
+    site, lines = Site(), io.StringIO()
+    site.router(A, "a", 1), site.router(B, "a", 2)
+    node = site.node("decode", "d0")
+    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
+    site.run(UNSERVED_S + 2.0)
+    assert "second router of the same name" in lines.getvalue()
+    assert UNREACHED not in lines.getvalue() and SILENT not in lines.getvalue()
 
 
 def test_a_router_that_comes_back_while_it_is_left_goes_on() -> None:
