@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, Place, index_of, role_of
 from shared.config.core_plan import CorePlan
+from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
 
@@ -108,7 +109,7 @@ def host_of(config: RayClusterConfig, place: Place) -> str:
 
 
 def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
-    return f"tcp://{host_of(config, place)}:{base_port(config) + index_of(router)}"
+    return tcp_endpoint(host_of(config, place), base_port(config) + index_of(router))
 
 
 def http_address(config: RayClusterConfig, router: str) -> tuple[str, int]:

@@ -36,6 +36,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def tcp_endpoint(host: str, port: int) -> str:
+    """Return `tcp://host:port`, with brackets around an IPv6 address."""
+    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Return whether the endpoint is tcp:// with an IPv6 address, as tcp://[::1]:7001."""
+    return endpoint.startswith("tcp://") and ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
 def check_http_host(host: str, flag: str) -> None:
     if not is_loopback(host):
         raise ConfigError(f"{flag} is {host!r}: {NO_CLIENT_KEYS}")
@@ -46,7 +56,7 @@ def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
         return
     if not has_keys:
         raise ConfigError(f"{flag} is {host!r}: {NO_KEYS}")
-    if host in ANY_ADDRESS:
+    if host.strip("[]") in ANY_ADDRESS:
         raise ConfigError(f"{flag} is {host!r}: others dial this address, so name a single address of this machine")
 
 

@@ -19,6 +19,7 @@ import torch
 
 from shared.config import core_plan
 from shared.config.device_defaults import with_device_defaults
+from shared.config.endpoints import tcp_endpoint
 from shared.config.host_memory import host_memory
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.vocabulary import read_vocabulary
@@ -154,8 +155,7 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
     caller_bytes = MOST_TO_PREFILL_BYTES if node.role == "prefill" else 0
     options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, caller_bytes=caller_bytes)
     options = replace(options, after_burst=give_freed_memory_back)
-    host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
-    return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
+    return NodeLinks(node_id, epoch, tcp_endpoint(node.bind_host, node.bind_port), options)
 
 
 def build_core(
@@ -348,7 +348,9 @@ def build_node(
         wire_counts=links.counts,
         wake=links.wakeup.set,
         cores=cores.told,
-        make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
+        make_group=partial(
+            open_group, host=parts.node.bind_host.strip("[]"), device=core.pool.device, wake=links.wakeup.set
+        ),
     )
     return Node(ctx, make_side(ctx))
 

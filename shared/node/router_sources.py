@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shared.config.endpoints import DNS_MARK, check_endpoint
+from shared.config.endpoints import DNS_MARK, check_endpoint, tcp_endpoint
 from shared.core.errors import ConfigError
 
 FILE_EVERY_S = 0.5
@@ -68,7 +68,7 @@ class DnsSource:
     def read(self) -> tuple[str, ...]:
         host, _, port = self.entry.removeprefix(DNS_MARK).rpartition(":")
         addresses = {str(info[4][0]) for info in self.lookup(host, int(port))}
-        endpoints = [f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in sorted(addresses)]
+        endpoints = [tcp_endpoint(address, int(port)) for address in sorted(addresses)]
         return checked(endpoints, self.name, self.has_keys)
 
 

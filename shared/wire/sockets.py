@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import zmq
 
-from shared.config.endpoints import KEY_MARK, check_endpoint
+from shared.config.endpoints import KEY_MARK, check_endpoint, is_ipv6
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
 from shared.wire.budget import Budget
@@ -116,6 +116,7 @@ class RouterSocket:
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         self._key_of: dict[str, bytes] = {}  # peer -> its key, if there are keys
         self._bind_tries = 0
+        self._has_ipv6 = is_ipv6(endpoint)
         self._make_socket()
         try:
             self.socket.bind(endpoint)
@@ -131,6 +132,7 @@ class RouterSocket:
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.IPV6, self._has_ipv6)
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
         self._connections = Connections(self._drain)
@@ -318,6 +320,7 @@ class DealerSocket:
         except zmq.ZMQError as error:
             raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
         self._reader = PartReader(self.socket, self._options.limits)
+        self.socket.setsockopt(zmq.IPV6, is_ipv6(self.endpoint))
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
         self.own = ring.now.own if ring is not None else None  # the key that the peer sees
         if self.own is not None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from shared.config.core_plan import CorePlan
-from shared.config.endpoints import check_endpoint, is_loopback
+from shared.config.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
 from shared.config.flags import concerns_of, fields_of, sections_of
 from shared.config.load import all_concerns, replaced
 from shared.config.options import option_of, parse_bytes
@@ -108,10 +108,16 @@ def test_endpoints_beyond_this_machine_need_keys(process):
     assert sections_of(with_keys)["security"].has_keys
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*", ""])
 def test_a_node_tells_others_one_address(host):
     with pytest.raises(ConfigError, match="name a single address of this machine"):
         NodeParts(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))
+
+
+def test_endpoints_put_brackets_around_ipv6_addresses():
+    assert tcp_endpoint("::1", 7001) == tcp_endpoint("[::1]", 7001) == "tcp://[::1]:7001"
+    assert tcp_endpoint("10.0.0.1", 7001) == "tcp://10.0.0.1:7001"
+    assert is_ipv6("tcp://[::]:7001") and not is_ipv6("tcp://10.0.0.1:7001") and not is_ipv6("ipc:///tmp/a:b")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])

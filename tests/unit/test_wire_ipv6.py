@@ -1,0 +1,75 @@
+"""Links over IPv6, on real loopback sockets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shared.config.endpoints import KEY_MARK
+from shared.core.keys import RequestKey
+from shared.wire.codec import to_wire
+from shared.wire.key_files import NODE
+from shared.wire.keyring import KeyRing
+from shared.wire.link import NodeLinks
+from shared.wire.link_options import LinkOptions
+from shared.wire.messages import Abort
+from shared.wire.peers import Received
+from tests.support.key_folders import make_keys
+from tests.support.patience import HANG_GUARD_S
+
+ABORT = Abort(to_wire(RequestKey("r", 1, "rid", 0, 0)), False)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+
+
+def next_message(links: NodeLinks) -> Received:
+    end = time.monotonic() + HANG_GUARD_S
+    while time.monotonic() < end:
+        for inbound in links.poll(0.05):
+            if isinstance(inbound, Received):
+                return inbound
+    raise AssertionError("nothing came")
+
+
+def options(folder: Path, name: str) -> LinkOptions:
+    return LinkOptions(ring=KeyRing(folder, NODE, name))
+
+
+@pytest.mark.parametrize("has_keys", [False, True], ids=["no keys", "keys"])
+def test_nodes_reach_each_other(tmp_path: Path, has_keys: bool) -> None:
+    """A node used to wait for ever for such an address."""
+    folder = make_keys(tmp_path / "keys", nodes=("p", "d"))
+    p, d = (options(folder, name) if has_keys else LinkOptions() for name in "pd")
+    with closing(NodeLinks("d", 8, "tcp://[::1]:*", d)) as decode, closing(NodeLinks("p", 7, options=p)) as prefill:
+        assert decode.endpoint.startswith("tcp://[::1]:")
+        prefill.dial("d@8", decode.endpoint)
+        assert prefill.send("d@8", ABORT)
+        assert next_message(decode) == Received("p@7", ABORT)
+        assert decode.send("p@7", ABORT)
+        assert next_message(prefill) == Received("d@8", ABORT)
+        assert prefill._watch._connections and decode._watch._connections, "their memory is bounded, too"
+
+
+def test_a_listener_at_all_addresses_hears_both_families(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys", nodes=("p", "s", "d"))
+    with closing(NodeLinks("d", 9, "tcp://[::]:*", options(folder, "d"))) as decode:
+        port, _, key = decode.endpoint.rpartition(":")[2].partition(KEY_MARK)
+        for name, host in (("p", "[::1]"), ("s", "127.0.0.1")):
+            with closing(NodeLinks(name, 7, options=options(folder, name))) as links:
+                links.dial("d@9", f"tcp://{host}:{port}{KEY_MARK}{key}")
+                assert links.send("d@9", ABORT)
+                assert next_message(decode) == Received(f"{name}@7", ABORT)
