@@ -12,6 +12,7 @@ from router.journal import OpenRequest
 
 MEMORY_S = 15.0
 MIN_SECONDS = 1.0  # the rate counts as known after this time with a queue
+MIN_STARTED = 4  # and after so many starts: of fewer, one slow request would make most of the rate
 
 
 class Pace:
@@ -22,16 +23,18 @@ class Pace:
         self._was_backed_up = False
         self._seconds = 0.0
         self._tokens = 0.0
+        self._num_started = 0
         self._mean_s: float | None = None
         self._mean_used: float | None = None
 
-    def note(self, now: float, num_started: int, *, is_backed_up: bool) -> None:
-        """Add the expected tokens of requests that started since the last call. Time without a queue is left out."""
+    def note(self, now: float, tokens: int, *, is_backed_up: bool) -> None:
+        """Add the expected tokens of the request that started, or 0. Time without a queue is left out."""
         if self._was_backed_up:
             passed = max(0.0, now - self._at)
             fade = math.exp(-passed / MEMORY_S)
             self._seconds = self._seconds * fade + passed
-            self._tokens = self._tokens * fade + num_started
+            self._tokens = self._tokens * fade + tokens
+            self._num_started += tokens > 0
         self._at, self._was_backed_up = now, is_backed_up
 
     def ended(self, request: OpenRequest, now: float) -> None:
@@ -41,7 +44,7 @@ class Pace:
 
     def seconds(self, num_tokens: float) -> float | None:
         """Return the time until these tokens have started; None if unknown."""
-        if self._seconds < MIN_SECONDS or not self._tokens:
+        if self._seconds < MIN_SECONDS or self._num_started < MIN_STARTED or not self._tokens:
             return None
         return num_tokens * self._seconds / self._tokens
 

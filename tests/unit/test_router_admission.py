@@ -7,7 +7,7 @@ import pytest
 from router.admission import Admission
 from router.effects import Failure
 from router.journal import Journal, OpenRequest, SequenceJournal
-from router.pace import Pace
+from router.pace import MIN_STARTED, Pace
 from router.registry import RegisteredNode
 from router.tenants.tenant import Tenant
 from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
@@ -303,6 +303,18 @@ def test_only_time_while_something_waits_counts() -> None:
     pace.note(900.0, 0, is_backed_up=True)
     pace.note(901.0, 200, is_backed_up=True)
     assert pace.seconds(100) is not None
+
+
+def test_few_starts_tell_no_pace() -> None:
+    """While a node was slow, one start in two seconds refused requests that would have ended in ten."""
+    pace = Pace()
+    pace.note(0.0, 0, is_backed_up=True)
+    for second in range(1, MIN_STARTED):
+        pace.note(2.0 * second, 100, is_backed_up=True)
+        pace.note(2.0 * second + 1.0, 0, is_backed_up=True)
+        assert pace.seconds(100) is None
+    pace.note(2.0 * MIN_STARTED, 100, is_backed_up=True)
+    assert pace.seconds(100) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_stall_makes_it_slower() -> None:

@@ -9,7 +9,7 @@ from router.journal import OpenRequest
 from router.registry import RegisteredNode
 from router.suspects import CLEARED_AFTER
 from shared.config.silence import link_silence
-from shared.wire.messages import Begun, Generate, Key
+from shared.wire.messages import Begun, Drain, Generate, Key
 from tests.support.router_rig import RouterRig, failures, generates
 
 
@@ -187,6 +187,22 @@ def test_what_was_cut_off_or_missed_is_no_death(rig: RouterRig, how: str) -> Non
         rig.now += link_silence(rig.registry.silence_s).shortest_s if how == "quiet before" else 0.0
         effects = rig.dispatcher.node_lost(node, "gone", rig.now, has_died=how != "silent")
         key = again(effects, key)
+    assert found(rig, key).death is None
+
+
+def test_a_node_that_was_told_to_leave_had_not_died(rig: RouterRig) -> None:
+    """It ended when it was idle, and its last words were lost: after two such nodes the request got a 422."""
+    for name in "abcd":
+        rig.join("decode", name)
+    key = one(rig).key
+    for _ in range(2):
+        node = node_of(rig, key)
+        begin(rig, node, key)
+        rig.dispatcher.drain(node, Drain(node.node_id, "restart"), 5.0, rig.now)
+        effects = die(rig, node)
+        assert not failures(effects) and not effects.alarms
+        rig.now += 0.5
+        key = again(rig.dispatcher.tick(rig.now), key) if not generates(effects) else again(effects, key)
     assert found(rig, key).death is None
 
 
