@@ -170,13 +170,13 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. The Goodbye of a node that was told
-        to leave may be lost, so its end blames no request."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. A draining node's may be lost."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
         error = NodeLost(f"node {node.node_id} is lost: {reason}")
-        if has_died and not node.is_draining and now - node.last_seen < link_silence(self._registry.silence_s).shortest_s:
+        is_death = has_died and not node.is_draining
+        if is_death and now - node.last_seen < link_silence(self._registry.silence_s).shortest_s:
             self._attempts.bury(node, error, effects)
         else:
             self._attempts.leave(node, error, effects)

@@ -12,7 +12,7 @@ from router.journal import OpenRequest
 
 MEMORY_S = 15.0
 MIN_SECONDS = 1.0  # the rate counts as known after this time with a queue
-MIN_STARTED = 4  # and after so many starts: of fewer, one slow request would make most of the rate
+MIN_STARTED = 4  # number of starts before the rate counts as known
 
 
 class Pace:

@@ -83,7 +83,8 @@ async def serve(
     nodes = asyncio.create_task(gateway.run())
     first_stop = asyncio.create_task(stops.get())
     host, port = listener.getsockname()[:2]
-    log.info("serving", url=f"http://{host}:{port}", nodes=gateway.node_endpoint)
+    shown = f"[{host}]" if ":" in host else host
+    log.info("serving", url=f"http://{shown}:{port}", nodes=gateway.node_endpoint)
     done, _ = await asyncio.wait({http, nodes, first_stop}, return_when=asyncio.FIRST_COMPLETED)
     crashed = [task for task in (http, nodes) if task in done]
     for task in crashed:

@@ -9,7 +9,7 @@ from shared.core.errors import ConfigError
 DNS_MARK = "dns://"  # all addresses of a DNS name: dns://name:port
 KEY_MARK = "#"  # before a node's key: tcp://host:port#key
 MAX_PORT = 65535
-ANY_ADDRESS = ("0.0.0.0", "::", "*", "")
+ANY_ADDRESS = ("*", "", "0")
 NO_KEYS = (
     "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
     "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
@@ -37,13 +37,25 @@ def is_loopback(host: str) -> bool:
 
 
 def tcp_endpoint(host: str, port: int) -> str:
-    """Return `tcp://host:port`, with brackets around an IPv6 address."""
+    """Put an IPv6 address into brackets."""
     return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Return whether the endpoint is tcp:// with an IPv6 address, as tcp://[::1]:7001."""
+    """Return whether the endpoint has an IPv6 address."""
     return endpoint.startswith("tcp://") and ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def is_any(host: str) -> bool:
+    """Return whether the host stands for all addresses of a machine."""
+    if host in ANY_ADDRESS:
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_unspecified
 
 
 def check_http_host(host: str, flag: str) -> None:
@@ -56,7 +68,7 @@ def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
         return
     if not has_keys:
         raise ConfigError(f"{flag} is {host!r}: {NO_KEYS}")
-    if host.strip("[]") in ANY_ADDRESS:
+    if is_any(host):
         raise ConfigError(f"{flag} is {host!r}: others dial this address, so name a single address of this machine")
 
 

@@ -14,16 +14,11 @@ from collections.abc import Callable, Sequence
 from shared.kv.window_cache import WindowCache
 from shared.node.context import NodeContext
 from shared.node.routers import RouterLife, RoutersWord
+from shared.node.unanswered import UnansweredRouters
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
 HELLO_AGAIN_S = 2.0  # after this time without a Welcome, Hello is sent again
-UNSERVED_S = 5.0  # after this time without a Welcome, the log names the router
-UNREACHED = (
-    "no router answers, still trying; is it running, is this its --node-endpoint, and do router and node allow each "
-    "other's keys?"
-)
-SILENT = "a router is connected, but does not welcome this node; still trying"
 LAST_WORD_S = 0.5  # time from Goodbye to hanging up, which drops queued messages
 
 
@@ -36,7 +31,7 @@ class Membership:
         self._hello_due: dict[str, float] = {}  # connected router without a Welcome -> time of the next Hello
         self._hello_said: dict[str, float] = {}  # connected router -> time of the last Hello
         self._hang_up_at: dict[str, float] = {}  # router that the node has left -> time to hang up
-        self._unserved_since: dict[str, float] = {}  # listed router that doesn't serve this node -> since when
+        self._unanswered = UnansweredRouters()
         self.connections: Counter[str] = Counter()  # connections so far, by router
 
     # ---- the list
@@ -80,6 +75,7 @@ class Membership:
         self._ctx.routers.leaving.discard(peer)
         self._hello_due.pop(peer, None)
         self._hello_said.pop(peer, None)
+        self._unanswered.closed(peer)
         self._hang_up_at[peer] = now + after_s
 
     def lacking(self) -> list[str]:
@@ -94,12 +90,14 @@ class Membership:
 
     def up(self, peer: str, now: float) -> None:
         self.connections[peer] += 1
+        self._unanswered.up(peer, now)
         self._say_hello(peer, now)
 
     def closed(self, peer: str, now: float) -> None:
         life = self._ctx.routers.closed(peer)
         self._hello_due.pop(peer, None)
         self._hello_said.pop(peer, None)
+        self._unanswered.closed(peer)
         if peer not in self._ctx.routers.listed:
             self._forget(peer, now)
         if life is None:
@@ -119,16 +117,22 @@ class Membership:
             self._ctx.routers.peers.pop(peer, None)
             if peer in self._ctx.routers.listed:
                 self._come_back(peer)
-        self._tell_unserved(now)
+        self._tell_unanswered(now)
 
-    def _tell_unserved(self, now: float) -> None:
-        """Log which routers don't answer. Without this line, a node with a wrong address would only seem to be idle."""
-        self._unserved_since = {peer: self._unserved_since.get(peer, now) for peer in self._unserved()}
-        for peer, since in self._unserved_since.items():
-            if now - since < UNSERVED_S or self._ctx.routers.refused_for(peer) is not None:
-                continue
-            what = SILENT if peer in self._hello_said else UNREACHED
-            self._ctx.log.warning(("unserved", peer), what, router=peer, for_s=round(now - since))
+    def _tell_unanswered(self, now: float) -> None:
+        """Log the routers that don't answer. A refused router has a line of its own."""
+        refused_for = self._ctx.routers.refused_for
+        found = self._unanswered.look([peer for peer in self._unserved() if refused_for(peer) is None], now)
+        if found is not None:
+            self._ctx.log.warning(
+                ("unanswered", now),
+                "no router answers at this address; still trying. Does the router run, is the address its "
+                "--node-endpoint, and do router and node allow each other's keys?",
+                router=found.router,
+                for_s=found.for_s,
+                is_connected=found.is_connected,
+                num_others=found.num_others,
+            )
 
     def _say_hello(self, peer: str, now: float) -> None:
         facts, core = self._ctx.facts, self._ctx.core
@@ -172,7 +176,9 @@ class Membership:
             self.say_unwelcome(peer, rival)
             return False
         word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now)
-        self._ctx.log.info(("served", peer), "a router serves this node", router=peer, router_id=life.router_id)
+        if self._unanswered.answers(peer) or routers.life(peer) is None and message.connection == 1:
+            kind = ("served", peer, now)
+            self._ctx.log.info(kind, "a router serves this node", router=peer, router_id=life.router_id)
         self._life_over(routers.welcome(peer, life, word), now)
         return True
 

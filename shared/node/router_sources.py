@@ -54,7 +54,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DnsSource:
-    """`entry`: dns://name:port."""
+    """`entry`: dns://name:port. With both kinds of addresses, only IPv4 counts, or routers would be dialled twice."""
 
     entry: str
     has_keys: bool
@@ -67,7 +67,8 @@ class DnsSource:
 
     def read(self) -> tuple[str, ...]:
         host, _, port = self.entry.removeprefix(DNS_MARK).rpartition(":")
-        addresses = {str(info[4][0]) for info in self.lookup(host, int(port))}
+        found = {str(info[4][0]) for info in self.lookup(host, int(port))}
+        addresses = {address for address in found if ":" not in address} or found
         endpoints = [tcp_endpoint(address, int(port)) for address in sorted(addresses)]
         return checked(endpoints, self.name, self.has_keys)
 

@@ -108,7 +108,7 @@ def test_endpoints_beyond_this_machine_need_keys(process):
     assert sections_of(with_keys)["security"].has_keys
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "::0", "::ffff:0.0.0.0", "0", "*", ""])
 def test_a_node_tells_others_one_address(host):
     with pytest.raises(ConfigError, match="name a single address of this machine"):
         NodeParts(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from shared.core.errors import NoNodes
-from shared.node.membership import SILENT, UNREACHED, UNSERVED_S
+from shared.node.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.wire.peers import PeerUp
@@ -90,47 +90,89 @@ def test_a_router_that_was_never_there_is_forgotten() -> None:
     assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.peers) == [A]
 
 
+NO_ANSWER, SERVED = "no router answers at this address", "a router serves this node"
+
+
+class Logged:
+    """A site with a node whose log is read."""
+
+    def __init__(self, *listed: str) -> None:
+        self.site, self._lines = Site(), io.StringIO()
+        self.node = self.site.node("decode", "d0", listed)
+        self.node.ctx.log = LogOnce(Logger("d0", self._lines), clock=lambda: self.site.now)
+
+    def lines(self, word: str) -> list[str]:
+        return [line for line in self._lines.getvalue().splitlines() if word in line]
+
+
 def test_the_log_names_a_router_that_does_not_answer() -> None:
     """A node with a wrong --router said that it was ready, and nothing more."""
-    site, lines = Site(), io.StringIO()
-    site.router(A, "a", 1)
-    node = site.node("decode", "d0")
-    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
-    site.run(UNSERVED_S - 0.5)
-    assert UNREACHED not in lines.getvalue()
-    site.run(2.0)
-    site.run(30.0)
-    told = [line for line in lines.getvalue().splitlines() if UNREACHED in line]
-    assert len(told) == 1 and f"router={B} for_s={UNSERVED_S:.0f}" in told[0]
-    site.run(UNSERVED_S + 60.0)
-    assert lines.getvalue().count(UNREACHED) == 2, "once a minute"
-    site.router(B, "b", 1)
-    site.run(120.0)
-    assert f"serves this node router={B}" in lines.getvalue()
-    site.lose(B)
-    site.run(UNSERVED_S - 0.5)
-    assert lines.getvalue().count(UNREACHED) == 2
-    site.run(2.0)
-    assert lines.getvalue().count(UNREACHED) == 3
+    logged = Logged(A, B)
+    logged.site.router(A, "a", 1)
+    logged.site.run(PATIENCE_S - 0.5)
+    assert not logged.lines(NO_ANSWER)
+    logged.site.run(30.0)
+    told = logged.lines(NO_ANSWER)
+    assert len(told) == 1 and f"router={B} for_s=5 is_connected=False num_others=0" in told[0]
+    logged.site.run(TELL_AGAIN_S)
+    assert len(logged.lines(NO_ANSWER)) == 2
+    logged.site.router(B, "b", 1)
+    logged.site.run(2 * TELL_AGAIN_S)
+    assert len(logged.lines(NO_ANSWER)) == 2
 
 
-def test_the_log_names_a_router_that_does_not_welcome() -> None:
-    site, lines = Site(), io.StringIO()
-    node = site.node("decode", "d0", (A,))
-    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
-    site.inboxes["d0@1"].append(PeerUp(A))
-    site.run(UNSERVED_S + 1.0)
-    assert SILENT in lines.getvalue() and UNREACHED not in lines.getvalue()
+def test_a_lost_router_gets_its_time_anew() -> None:
+    logged = Logged(A)
+    logged.site.run(PATIENCE_S + 1.0)
+    logged.site.router(A, "a", 1)
+    logged.site.run(2 * TELL_AGAIN_S)
+    logged.site.lose(A)
+    logged.site.run(PATIENCE_S - 0.5)
+    assert len(logged.lines(NO_ANSWER)) == 1
+    logged.site.run(2.0)
+    assert len(logged.lines(NO_ANSWER)) == 2
 
 
-def test_a_second_router_of_the_same_name_is_told_of_once() -> None:
-    site, lines = Site(), io.StringIO()
-    site.router(A, "a", 1), site.router(B, "a", 2)
-    node = site.node("decode", "d0")
-    node.ctx.log = LogOnce(Logger("d0", lines), clock=lambda: site.now)
-    site.run(UNSERVED_S + 2.0)
-    assert "second router of the same name" in lines.getvalue()
-    assert UNREACHED not in lines.getvalue() and SILENT not in lines.getvalue()
+def test_the_log_s_last_word_is_that_a_router_serves_the_node() -> None:
+    """Whoever reads that a router doesn't answer reads also that it does again."""
+    logged = Logged(A)
+    logged.site.router(A, "a", 1)
+    for number in range(2):
+        logged.site.run(10.0)
+        assert len(logged.lines(SERVED)) == 1 + number
+        logged.site.lose(A)
+        logged.site.run(1.0 if number else PATIENCE_S + 2.0)
+        assert len(logged.lines(NO_ANSWER)) == 1
+        logged.site.router(A, "a", 2 + number)
+    logged.site.run(10.0)
+    assert len(logged.lines(SERVED)) == 2, "nobody read that it was away"
+
+
+def test_a_router_that_has_just_connected_gets_time_to_answer() -> None:
+    logged = Logged(A)
+    logged.site.run(PATIENCE_S - 0.5)
+    logged.site.inboxes["d0@1"].append(PeerUp(A))
+    logged.site.run(PATIENCE_S - 1.0)
+    assert not logged.lines(NO_ANSWER)
+    logged.site.run(2.0)
+    assert len(logged.lines(NO_ANSWER)) == 1 and "is_connected=True" in logged.lines(NO_ANSWER)[0]
+
+
+def test_many_routers_that_do_not_answer_get_one_line() -> None:
+    logged = Logged(*(f"tcp://127.0.0.1:{port}" for port in range(7000, 7040)))
+    logged.site.run(PATIENCE_S + 20.0)
+    assert len(logged.lines(NO_ANSWER)) == 1 and "router=tcp://127.0.0.1:7000" in logged.lines(NO_ANSWER)[0]
+    assert "num_others=39" in logged.lines(NO_ANSWER)[0]
+
+
+def test_a_refused_router_is_not_said_to_be_away() -> None:
+    logged = Logged(A, B)
+    logged.site.router(A, "a", 1), logged.site.router(B, "a", 2)
+    logged.site.run(PATIENCE_S + 10.0)
+    assert logged.lines("second router of the same name") and not logged.lines(NO_ANSWER)
+    logged.site.lose(B)
+    logged.site.run(PATIENCE_S - 0.5)
+    assert not logged.lines(NO_ANSWER), "its time begins when it is no longer refused"
 
 
 def test_a_router_that_comes_back_while_it_is_left_goes_on() -> None:

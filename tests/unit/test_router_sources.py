@@ -45,7 +45,12 @@ def test_a_name_stands_for_all_its_addresses() -> None:
     source = DnsSource(
         "dns://routers:7001", has_keys=True, lookup=looked_up("10.0.0.7", "127.0.0.1", "10.0.0.7", "::1")
     )
-    assert source.read() == (THERE, HERE, "tcp://[::1]:7001")
+    assert source.read() == (THERE, HERE), "a router with addresses of both kinds is dialled once"
+
+
+def test_a_name_without_ipv4_stands_for_its_ipv6_addresses() -> None:
+    source = DnsSource("dns://routers:7001", has_keys=True, lookup=looked_up("fd00::7", "::1"))
+    assert source.read() == ("tcp://[::1]:7001", "tcp://[fd00::7]:7001")
 
 
 def test_without_keys_a_name_must_stand_for_this_machine() -> None:

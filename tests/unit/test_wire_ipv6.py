@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.endpoints import KEY_MARK
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.key_files import NODE
@@ -62,14 +61,3 @@ def test_nodes_reach_each_other(tmp_path: Path, has_keys: bool) -> None:
         assert decode.send("p@7", ABORT)
         assert next_message(prefill) == Received("d@8", ABORT)
         assert prefill._watch._connections and decode._watch._connections, "their memory is bounded, too"
-
-
-def test_a_listener_at_all_addresses_hears_both_families(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys", nodes=("p", "s", "d"))
-    with closing(NodeLinks("d", 9, "tcp://[::]:*", options(folder, "d"))) as decode:
-        port, _, key = decode.endpoint.rpartition(":")[2].partition(KEY_MARK)
-        for name, host in (("p", "[::1]"), ("s", "127.0.0.1")):
-            with closing(NodeLinks(name, 7, options=options(folder, name))) as links:
-                links.dial("d@9", f"tcp://{host}:{port}{KEY_MARK}{key}")
-                assert links.send("d@9", ABORT)
-                assert next_message(decode) == Received(f"{name}@7", ABORT)

@@ -148,4 +148,6 @@ def connect(address: str) -> None:
             local.connect(address.removeprefix("ipc://"))
         return
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), DIAL_TIMEOUT_S).close()
+    bare = host.strip("[]")
+    address = bare if ":" in bare else socket.gethostbyname(bare)  # nodes dial a name at its IPv4 address
+    socket.create_connection((address, int(port)), DIAL_TIMEOUT_S).close()

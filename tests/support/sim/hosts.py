@@ -48,7 +48,7 @@ TIMED_EVERY = 7
 PULL_NAMES = (PULL_PREFIX, "loans_")  # of counters
 PULL_TOKEN_S = 0.005  # of computing, before nodes have measured it
 COMPILE_S = 0.05  # of a grammar, at most
-MOST_BEHIND = 3  # rounds in a row after which a device has not caught up with its streams
+MOST_BEHIND = 3  # rounds in a row in which a device may run nothing
 
 
 @dataclass
@@ -134,7 +134,7 @@ class NodeHost:
 
     def start(self) -> None:
         self.lives += 1
-        self.is_stuck = False
+        self.is_stuck, self.num_behind = False, 0
         epoch = DAWN_US + self.wall_offset_us + int(1e6 * self.net.timers.now)
         endpoint = f"tcp://{self.name}:{9000 + self.lives}"
         self.sleeper = Sleeper(self.net, self._round)
@@ -224,7 +224,7 @@ class NodeHost:
             self._wake()
 
     def skew(self, rate: float) -> None:
-        """Its sleep ends by the same clock, so it ends earlier or later too."""
+        """Change the clock's rate. The node sleeps by the same clock, so it wakes earlier if the clock runs faster."""
         self.clock.skew(rate)
         if self.node is not None:
             self._sleep()
@@ -269,7 +269,7 @@ class NodeHost:
         self._sleep()
 
     def _let_device_catch_up(self) -> bool:
-        """Return whether its streams lagged behind. They catch up once in a while, and within some rounds: a node's
+        """Return whether its streams lagged behind. They catch up at random, and after MOST_BEHIND rounds: a node's
         timeouts allow for a slow device, not for one that stands still."""
         assert self.node is not None
         streams = self.node.ctx.core.streams.all()
@@ -283,7 +283,7 @@ class NodeHost:
         return True
 
     def _sleep(self) -> None:
-        """Until its node has something to do, by its own clock."""
+        """Sleep until the node has something to do, by its own clock."""
         assert self.node is not None
         wait = max(0.001, self.node.wakes_at - self.clock()) / self.clock.rate
         self.sleeper.at(self.net.timers.now + min(wait, self.node.ctx.facts.heartbeat_s))
