@@ -348,9 +348,7 @@ def build_node(
         wire_counts=links.counts,
         wake=links.wakeup.set,
         cores=cores.told,
-        make_group=partial(
-            open_group, host=parts.node.bind_host.strip("[]"), device=core.pool.device, wake=links.wakeup.set
-        ),
+        make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))
 

@@ -150,7 +150,7 @@ class NcclGroup:
 
 def make_torch_group(name: str, host: str, device: torch.device) -> TorchGroup:
     if name == "gloo" and dist.is_gloo_available():
-        return GlooGroup(host)
+        return GlooGroup(host.strip("[]"))
     if name == "nccl" and dist.is_nccl_available() and device.type == "cuda":
         return NcclGroup(device)
     raise ConfigError(f"this torch has no {name} for {device}")
