@@ -170,7 +170,7 @@ class Dispatcher:
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Resume the requests of a node that disconnected, fell silent or restarted.
 
-        `has_died`: the connection broke or the node restarted, without a Goodbye. A draining node's may be lost."""
+        `has_died`: the connection broke or the node restarted, without a Goodbye. A draining node does not count."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
