@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from router.gateway import Gateway
 from router.http_protocol import HttpRules, LimitedProtocol
+from shared.config.endpoints import bracketed
 from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
@@ -83,8 +84,7 @@ async def serve(
     nodes = asyncio.create_task(gateway.run())
     first_stop = asyncio.create_task(stops.get())
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    log.info("serving", url=f"http://{shown}:{port}", nodes=gateway.node_endpoint)
+    log.info("serving", url=f"http://{bracketed(host)}:{port}", nodes=gateway.node_endpoint)
     done, _ = await asyncio.wait({http, nodes, first_stop}, return_when=asyncio.FIRST_COMPLETED)
     crashed = [task for task in (http, nodes) if task in done]
     for task in crashed:

@@ -21,7 +21,7 @@ from deploy.hub.local_model import with_local_model
 from deploy.router_http import seers_key
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
-from shared.config.endpoints import MAX_PORT
+from shared.config.endpoints import MAX_PORT, bracketed
 from shared.config.flags import to_argv
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
@@ -216,7 +216,7 @@ def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
 
 
 def url(host: str, port: int) -> str:
-    return f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{bracketed(host)}:{port}"
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:

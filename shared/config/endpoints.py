@@ -9,7 +9,7 @@ from shared.core.errors import ConfigError
 DNS_MARK = "dns://"  # all addresses of a DNS name: dns://name:port
 KEY_MARK = "#"  # before a node's key: tcp://host:port#key
 MAX_PORT = 65535
-ANY_ADDRESS = ("*", "", "0")
+ANY_NAMES = ("*", "", "0")  # besides numeric addresses
 NO_KEYS = (
     "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
     "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
@@ -28,17 +28,25 @@ NO_CLIENT_KEYS = (
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+    address = numeric(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return None for a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None
+
+
+def bracketed(host: str) -> str:
+    """Put an IPv6 address into brackets."""
+    return f"[{host.strip('[]')}]" if ":" in host else host
 
 
 def tcp_endpoint(host: str, port: int) -> str:
-    """Put an IPv6 address into brackets."""
-    return f"tcp://[{host.strip('[]')}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"tcp://{bracketed(host)}:{port}"
 
 
 def is_ipv6(endpoint: str) -> bool:
@@ -48,12 +56,9 @@ def is_ipv6(endpoint: str) -> bool:
 
 def is_any(host: str) -> bool:
     """Return whether the host stands for all addresses of a machine."""
-    if host in ANY_ADDRESS:
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
+    address = numeric(host)
+    if address is None:
+        return host in ANY_NAMES
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_unspecified
 
@@ -102,10 +107,6 @@ def check_node_address(address: str, node: str) -> None:
 
     libzmq looks names up on the thread that serves all connections. Memory of ipc:// connections is not limited."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-        is_fine = address.startswith("tcp://") and port.isdigit() and int(port) <= MAX_PORT
-    except ValueError:
-        is_fine = False
-    if not is_fine:
+    has_port = port.isdigit() and int(port) <= MAX_PORT
+    if not (address.startswith("tcp://") and numeric(host) is not None and has_port):
         raise ConfigError(f"{node} at {address[:200]!r}: nodes have addresses as tcp://10.0.0.2:7001, without names")

@@ -116,7 +116,7 @@ class RouterSocket:
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         self._key_of: dict[str, bytes] = {}  # peer -> its key, if there are keys
         self._bind_tries = 0
-        self._has_ipv6 = is_ipv6(endpoint)
+        self.endpoint = endpoint
         self._make_socket()
         try:
             self.socket.bind(endpoint)
@@ -132,7 +132,7 @@ class RouterSocket:
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.IPV6, self._has_ipv6)
+        self.socket.setsockopt(zmq.IPV6, is_ipv6(self.endpoint))
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
         self._connections = Connections(self._drain)

@@ -134,7 +134,7 @@ def test_a_lost_router_gets_its_time_anew() -> None:
 
 
 def test_the_log_s_last_word_is_that_a_router_serves_the_node() -> None:
-    """Whoever reads that a router doesn't answer reads also that it does again."""
+    """If the log has said that a router doesn't answer, the log says later that it answers."""
     logged = Logged(A)
     logged.site.router(A, "a", 1)
     for number in range(2):
@@ -172,7 +172,7 @@ def test_a_refused_router_is_not_said_to_be_away() -> None:
     assert logged.lines("second router of the same name") and not logged.lines(NO_ANSWER)
     logged.site.lose(B)
     logged.site.run(PATIENCE_S - 0.5)
-    assert not logged.lines(NO_ANSWER), "its time begins when it is no longer refused"
+    assert not logged.lines(NO_ANSWER), "PATIENCE_S begins when the refusal ends"
 
 
 def test_a_router_that_comes_back_while_it_is_left_goes_on() -> None:

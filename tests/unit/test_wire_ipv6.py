@@ -50,7 +50,7 @@ def options(folder: Path, name: str) -> LinkOptions:
 
 @pytest.mark.parametrize("has_keys", [False, True], ids=["no keys", "keys"])
 def test_nodes_reach_each_other(tmp_path: Path, has_keys: bool) -> None:
-    """A node used to wait for ever for such an address."""
+    """A node waited for ever for a router at an IPv6 address."""
     folder = make_keys(tmp_path / "keys", nodes=("p", "d"))
     p, d = (options(folder, name) if has_keys else LinkOptions() for name in "pd")
     with closing(NodeLinks("d", 8, "tcp://[::1]:*", d)) as decode, closing(NodeLinks("p", 7, options=p)) as prefill:
@@ -60,4 +60,4 @@ def test_nodes_reach_each_other(tmp_path: Path, has_keys: bool) -> None:
         assert next_message(decode) == Received("p@7", ABORT)
         assert decode.send("p@7", ABORT)
         assert next_message(prefill) == Received("d@8", ABORT)
-        assert prefill._watch._connections and decode._watch._connections, "their memory is bounded, too"
+        assert prefill._watch._connections and decode._watch._connections, "the watch bounds their memory"

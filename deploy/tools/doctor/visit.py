@@ -16,7 +16,7 @@ from deploy.tools.doctor.finding import BROKEN, worst
 from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
 from deploy.tools.doctor.report import as_json, as_text
-from shared.config.endpoints import check_endpoint, is_loopback
+from shared.config.endpoints import check_endpoint, is_any, is_loopback
 from shared.core.errors import ConfigError
 
 ROOT = 0
@@ -111,4 +111,4 @@ def is_near(endpoint: str, router_host: str) -> bool:
     host = endpoint.partition("#")[0].removeprefix("tcp://").rpartition(":")[0]
     if endpoint.startswith("ipc://") or is_loopback(host):
         return is_loopback(router_host)
-    return host not in ("0.0.0.0", "[::]", "*")
+    return not is_any(host)
