@@ -49,8 +49,8 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether messages up to number `seq` are missing. Numbers restart at 1 if the node has forgotten
-        this router."""
+        """Return whether messages up to number `seq` are missing. Of a smaller number than ours all are: the node has
+        forgotten this router."""
         if seq < self.seq:
             self.seq = 0
         return seq != self.seq or not seq

@@ -195,7 +195,7 @@ class Registry:
             known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
-            if is_new:  # the node counts its CacheEvents anew
+            if is_new:  # the node tells its whole cache anew
                 known.pages = PageIndex()
             self._measure()
             return known, known if is_new else None

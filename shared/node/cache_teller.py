@@ -3,6 +3,7 @@
     a router asks (CacheReplay 0) -> a message with `cleared`, then all pages -> changes, as they come
     it asks again after a gap     -> the missed messages; if these have left the ring, `cleared` and all pages
 
+Numbers never restart, so messages of a lost connection that come late are old to the router.
 Memory is bounded: unsent changes are kept by page, and sent messages in a ring buffer.
 """
 
@@ -50,12 +51,13 @@ class CacheTeller:
         self._most_changes = 2 * kv.allocator.num_total
         self._name = node_id, epoch
         self._streams: dict[str, Stream] = {}
+        self._last_seq = 0  # of the forgotten streams
 
     def asked(self, peer: str, after: int) -> None:
         """Let the next `tell` yield this router's messages after number `after`."""
         stream = self._streams.get(peer)
         if stream is None:
-            self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True))
+            self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True), seq=self._last_seq)
             self._cache.listener = self._changed
         elif stream.ring and stream.ring[0].seq <= after + 1 <= stream.seq + 1:
             stream.again = [message for message in stream.ring if message.seq > after]
@@ -76,7 +78,7 @@ class CacheTeller:
     def tell(self, peers: Collection[str]) -> Iterator[tuple[str, CacheEvents]]:
         """Yield, for each served router, the messages to repeat and then the next message."""
         for peer in [peer for peer in self._streams if peer not in peers]:
-            del self._streams[peer]
+            self._last_seq = max(self._last_seq, self._streams.pop(peer).seq)
         if not self._streams:
             self._cache.listener = None
         for peer, stream in self._streams.items():

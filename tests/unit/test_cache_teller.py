@@ -94,3 +94,23 @@ def test_a_router_that_is_gone_is_told_nothing() -> None:
     run_one(core, 1)
     assert told(teller, "tcp://other") == [] and teller.seq(ROUTER) == 0 and core.kv.cache.listener is None
     core.close()
+
+
+def test_late_messages_of_a_lost_connection_change_nothing() -> None:
+    """The node has forgotten the router, and tells it all anew. Then comes what it had sent before."""
+    core, index = make_core(CoreKnobs(num_pages=24, page_size=8)), PageIndex()
+    teller = CacheTeller(core.kv, "a", 1)
+    teller.asked(ROUTER, 0)
+    late = told(teller)
+    for rid in range(1, 4):
+        run_one(core, rid)
+        late += told(teller)
+    told(teller, "tcp://other")
+    teller.asked(ROUTER, 0)
+    anew = told(teller)
+    for rid in range(4, 8):
+        run_one(core, rid)
+        anew += told(teller)
+    assert index.take(anew[0]) and all(index.take(message) for message in late[1:])
+    assert all(index.take(message) for message in anew[1:]) and index.names() == set(core.kv.cache.names())
+    core.close()
