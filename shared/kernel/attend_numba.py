@@ -54,8 +54,16 @@ from shared.kernel.jit import (
     prefetch,
     store,
 )
-from shared.kernel.simd import block_lanes, score_block, score_turned, turn_block, weigh_block, widen_block
+from shared.kernel.simd import (
+    round_weights,
+    score_block,
+    score_turned,
+    turn_block,
+    weigh_block,
+    widen_block,
+)
 from shared.kernel.sums import sum_of
+from shared.kernel.vectors import are_paired, block_lanes
 
 CACHE_LINE = 64
 SCALE_BYTES = 4
@@ -116,11 +124,11 @@ class Room(NamedTuple):
     items: int  # (lanes,) int64: addresses of a block's keys or values
     scales: int  # (lanes,) int64: addresses of their scales
     wide: int  # (lanes,) int64: addresses of `block`'s rows
-    block: int  # float32: keys as (D, lanes), or values as (lanes, D)
+    block: int  # what turn_block or widen_block wrote
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32: weighted values
     tops: int  # (R, G, lanes) float32: largest scores
-    scores: int  # (R, G, row) float32, in the order of a token's keys
+    scores: int  # (R, G, row) float32, in the order of a token's keys; then what round_weights made of them
 
 
 @functools.cache
@@ -128,9 +136,10 @@ def make_attend(
     num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
 ) -> Any:
     """Compile the task. Pages before the window are never read: they may have been reused."""
-    lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
+    lanes, group, items = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
-    group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
+    item = 2 if are_paired(page_items) else 4  # bytes of a query's number and of a weight
+    group_bytes, token_bytes, sums_bytes = group * head_dim * item, num_heads * head_dim * item, group * head_dim * 4
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -152,19 +161,21 @@ def make_attend(
                 for i in range(run.length):
                     found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
                     tops = room.tops + i * group * lanes * 4
-                    score_turned(group, head_dim, queries + i * token_bytes, room.block, found, stride, tops)
+                    score_turned(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
             _soften_run(room, run, stride, group, lanes, scale)
+            _round_run(items, room, run, stride, group, lanes)
             _fill(room.sums, run.length * group * head_dim, _f32(0.0))
-            _weigh_own(group, head_dim, items, lanes, row_bytes, step, run, room, values, True)
+            _weigh_own(group, head_dim, items, item, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
                 _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
                 _locate(room, values, run.table, start, run.end, step, items, row_bytes, lanes)
                 widen_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
-                    weights = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
-                    sums = room.sums + i * group_bytes
-                    weigh_block(group, head_dim, plain, weights, stride, room.wide, 0, sums)
-            _weigh_own(group, head_dim, items, lanes, row_bytes, step, run, room, values, False)
+                    oldest = _oldest(run.num_keys + i, run.window)
+                    weights = room.scores + i * group * stride + (start - oldest) * item
+                    sums = room.sums + i * sums_bytes
+                    weigh_block(group, head_dim, items, True, weights, stride, room.wide, 0, sums)
+            _weigh_own(group, head_dim, items, item, lanes, row_bytes, step, run, room, values, False)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
             _store_run(room, run, out, num_heads * out_bytes, group, head_dim, lanes, is_half)
 
@@ -234,8 +245,8 @@ def _score_own(
 
 @copied
 def _weigh_own(
-    group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
-    is_early: bool,
+    group: int, head_dim: int, items: int, item: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room,
+    values: Side, is_early: bool,
 ) -> None:  # fmt: skip
     """Add weighted values in the keys' order: before the shared blocks (`is_early`), or after them."""
     stride = step[SCORE_BYTES]
@@ -247,12 +258,12 @@ def _weigh_own(
             _locate(room, values, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
-            weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
+            weights, row = room.scores + i * group * stride + (start - oldest) * item, stride
             if is_early:  # copy them: the row continues with other keys' weights
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4
-            weigh_block(group, head_dim, items, weights, row, room.items, room.scales, sums)
+            weigh_block(group, head_dim, items, False, weights, row, room.items, room.scales, sums)
 
 
 @inlined
@@ -282,6 +293,14 @@ def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale
                 x[s] = _f32(0.0)
             whole = (num_keys + lanes - 1) // lanes * lanes
             tops[0] = _f32(1.0) / sum_of(row, whole, False, False)
+
+
+@copied
+def _round_run(items: int, room: Room, run: Run, stride: int, group: int, lanes: int) -> None:
+    """Do this after the sum. Rows have no window, so pairs begin at key 0."""
+    for i in range(run.length):
+        for query in range(i * group, (i + 1) * group):
+            round_weights(items, room.scores + query * stride, (run.num_keys + i + lanes - 1) // lanes)
 
 
 @inlined

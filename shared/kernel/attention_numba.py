@@ -62,9 +62,10 @@ from shared.kernel.jit import (
 from shared.kernel.program import Program
 from shared.kernel.scratch import Scratch
 from shared.kernel.shares import MOST_COST, shares_of
-from shared.kernel.simd import block_lanes, narrow_row
+from shared.kernel.simd import narrow_row, split_pairs
 from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
+from shared.kernel.vectors import are_paired, block_lanes
 
 _f32 = np.float32
 FILLED = np.array(
@@ -221,9 +222,16 @@ class NumbaAttention:
 
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
     """Return a layer's write task and attend task."""
-    items = ITEMS[page_dtype or dtype]
+    items = page_items(shape, page_dtype or dtype)
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
+
+
+def page_items(shape: AttentionShape, page_dtype: torch.dtype) -> Items:
+    """Choose how attention reads pages. This decides the bits of its results."""
+    items = ITEMS[page_dtype]
+    is_paired = items == Items.HALVES and shape.head_dim % 32 == 0 and not any(shape.windows)
+    return Items.PAIRS if is_paired else items
 
 
 def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
@@ -232,10 +240,12 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.cache
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Compile the task that rotates q into float32 scratch and k into pages, and copies v into pages."""
+    """Compile the task that rotates q into scratch (float32 or pairs) and k into pages, and copies v into pages."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
-    head_bytes = head_dim * items.num_bytes
+    head_bytes, in_pairs = head_dim * items.num_bytes, are_paired(items)
+    is_split = items == Items.PAIRS and not in_pairs
+    query_bytes = head_dim * (2 if in_pairs else 4)
 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -246,8 +256,13 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
             cos, sin = _turn(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
-                target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
-                _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
+                target = step[QUERIES] + (token * num_heads + head) * query_bytes
+                if is_split:
+                    pairs = step[SCRATCH] + worker * step[SCRATCH_BYTES]
+                    _rotate(source, cos, sin, words[Q_NORM], eps, pairs, head_dim, is_half, True)
+                    split_pairs(head_dim, pairs, target)
+                else:
+                    _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, in_pairs)
                 source += head_bytes
             for head in range(num_kv_heads):
                 target = words[KEYS] + at + head * block

@@ -1,7 +1,7 @@
 """Number formats of KV pages, and vector code that widens and rounds their bytes.
 
 The bytes equal quantized.py's, so nodes with and without compiled kernels fill pages alike. After a norm a few keys
-differ by one step, because the norm sums in another order.
+differ by one step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class Items(IntEnum):
     """A number format of pages, constant in compiled code."""
 
     FLOATS = 0
-    HALVES = 1  # bfloat16
-    INT8 = 2
-    FP8 = 3  # e4m3
+    HALVES = 1  # bfloat16, widened
+    PAIRS = 2  # bfloat16, multiplied in pairs (simd.py)
+    INT8 = 3
+    FP8 = 4  # e4m3
 
     @property
     def num_bytes(self) -> int:
-        return (4, 2, 1, 1)[self]
+        return (4, 2, 2, 1, 1)[self]
 
     @property
     def has_scales(self) -> bool:

@@ -40,11 +40,10 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN's product on a CPU, with the weight reordered into oneDNN's blocked layout at load.
+    """oneDNN's product on a CPU, with the weight reordered at load.
 
-    In bfloat16 this saves a reorder per call: half of the time at M = 1. In float32 it avoids MKL's slow path on AMD
-    processors. At M = 1, a row's sum may have another order. With `double_one`, a single row is passed twice, so that a
-    token's result does not depend on other tokens."""
+    In bfloat16 this saves a reorder per call. In float32 it avoids MKL's slow path on AMD processors. At M = 1, a row's
+    sum may have another order. With `double_one`, a single row is passed twice."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
         self.out_features, self.in_features = weight.shape

@@ -1,7 +1,5 @@
 """Our matrix product on the CPU: weights are packed once, and each result is summed in the order of k.
 
-bfloat16 pair products are as fast as oneDNN at 512 rows, and twice as fast at one row.
-
     weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step form one 64-byte vector
     tile:             up to 6 rows x 4 such vectors of sums, in registers (without AVX-512, see blocks_together)
 
@@ -222,10 +220,9 @@ def blocks_together(rows: int, is_wide: bool) -> int:
 
 def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blocks: range, args: Any) -> None:
     _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-    # A loop over only some column blocks skips cache lines. The hardware prefetcher can't follow such a loop, so the
-    # loop always prefetches.
+    # a loop over some column blocks skips cache lines, which the hardware prefetcher can't follow
     is_far = builder.icmp_signed("!=", fetch_it, LONG(0)) if len(blocks) == BLOCKS else BOOL(1)
-    multiply = _multiply_pairs if is_half else multiply_floats
+    multiply = multiply_pairs if is_half else multiply_floats
     row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows)]
     start = {b: read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in blocks}
     tile = [(r, b) for r in range(rows) for b in blocks]
@@ -261,12 +258,12 @@ def spread(builder: Any, word: Any) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
 
 
-def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
+def multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """Add the pairs' second products, then the first ones, each rounded once.
 
     The AVX-512 instruction treats numbers below 2^-126 as 0. Other processors keep them."""
     if not has_pair_products():
-        for half in (_upper_halves, _lower_halves):
+        for half in (upper_halves, lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))
         return sums
     halves = ir.VectorType(_Half(), 2 * COLUMNS)
@@ -274,11 +271,11 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     return emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, operands)
 
 
-def _upper_halves(builder: Any, pairs: Any) -> Any:
+def upper_halves(builder: Any, pairs: Any) -> Any:
     return builder.and_(pairs, ir.Constant(STEPS, [-1 << 16] * COLUMNS))
 
 
-def _lower_halves(builder: Any, pairs: Any) -> Any:
+def lower_halves(builder: Any, pairs: Any) -> Any:
     return builder.shl(pairs, ir.Constant(STEPS, [16] * COLUMNS))
 
 

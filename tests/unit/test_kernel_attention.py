@@ -13,8 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared.kernel import attend_numba, attention
 from shared.kernel.attend_numba import FETCH_AHEAD, MOST_SCRATCH, most_run_tokens, run_bytes, score_row
 from shared.kernel.attention import AttentionInputs, AttentionShape, HostLengths, TorchAttention
+from shared.kernel.attention_numba import page_items
+from shared.kernel.items import Items
 from tests.support.paged_attention import CPU, MAX_LEN, SHAPE, SHAPES, Paged, numba_backend, tables
 from tests.support.virtual_gpu.device import make_device
+
+EXACT = [(name, torch.float32) for name in SHAPES] + [("sliding window", torch.bfloat16)]
+PAIRED = [(name, torch.bfloat16) for name in ("gqa", "one kv head, odd group", "large group and head")]
 
 
 def by_hand(shape: AttentionShape, qkv: torch.Tensor) -> torch.Tensor:
@@ -66,30 +71,55 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(dtype: torch.dtype) -> N
         assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_run_of_tokens_has_the_bits_of_each_alone(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [*EXACT, *PAIRED])
+def test_a_run_of_tokens_has_the_bits_of_each_alone(name: str, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
-    whole = Paged(numba_backend(shape), shape).step({0: (0, 120)})
-    paged = Paged(numba_backend(shape), shape)
+    whole = Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 120)})
+    paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)
     assert torch.equal(torch.cat([paged.step({0: (at, at + 1)}) for at in range(120)]), whole)
 
 
-@pytest.mark.parametrize("name", ["gqa", "sliding window"])
-def test_same_bits_however_many_tokens_a_run_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "dtype"), [("gqa", torch.float32), ("sliding window", torch.float32), *PAIRED[:1]])
+def test_same_bits_however_many_tokens_a_run_has(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape, found = SHAPES[name], []
     for most in (1, 2, 4, 8, 16):
         monkeypatch.setattr(attend_numba, "MOST_RUN_TOKENS", most)
-        found.append(Paged(numba_backend(shape), shape).step({0: (0, 75), 1: (0, 20)}))
+        found.append(Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 75), 1: (0, 20)}))
     assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
-@pytest.mark.parametrize("name", ["gqa", "sliding window"])
-def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), PAIRED)
+def test_pairs_are_near_the_textbook(name: str, dtype: torch.dtype) -> None:
+    shape = SHAPES[name]
+    paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)
+    got = torch.cat([paged.step({1: (0, 50)}), paged.step({1: (50, 51)}), paged.step({1: (51, 90)})])
+    torch.testing.assert_close(got.float(), by_hand(shape, paged.qkv[1, :90]), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "items"),
+    [
+        ("gqa", torch.bfloat16, Items.PAIRS),
+        ("gqa", torch.float32, Items.FLOATS),
+        ("gqa", torch.int8, Items.INT8),
+        ("mha", torch.bfloat16, Items.HALVES),  # half of a head would not fill a vector
+        ("8 lanes", torch.bfloat16, Items.HALVES),
+        ("sliding window", torch.bfloat16, Items.HALVES),  # a pair would have one key before the window
+    ],
+)
+def test_which_pages_are_read_in_pairs(name: str, dtype: torch.dtype, items: Items) -> None:
+    assert page_items(SHAPES[name], dtype) == items
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gqa", torch.float32), ("sliding window", torch.float32), *PAIRED[:1]])
+def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str, dtype: torch.dtype) -> None:
     """Nor what lies before its window: 0 times infinity is no number, so no weight of 0 may hide it."""
     shape = SHAPES[name]
-    whole = Paged(numba_backend(shape), shape).step({0: (0, 100)})
-    for lost in (37, 48, 63):
-        paged = Paged(numba_backend(shape), shape)
+    whole = Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 100)})
+    for lost in (36, 37, 48, 63):
+        paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)
         paged.qkv[0, lost] = float("inf")
         got = paged.step({0: (0, 100)})
         window = shape.windows[1] if shape.windows else 100

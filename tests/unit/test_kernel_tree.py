@@ -24,6 +24,7 @@ Make = Callable[[], AttentionBackend]
 BACKENDS: dict[str, Make] = {
     "torch": lambda: TorchAttention(SHAPE, ROPE),
     "numba": lambda: NumbaAttention(SHAPE, torch.float32, ROPE, Team(1)),
+    "numba, bfloat16": lambda: NumbaAttention(SHAPE, torch.bfloat16, ROPE, Team(1)),
     "numba, two threads": lambda: NumbaAttention(SHAPE, torch.float32, ROPE, Team(2)),
     "torch, sliding window": lambda: TorchAttention(SLIDING, ROPE),
     "numba, sliding window": lambda: NumbaAttention(SLIDING, torch.float32, ROPE, Team(1)),
@@ -55,14 +56,14 @@ class Row:
 class Rows:
     """One layer's pool, NaN where nothing was written, fed in steps."""
 
-    def __init__(self, make: Make, page_size: int, num_rows: int = 3, in_bytes: bool = False) -> None:
-        self.backend = make()
+    def __init__(self, name: str, page_size: int, num_rows: int = 3) -> None:
+        self.backend, self.dtype = BACKENDS[name](), torch.bfloat16 if "bfloat16" in name else torch.float32
         per_row = -(-MAX_LEN // page_size)
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(3)) + 1
         self.table = order.to(torch.int32).view(num_rows, per_row)
         shape = (1 + num_rows * per_row, 1, 2, SHAPE.num_kv_heads, page_size, SHAPE.head_dim)
-        self.kv, self.scales = torch.full(shape, float("nan")), None
-        if in_bytes:
+        self.kv, self.scales = torch.full(shape, float("nan"), dtype=self.dtype), None
+        if "int8" in name:
             self.kv, self.scales = torch.full(shape, 91, dtype=torch.int8), torch.full(shape[:-1], float("nan"))
 
     def step(self, *rows: Row) -> torch.Tensor:
@@ -79,7 +80,7 @@ class Rows:
             visible=torch.cat([row.visible for row in rows]) if has_tree else None,
         )
         self.backend.begin(inputs, self.kv, self.scales)
-        return self.backend.attend(0, torch.cat([row.qkv for row in rows]), None, None).clone()
+        return self.backend.attend(0, torch.cat([row.qkv for row in rows]).to(self.dtype), None, None).clone()
 
 
 def random_qkv(seed: int, num: int) -> torch.Tensor:
@@ -96,10 +97,10 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
     for start in (1, 15, 40):
         parents = draw_parents(rng, width)
         before, window, other = random_qkv(1, start), random_qkv(2, width), random_qkv(3, chunk)
-        rows = Rows(BACKENDS[name], page_size, in_bytes="int8" in name)
+        rows = Rows(name, page_size)
         rows.step(Row(0, before, 0))
         mixed = rows.step(Row(1, other, 0), Row(0, window, start, parents))
-        alone = Rows(BACKENDS[name], page_size, in_bytes="int8" in name)
+        alone = Rows(name, page_size)
         chains = [mixed[:chunk], *(mixed[chunk + n] for n in range(width))]
         want = [alone.step(Row(1, other, 0))]
         for node in range(width):
@@ -112,11 +113,11 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
                 assert torch.equal(got, expected), "the same sums in the same order"
 
 
-@pytest.mark.parametrize("name", ["torch", "numba", "numba, int8"])
+@pytest.mark.parametrize("name", ["torch", "numba", "numba, bfloat16", "numba, int8"])
 def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None:
     """A draft model grows its tree a level a step: a token's highest bit says where its window begins."""
     parents = [0, 0, 1, 1, 2, 3]
-    rows, whole = (Rows(BACKENDS[name], 4, in_bytes="int8" in name) for _ in range(2))
+    rows, whole = (Rows(name, 4) for _ in range(2))
     window = random_qkv(2, 7)
     for each in (rows, whole):
         each.step(Row(0, random_qkv(1, 9), 0))
@@ -133,13 +134,13 @@ def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None
             visible=bits[first:last],
         )
         rows.backend.begin(inputs, rows.kv, rows.scales)
-        got = rows.backend.attend(0, window[first:last], None, None)
+        got = rows.backend.attend(0, window[first:last].to(rows.dtype), None, None)
         torch.testing.assert_close(got, want[first:last], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", ["slot", "visible"])
 def test_a_wrong_window_fails_before_anything_is_written(wrong: str) -> None:
-    rows = Rows(BACKENDS["numba"], 16)
+    rows = Rows("numba", 16)
     slots = torch.tensor([3, 4]) if wrong == "visible" else torch.tensor([3, 5])
     visible = torch.tensor([1, 0b100000 if wrong == "visible" else 0b11])
     bounds = torch.tensor([0, 2], dtype=torch.int32)
