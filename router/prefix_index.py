@@ -49,11 +49,10 @@ class PageIndex:
         return True
 
     def is_behind(self, seq: int) -> bool:
-        """Return whether messages up to number `seq` are missing. Of a smaller number than ours all are: the node has
-        forgotten this router."""
-        if seq < self.seq:
+        """Return whether messages up to number `seq` are missing. 0: the node has forgotten this router."""
+        if not seq:
             self.seq = 0
-        return seq != self.seq or not seq
+        return seq > self.seq or not seq
 
     def forget_pages(self) -> None:
         """Drop the pages to free memory. Later events still apply."""

@@ -51,7 +51,7 @@ class CacheTeller:
         self._most_changes = 2 * kv.allocator.num_total
         self._name = node_id, epoch
         self._streams: dict[str, Stream] = {}
-        self._last_seq = 0  # of the forgotten streams
+        self._last_seq = 0  # the highest of forgotten streams
 
     def asked(self, peer: str, after: int) -> None:
         """Let the next `tell` yield this router's messages after number `after`."""
