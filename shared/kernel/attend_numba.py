@@ -55,12 +55,12 @@ from shared.kernel.jit import (
     store,
 )
 from shared.kernel.simd import (
-    round_weights,
+    copy_block,
+    narrow_weights,
     score_block,
     score_turned,
     turn_block,
     weigh_block,
-    widen_block,
 )
 from shared.kernel.sums import sum_of
 from shared.kernel.vectors import are_paired, block_lanes
@@ -84,13 +84,13 @@ def score_row(num_keys: int, head_dim: int) -> int:
 
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
     lanes = block_lanes(head_dim)
-    return 4 * (6 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
+    return 4 * (4 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
 
 
 def most_run_tokens(row: int, group: int, head_dim: int) -> int:
     """Return a run's largest length, a power of two."""
     lanes = block_lanes(head_dim)
-    fixed, per_token = 4 * (6 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
+    fixed, per_token = 4 * (4 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
     fitting = min(MOST_RUN_TOKENS, max(1, (MOST_SCRATCH - fixed) // per_token))
     return 1 << fitting.bit_length() - 1
 
@@ -123,12 +123,11 @@ class Room(NamedTuple):
 
     items: int  # (lanes,) int64: addresses of a block's keys or values
     scales: int  # (lanes,) int64: addresses of their scales
-    wide: int  # (lanes,) int64: addresses of `block`'s rows
-    block: int  # what turn_block or widen_block wrote
+    block: int  # what turn_block or copy_block wrote
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32: weighted values
     tops: int  # (R, G, lanes) float32: largest scores
-    scores: int  # (R, G, row) float32, in the order of a token's keys; then what round_weights made of them
+    scores: int  # (R, G, row) float32, in the order of a token's keys; then what narrow_weights made of them
 
 
 @functools.cache
@@ -138,8 +137,8 @@ def make_attend(
     """Compile the task. Pages before the window are never read: they may have been reused."""
     lanes, group, items = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
-    item = 2 if are_paired(page_items) else 4  # bytes of a query's number and of a weight
-    group_bytes, token_bytes, sums_bytes = group * head_dim * item, num_heads * head_dim * item, group * head_dim * 4
+    number_bytes = 2 if are_paired(page_items) else 4  # of queries and weights
+    group_bytes, token_bytes = group * head_dim * number_bytes, num_heads * head_dim * number_bytes
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -162,20 +161,19 @@ def make_attend(
                     found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
                     tops = room.tops + i * group * lanes * 4
                     score_turned(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
-            _soften_run(room, run, stride, group, lanes, scale)
-            _round_run(items, room, run, stride, group, lanes)
+            _soften_run(items, room, run, stride, group, lanes, scale)
             _fill(room.sums, run.length * group * head_dim, _f32(0.0))
-            _weigh_own(group, head_dim, items, item, lanes, row_bytes, step, run, room, values, True)
+            _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
                 _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
                 _locate(room, values, run.table, start, run.end, step, items, row_bytes, lanes)
-                widen_block(head_dim, items, room.items, room.scales, room.block)
+                copy_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     oldest = _oldest(run.num_keys + i, run.window)
-                    weights = room.scores + i * group * stride + (start - oldest) * item
-                    sums = room.sums + i * sums_bytes
-                    weigh_block(group, head_dim, items, True, weights, stride, room.wide, 0, sums)
-            _weigh_own(group, head_dim, items, item, lanes, row_bytes, step, run, room, values, False)
+                    weights = room.scores + i * group * stride + (start - oldest) * number_bytes
+                    sums = room.sums + i * group * head_dim * 4
+                    weigh_block(group, head_dim, items, True, weights, stride, room.block, 0, sums)
+            _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, False)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
             _store_run(room, run, out, num_heads * out_bytes, group, head_dim, lanes, is_half)
 
@@ -185,14 +183,11 @@ def make_attend(
 @inlined
 def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int) -> Room:
     scales = memory + lanes * 8
-    wide = scales + lanes * 8
-    block = wide + lanes * 8
-    for lane in range(lanes):
-        longs_at(wide)[lane] = block + lane * head_dim * 4
+    block = scales + lanes * 8
     edge = block + lanes * head_dim * 4
     sums = edge + group * lanes * 4
     tops = sums + run_tokens * group * head_dim * 4
-    return Room(memory, scales, wide, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
+    return Room(memory, scales, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
 
 
 @inlined
@@ -245,8 +240,8 @@ def _score_own(
 
 @copied
 def _weigh_own(
-    group: int, head_dim: int, items: int, item: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room,
-    values: Side, is_early: bool,
+    group: int, head_dim: int, items: int, number_bytes: int, lanes: int, row_bytes: int, step: Any, run: Run,
+    room: Room, values: Side, is_early: bool,
 ) -> None:  # fmt: skip
     """Add weighted values in the keys' order: before the shared blocks (`is_early`), or after them."""
     stride = step[SCORE_BYTES]
@@ -258,7 +253,7 @@ def _weigh_own(
             _locate(room, values, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
                 _locate_seen(room, values, run, start, step, row_bytes, lanes)
-            weights, row = room.scores + i * group * stride + (start - oldest) * item, stride
+            weights, row = room.scores + i * group * stride + (start - oldest) * number_bytes, stride
             if is_early:  # copy them: the row continues with other keys' weights
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
@@ -274,8 +269,8 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
             floats_at(edge)[g * lanes + lane] = weight
 
 
-@inlined
-def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
+@copied
+def _soften_run(items: int, room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
     """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
 
     Write 1 / (sum of a query's weights) to its first number of `tops`."""
@@ -293,14 +288,7 @@ def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale
                 x[s] = _f32(0.0)
             whole = (num_keys + lanes - 1) // lanes * lanes
             tops[0] = _f32(1.0) / sum_of(row, whole, False, False)
-
-
-@copied
-def _round_run(items: int, room: Room, run: Run, stride: int, group: int, lanes: int) -> None:
-    """Do this after the sum. Rows have no window, so pairs begin at key 0."""
-    for i in range(run.length):
-        for query in range(i * group, (i + 1) * group):
-            round_weights(items, room.scores + query * stride, (run.num_keys + i + lanes - 1) // lanes)
+            narrow_weights(items, row, whole // lanes)
 
 
 @inlined

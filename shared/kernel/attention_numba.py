@@ -228,7 +228,7 @@ def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtyp
 
 
 def page_items(shape: AttentionShape, page_dtype: torch.dtype) -> Items:
-    """Choose how attention reads pages. This decides the bits of its results."""
+    """Choose how attention reads pages, which decides its bits. At a window's edge a pair would have one key."""
     items = ITEMS[page_dtype]
     is_paired = items == Items.HALVES and shape.head_dim % 32 == 0 and not any(shape.windows)
     return Items.PAIRS if is_paired else items

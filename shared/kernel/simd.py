@@ -6,10 +6,10 @@ keys or values, each with its own address.
     lanes: 16 where head_dim (D) is a multiple of 16, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
 
-A block that many queries share is transposed, so that each lane is one key.
+A block that many queries share is transposed.
 
-Items.PAIRS: all factors are bfloat16. A pair is numbers 2 i and 2 i + 1 of a head, or the same number of values 2 i and
-2 i + 1. Its second product is added first, as by AVX-512's instruction. Others `split` pairs, to the same bits.
+Items.PAIRS: all factors are bfloat16, and two products are added at a time, the second one first, as AVX-512 does.
+Scores pair neighbouring numbers of a head; weighted sums pair neighbouring values.
 
 group, head_dim and items are constants. Everything else is an address or a stride. `keys`, `values` and `scales` point
 to (lanes,) int64 addresses. Row g of scores (or weights) is `lanes` float32 numbers at out (or weights) + g * stride;
@@ -55,10 +55,10 @@ def score_block(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Vectors(builder, head_dim.literal_value, Items(items.literal_value))
         _, _, _, queries_at, keys_at, scales_at, out_at, stride_bytes, tops_at = args
-        chunk = max(1, QUERY_REGISTERS // code.per_head)
+        chunk = max(1, QUERY_REGISTERS // code.per_sum)
         for first in range(0, group.literal_value, chunk):
             heads = range(first, min(first + chunk, group.literal_value))
-            vectors = {g: code.read_floats(queries_at, g * code.words) for g in heads}
+            vectors = {g: code.read_floats(queries_at, g * code.words, code.per_head) for g in heads}
             trees: dict[int, list[tuple[int, Any]]] = {g: [] for g in heads}
             for lane in range(code.lanes):
                 key = code.read_block(keys_at, scales_at, lane)
@@ -79,7 +79,7 @@ def weigh_block(
     group: Any,
     head_dim: Any,
     items: Any,
-    is_wide: Any,
+    is_copy: Any,
     weights: Any,
     stride: Any,
     values: Any,
@@ -88,7 +88,7 @@ def weigh_block(
 ) -> Any:
     """Emit code that adds a block of weighted values to `sums` (group, D) float32, in order.
 
-    is_wide, a constant: `values` point to what widen_block wrote."""
+    is_copy, a constant: `values` is the address of what copy_block wrote."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Vectors(builder, head_dim.literal_value, Items(items.literal_value))
@@ -99,8 +99,8 @@ def weigh_block(
             totals = {g: code.read_floats(sums_at, g * code.head_dim, code.per_sum) for g in heads}
             rows = {g: code.offset(weights_at, builder.mul(stride_bytes, LONG(g))) for g in heads}
             for place in code.value_order():
-                if is_wide.literal_value:
-                    value = code.read_floats(code.read_long(values_at, place), 0, code.per_sum)
+                if is_copy.literal_value:
+                    value = code.read_floats(values_at, place * code.head_dim, code.per_sum)
                 else:
                     value = code.read_value(values_at, scales_at, place)
                 for g in heads:
@@ -111,7 +111,7 @@ def weigh_block(
                     code.write(sums_at, g * code.head_dim + j * code.lanes, total)
         return context.get_dummy_value()
 
-    return _block_signature((group, head_dim, items, is_wide), weights, stride, values, scales, sums), codegen
+    return _block_signature((group, head_dim, items, is_copy), weights, stride, values, scales, sums), codegen
 
 
 @emitted_for_constants
@@ -130,7 +130,7 @@ def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales
 
 
 @emitted_for_constants
-def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
+def copy_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
     """Emit code that writes widened values to `out`: (lanes, D) float32, or (lanes / 2, D) pairs."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -188,7 +188,7 @@ def split_pairs(typing_context: Any, head_dim: Any, row: Any, out: Any) -> Any:
 
 
 @emitted_for_constants
-def round_weights(typing_context: Any, items: Any, row: Any, count: Any) -> Any:
+def narrow_weights(typing_context: Any, items: Any, row: Any, count: Any) -> Any:
     """Emit code that rounds `count` blocks of 16 float32 weights to bfloat16, in place, if `items` are PAIRS.
 
     Paired weights are also packed, two in a word."""

@@ -31,7 +31,7 @@ def are_paired(items: Items) -> bool:
 
 
 class Vectors:
-    """Indices count float32 numbers or the pool's items. Addresses are int64."""
+    """Indices count float32 numbers, pairs or the pool's items. Addresses are int64."""
 
     def __init__(self, builder: Any, head_dim: int, items: Items) -> None:
         self._builder, self._items = builder, items
@@ -57,18 +57,17 @@ class Vectors:
     def read_long(self, address: Any, index: int) -> Any:
         return self._builder.load(self._at(address, 8 * index, LONG), align=8)
 
-    def read_floats(self, address: Any, first: int, count: int = 0) -> list[Any]:
-        """`count` 0 means `per_head`."""
-        return [self.read(address, first + j * self.lanes) for j in range(count or self.per_head)]
+    def read_floats(self, address: Any, first: int, count: int) -> list[Any]:
+        return [self.read(address, first + j * self.lanes) for j in range(count)]
 
     def read_block(self, addresses: Any, scales: Any, lane: int) -> list[Any]:
         scale = self.read_long(scales, lane) if self._items.has_scales else None
         return self.read_items(self.read_long(addresses, lane), scale)
 
     def read_items(self, address: Any, scale: Any = None) -> list[Any]:
-        """Read one head as float32. Bytes are widened, then multiplied by the scale at the address `scale`."""
+        """Read one head as float32, or as pairs. Bytes are widened, then multiplied by the scale at `scale`."""
         if self._items == Items.FLOATS or self._is_paired:
-            return self.read_floats(address, 0)
+            return self.read_floats(address, 0, self.per_head)
         return self.split(address) if self._items == Items.PAIRS else self._widened(address, scale)
 
     def _widened(self, address: Any, scale: Any) -> list[Any]:
@@ -84,7 +83,7 @@ class Vectors:
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
     def split(self, address: Any) -> list[Any]:
-        """Read 16 pairs at a time: their second numbers, widened, then their first ones."""
+        """Of each 16 pairs, return the second numbers, then the first, as float32."""
         pairs = [self._builder.bitcast(vector, STEPS) for vector in self._read_pairs(address, SUMS)]
         halves = [half(self._builder, vector) for vector in pairs for half in (upper_halves, lower_halves)]
         return [self._builder.bitcast(vector, self._type) for vector in halves]
@@ -96,7 +95,8 @@ class Vectors:
     def value_order(self) -> list[int]:
         if self._is_paired:
             return list(range(self.lanes // 2))
-        return [lane ^ (self._items == Items.PAIRS) for lane in range(self.lanes)]
+        swap = int(self._items == Items.PAIRS)
+        return [lane ^ swap for lane in range(self.lanes)]
 
     def read_value(self, addresses: Any, scales: Any, place: int) -> list[Any]:
         """Read a value as float32, or a pair of values as `per_sum` vectors of pairs."""
@@ -159,7 +159,7 @@ class Vectors:
     def turned(self, rows: list[Any]) -> list[Any]:
         """Transpose the rows: interleave the first half with the second, log2(lanes) times. With 16 rows a to p:
 
-            a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ..."""
+        a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ..."""
         half = self.lanes // 2
         dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]
         for _ in range(self.lanes.bit_length() - 1):
@@ -168,7 +168,7 @@ class Vectors:
         return rows
 
     def settle(self, tree: list[tuple[int, Any]]) -> None:
-        """Make the compiler add here. Else it adds pairs at the end, and runs out of registers."""
+        """Keep the compiler from moving additions to the end, where it runs out of registers (with pairs only)."""
         if self._is_paired:
             part, vector = tree.pop()
             kind = ir.FunctionType(vector.type, [vector.type])

@@ -19,7 +19,7 @@ TARGET = {
     "odd": {"hidden_size": 96, "intermediate_size": 80, "num_attention_heads": 6, "num_key_value_heads": 2},
 }
 HEAD = {
-    "whole": {"intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    "whole": {"intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
     "odd": {"intermediate_size": 72, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16},
 }
 Tensors = dict[str, torch.Tensor]

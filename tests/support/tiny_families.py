@@ -72,6 +72,7 @@ FAMILIES: dict[str, Make] = {
     "qwen2, upper layers windowed": qwen2(use_sliding_window=True, sliding_window=9, max_window_layers=2),
     "qwen3": qwen3(),
     "qwen3, odd size": qwen3(intermediate_size=80),
+    "qwen3, large heads": qwen3(head_dim=32),
     "qwen3, biases": qwen3(attention_bias=True),
     "qwen3-moe": moe(),
     "qwen3-moe, normalised": moe(norm_topk_prob=True),

@@ -18,8 +18,9 @@ from shared.kernel.items import Items
 from tests.support.paged_attention import CPU, MAX_LEN, SHAPE, SHAPES, Paged, numba_backend, tables
 from tests.support.virtual_gpu.device import make_device
 
-EXACT = [(name, torch.float32) for name in SHAPES] + [("sliding window", torch.bfloat16)]
-PAIRED = [(name, torch.bfloat16) for name in ("gqa", "one kv head, odd group", "large group and head")]
+PAIRED = [(name, "bfloat16") for name in ("gqa", "one kv head, odd group", "large group and head")]
+EXACT = [*((name, "float32") for name in SHAPES), ("sliding window", "bfloat16"), *PAIRED]
+FEW = [("gqa", "float32"), ("sliding window", "float32"), ("gqa", "bfloat16")]
 
 
 def by_hand(shape: AttentionShape, qkv: torch.Tensor) -> torch.Tensor:
@@ -53,13 +54,6 @@ def test_equals_the_textbook(name: str, make) -> None:
     torch.testing.assert_close(got, by_hand(shape, paged.qkv[1, :90]), atol=2e-5, rtol=1e-4)
 
 
-def test_bfloat16_pool() -> None:
-    paged = Paged(numba_backend(SHAPE, torch.bfloat16), SHAPE, dtype=torch.bfloat16)
-    got = torch.cat([paged.step({0: (0, 40)}), paged.step({0: (40, 41)})])
-    assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.float(), by_hand(SHAPE, paged.qkv[0, :41]), atol=0.03, rtol=0.03)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_for_any_cut_batch_page_size_and_team(dtype: torch.dtype) -> None:
     whole = Paged(numba_backend(SHAPE, dtype), SHAPE, dtype=dtype).step({0: (0, 100)})
@@ -71,30 +65,29 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(dtype: torch.dtype) -> N
         assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*EXACT, *PAIRED])
-def test_a_run_of_tokens_has_the_bits_of_each_alone(name: str, dtype: torch.dtype) -> None:
-    shape = SHAPES[name]
+@pytest.mark.parametrize(("name", "kind"), EXACT)
+def test_a_run_of_tokens_has_the_bits_of_each_alone(name: str, kind: str) -> None:
+    shape, dtype = SHAPES[name], getattr(torch, kind)
     whole = Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 120)})
     paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)
     assert torch.equal(torch.cat([paged.step({0: (at, at + 1)}) for at in range(120)]), whole)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gqa", torch.float32), ("sliding window", torch.float32), *PAIRED[:1]])
-def test_same_bits_however_many_tokens_a_run_has(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape, found = SHAPES[name], []
+@pytest.mark.parametrize(("name", "kind"), FEW)
+def test_same_bits_however_many_tokens_a_run_has(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, dtype, found = SHAPES[name], getattr(torch, kind), []
     for most in (1, 2, 4, 8, 16):
         monkeypatch.setattr(attend_numba, "MOST_RUN_TOKENS", most)
         found.append(Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 75), 1: (0, 20)}))
     assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
-@pytest.mark.parametrize(("name", "dtype"), PAIRED)
-def test_pairs_are_near_the_textbook(name: str, dtype: torch.dtype) -> None:
-    shape = SHAPES[name]
-    paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)
+@pytest.mark.parametrize("name", [*SHAPES, "8 lanes, with room for a vector of pairs"])
+def test_bfloat16_is_near_the_textbook(name: str) -> None:
+    shape = SHAPES.get(name) or AttentionShape(4, 2, 40, 1e-5)
+    paged = Paged(numba_backend(shape, torch.bfloat16), shape, dtype=torch.bfloat16)
     got = torch.cat([paged.step({1: (0, 50)}), paged.step({1: (50, 51)}), paged.step({1: (51, 90)})])
+    assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), by_hand(shape, paged.qkv[1, :90]), atol=0.03, rtol=0.03)
 
 
@@ -113,10 +106,10 @@ def test_which_pages_are_read_in_pairs(name: str, dtype: torch.dtype, items: Ite
     assert page_items(SHAPES[name], dtype) == items
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("gqa", torch.float32), ("sliding window", torch.float32), *PAIRED[:1]])
-def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "kind"), FEW)
+def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str, kind: str) -> None:
     """Nor what lies before its window: 0 times infinity is no number, so no weight of 0 may hide it."""
-    shape = SHAPES[name]
+    shape, dtype = SHAPES[name], getattr(torch, kind)
     whole = Paged(numba_backend(shape, dtype), shape, dtype=dtype).step({0: (0, 100)})
     for lost in (36, 37, 48, 63):
         paged = Paged(numba_backend(shape, dtype), shape, dtype=dtype)

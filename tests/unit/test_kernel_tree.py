@@ -88,6 +88,15 @@ def random_qkv(seed: int, num: int) -> torch.Tensor:
     return torch.randn(num, heads * SHAPE.head_dim, generator=torch.Generator().manual_seed(seed))
 
 
+def cancelling(qkv: torch.Tensor) -> torch.Tensor:
+    """Give all keys the same weight, and let neighbouring values cancel out. bfloat16 results hide other orders."""
+    q, k, v = qkv.unflatten(1, (-1, SHAPE.head_dim)).split((6, 2, 2), dim=1)
+    sizes = 2.0 ** (torch.arange(len(qkv)) // 2 * 7 % 24)
+    v = v * sizes[:, None, None]
+    v[1::2] = -v[: len(v) // 2 * 2 : 2]
+    return torch.cat((q * 0, k, v), dim=1).flatten(1)
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "chunk"), [(2, 3), (7, 40), (16, 5)])
@@ -97,6 +106,8 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
     for start in (1, 15, 40):
         parents = draw_parents(rng, width)
         before, window, other = random_qkv(1, start), random_qkv(2, width), random_qkv(3, chunk)
+        if "bfloat16" in name and start == 15:
+            before, window = cancelling(torch.cat((before, window))).split((start, width))
         rows = Rows(name, page_size)
         rows.step(Row(0, before, 0))
         mixed = rows.step(Row(1, other, 0), Row(0, window, start, parents))

@@ -28,7 +28,8 @@ SHAPES = ((130, 96, 7), (64, 64, 1), (100, 32, 2), (70, 34, 12), (200, 512, 13))
 # A test of each kind whose results depend on how sums are split into vectors.
 PROMISES = (
     "tests/unit/test_kernel_sums.py::test_a_sum_has_the_bits_of_its_definition[31]",
-    "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa-dtype0]",
+    "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa-float32]",
+    "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa-bfloat16]",
     "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[gqa-int8]",
 )
 TREES = "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]"
@@ -126,7 +127,7 @@ def test_the_default_model_s_frequencies_stay() -> None:
         ("haswell", "gemma3", "float32", Formats()),
         pytest.param("haswell", "qwen3", "bfloat16", Formats(kv="int8"), marks=pytest.mark.long),
         pytest.param("haswell", "qwen3", "float32", Formats(weights="fp8"), marks=pytest.mark.long),
-        pytest.param("skylake-avx512", "qwen3", "bfloat16", Formats(), marks=pytest.mark.long),
+        pytest.param("skylake-avx512", "qwen3, large heads", "bfloat16", Formats(), marks=pytest.mark.long),
     ],
     ids=["float32", "bfloat16, int8 KV", "fp8 weights", "bfloat16 without pair products"],
 )
@@ -143,7 +144,9 @@ def test_a_whole_model_has_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "promise", [*PROMISES, pytest.param(TREES, marks=pytest.mark.long)], ids=["sums", "attention", "bytes", "trees"]
+    "promise",
+    [*PROMISES, pytest.param(TREES, marks=pytest.mark.long)],
+    ids=["sums", "attention", "pairs", "bytes", "trees"],
 )
 def test_what_wide_vectors_promise_holds_here(promise: str, tmp_path: Path) -> None:
     there = run_python("haswell", tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", promise)
