@@ -114,7 +114,8 @@ def test_resuming_client(cluster: Cluster) -> None:
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     whole = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S).json()
     assert text and text == whole["choices"][0]["text"]
-    assert printed_by("resuming_client.py", cluster.url, "Once upon a time")
+    # its answers are drawn without a seed, and one in twenty ends at once
+    assert any(printed_by("resuming_client.py", cluster.url, "Once upon a time") for _ in range(10))
 
 
 def test_load_test_says_whether_the_promise_is_kept(cluster: Cluster) -> None:
