@@ -54,16 +54,9 @@ from shared.kernel.jit import (
     prefetch,
     store,
 )
-from shared.kernel.simd import (
-    copy_block,
-    narrow_weights,
-    score_block,
-    score_turned,
-    turn_block,
-    weigh_block,
-)
+from shared.kernel.simd import copy_block, narrow_weights, score_block, score_turned, turn_block, weigh_block
 from shared.kernel.sums import sum_of
-from shared.kernel.vectors import are_paired, block_lanes
+from shared.kernel.vectors import block_lanes, number_bytes_of
 
 CACHE_LINE = 64
 SCALE_BYTES = 4
@@ -137,7 +130,7 @@ def make_attend(
     """Compile the task. Pages before the window are never read: they may have been reused."""
     lanes, group, items = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items)
     row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
-    number_bytes = 2 if are_paired(page_items) else 4  # of queries and weights
+    number_bytes = number_bytes_of(page_items)
     group_bytes, token_bytes = group * head_dim * number_bytes, num_heads * head_dim * number_bytes
 
     def attend(words: Any, share: int, worker: int) -> None:

@@ -65,7 +65,7 @@ from shared.kernel.shares import MOST_COST, shares_of
 from shared.kernel.simd import narrow_row, split_pairs
 from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
-from shared.kernel.vectors import are_paired, block_lanes
+from shared.kernel.vectors import are_paired, block_lanes, number_bytes_of
 
 _f32 = np.float32
 FILLED = np.array(
@@ -245,7 +245,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes, in_pairs = head_dim * items.num_bytes, are_paired(items)
     is_split = items == Items.PAIRS and not in_pairs
-    query_bytes = head_dim * (2 if in_pairs else 4)
+    query_bytes = head_dim * number_bytes_of(items)
 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from shared.kernel.items import Items, narrowed
 from shared.kernel.jit import emitted_for_constants
-from shared.kernel.product import COLUMNS, STEPS, SUMS, round_to_half
+from shared.kernel.product import STEPS, SUMS, lower_halves, round_to_half
 from shared.kernel.vectors import FLOAT, LONG, Vectors, are_paired
 
 # how many of the 32 vector registers may hold queries (score_block), and sums (weigh_block)
@@ -203,7 +202,7 @@ def narrow_weights(typing_context: Any, items: Any, row: Any, count: Any) -> Any
                     target = builder.add(args[1], builder.mul(loop.index, LONG(32)))
                     builder.store(halves, builder.inttoptr(target, halves.type.as_pointer()), align=4)
                 else:
-                    wide = builder.shl(builder.zext(halves, STEPS), ir.Constant(STEPS, [16] * COLUMNS))
+                    wide = lower_halves(builder, builder.zext(halves, STEPS))
                     builder.store(wide, builder.inttoptr(source, STEPS.as_pointer()), align=4)
         return context.get_dummy_value()
 

@@ -8,14 +8,7 @@ from llvmlite import ir
 
 from shared.kernel.items import Items, magnitude_bits, widened
 from shared.kernel.jit import emit_call, emit_fence, emit_for_floats
-from shared.kernel.product import (
-    STEPS,
-    SUMS,
-    has_pair_products,
-    lower_halves,
-    multiply_pairs,
-    upper_halves,
-)
+from shared.kernel.product import STEPS, SUMS, has_pair_products, lower_halves, multiply_pairs, upper_halves
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
 
@@ -26,8 +19,13 @@ def block_lanes(head_dim: int) -> int:
 
 
 def are_paired(items: Items) -> bool:
-    """Return whether one instruction multiplies pairs. If so, queries and weights are stored as bfloat16."""
+    """Return whether one instruction multiplies pairs."""
     return items == Items.PAIRS and has_pair_products()
+
+
+def number_bytes_of(items: Items) -> int:
+    """Return the size of a query's number and of a weight."""
+    return 2 if are_paired(items) else 4
 
 
 class Vectors:
