@@ -130,7 +130,8 @@ class Daemon:
             elif isinstance(action, HangUp):
                 self._links.hang_up(action.peer)
             elif not self._links.send(action.peer, action.message, action.frames, back=action.back):
-                self._give_up(PeerClosed(action.peer, accepted=action.back), "it no longer takes messages")
+                closed = PeerClosed(action.peer, accepted=action.back, gave_up=True)
+                self._give_up(closed, "it no longer takes messages")
 
     def _dial(self, action: Dial) -> None:
         try:

@@ -93,14 +93,14 @@ class Membership:
         self._unanswered.up(peer, now)
         self._say_hello(peer, now)
 
-    def closed(self, peer: str, now: float) -> None:
+    def closed(self, peer: str, now: float, *, gave_up: bool = False) -> None:
         life = self._ctx.routers.closed(peer)
         self._hello_due.pop(peer, None)
         self._hello_said.pop(peer, None)
         self._unanswered.closed(peer)
         if peer not in self._ctx.routers.listed:
             self._forget(peer, now)
-        if life is None:
+        if life is None and not gave_up:
             return  # this router isn't served yet; the link keeps trying
         self._life_over(life, now)
         self._ctx.outbox.hang_up(peer)  # drops messages queued for the dead router

@@ -195,7 +195,7 @@ class Node:
         elif isinstance(inbound, PeerUp):
             self.membership.up(inbound.peer, now)
         else:
-            self.membership.closed(inbound.peer, now)
+            self.membership.closed(inbound.peer, now, gave_up=inbound.gave_up)
 
     def _receive_message(self, received: Received, now: float) -> None:
         message, from_router = received.message, received.peer in self.ctx.routers.peers

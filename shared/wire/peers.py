@@ -54,11 +54,12 @@ class PeerClosed:
     """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
 
     `accepted`: the peer dialled this connection. Two prefill nodes may dial each other, and either of the two
-    connections may end alone.
+    connections may end alone. `gave_up`: the link still has this connection, which takes no messages.
     """
 
     peer: str
     accepted: bool = False
+    gave_up: bool = False
 
 
 Inbound = Received | PeerUp | PeerClosed

@@ -9,10 +9,11 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.node.daemon import Daemon
 from shared.node.node import Node
+from shared.node.routers import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
-from shared.wire.messages import Installed, Message, Prebuilt
-from shared.wire.peers import Inbound
+from shared.wire.messages import Hello, Installed, Message, Prebuilt
+from shared.wire.peers import Inbound, PeerClosed, PeerUp
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, expected, make_node, name_of
 from tests.support.scripted_core import job
@@ -81,3 +82,34 @@ def test_installed_leaves_before_the_installed_row_s_first_step() -> None:
     net.run()
     assert not p.side.inflight.granted  # type: ignore[attr-defined]
     assert net.router.streams[key][-3:] == expected(one)[-3:]
+
+
+ROUTER = "tcp://127.0.0.1:7001"
+
+
+class StuffedLine(Line):
+    """No Hello can leave until the connection is dialled anew."""
+
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = (), *, back: bool = False) -> bool:
+        return "Dial" in self._log and super().send(peer, message, frames, back=back)
+
+
+def test_a_router_whose_queue_takes_no_hello_is_dialled_anew() -> None:
+    """The defect (seed 496649): the connection stayed up, so no PeerUp came, and the node never said Hello again."""
+    node, log = make_node("decode", "d0", CoreKnobs()), list[str]()
+    node.ctx.routers = Routers((ROUTER,))
+    line = StuffedLine([PeerUp(ROUTER)], log)
+    daemon = Daemon(node, line, Logger("d", io.StringIO()), drain_s=1.0, clock=lambda: 0.0)
+    for _ in range(3):
+        daemon.round()
+    assert log == ["HangUp", "Dial"]
+    line._inbox.append(PeerUp(ROUTER))
+    daemon.round()
+    assert [type(message) for _, message, _ in line.sent] == [Hello]
+
+
+def test_a_link_that_lost_an_unserved_router_redials_it_alone() -> None:
+    node = make_node("decode", "d0", CoreKnobs())
+    node.ctx.routers = Routers((ROUTER,))
+    log, _ = one_round(node, [PeerUp(ROUTER), PeerClosed(ROUTER)])
+    assert "HangUp" not in log and "Dial" not in log
