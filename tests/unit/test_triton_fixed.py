@@ -30,17 +30,10 @@ SHAPE = AttentionShape(4, 2, 32, 1e-5)
 SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 
 
-def dot_in_order(left: object, right: object, sums: object, *_: object) -> object:
-    """A tile's product that sums each line in one order, as a GPU does. numpy's takes another at a tile's edge."""
-    terms = left.data[:, :, None].astype(sums.data.dtype) * right.data[None].astype(sums.data.dtype)  # type: ignore[attr-defined]
-    return interpreter.grids.TensorHandle(np.add.reduce(terms, axis=1) + sums.data, sums.dtype.scalar)  # type: ignore[attr-defined]
-
-
 @pytest.fixture(autouse=True)
-def ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
     monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
-    monkeypatch.setattr(interpreter.grids.interpreter_builder, "create_dot", dot_in_order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
