@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from llvmlite.binding import get_host_cpu_features
+
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,8 +20,18 @@ PROCESSORS = {
 }
 
 
+def missing_here(processor: str) -> list[str]:
+    here = get_host_cpu_features()
+    asked = PROCESSORS[processor]["NUMBA_CPU_FEATURES"].split(",")
+    return [name for name in (feature.removeprefix("+") for feature in asked) if not here.get(name)]
+
+
 def run_python(processor: str, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python *arguments` from the repository's root. Compiled code is kept in `cache`."""
+    """Run `python *arguments` from the repository's root. Compiled code is kept in `cache`.
+
+    Skip the test if this machine lacks some of the processor's instructions."""
+    if missing := missing_here(processor):
+        pytest.skip(f"this machine lacks {', '.join(missing)}")
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     here = {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
