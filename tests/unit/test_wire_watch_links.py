@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.tcp import ProcessMemory
+from shared.wire.watch import Watch
 from tests.support.key_folders import make_keys
 from tests.support.own_process import printed
 from tests.support.patience import HANG_GUARD_S
@@ -65,27 +67,39 @@ def test_a_message_that_never_ends_is_cut_off() -> None:
         links.close()
 
 
-def test_a_message_of_empty_parts_ends_by_memory() -> None:
-    """The defect: each part takes 2 bytes of the wire and 64 of memory, so 80 MiB unread were 2.5 GiB."""
-    links, anonymous_bytes = NodeLinks("d", 1), ProcessMemory()
-    try:
-        peer, seen = RawPeer(links.endpoint, "p@1"), list[object]()
+def counted_looks(patch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list that every look of a watch appends to."""
+    looks, look = list[float](), Watch.look
+
+    def counted(watch: Watch) -> float:
+        unread = look(watch)
+        looks.append(unread)
+        return unread
+
+    patch.setattr(Watch, "look", counted)
+    return looks
+
+
+def test_a_message_of_empty_parts_ends_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defect: each part takes 2 bytes of the wire and 64 of memory, so 80 MiB unread were 2.5 GiB.
+
+    The peer waits for a look after each MiB. Else the bound would fail when the watch's thread gets to run late."""
+    looks, memory = counted_looks(monkeypatch), ProcessMemory()
+    links = NodeLinks("d", 1)
+    with closing(memory), closing(links), closing(RawPeer(links.endpoint, "p@1")) as peer:
+        seen = list[object]()
         peer.frame(encode(Goodbye("p", 1)))
         until(lambda: any(isinstance(one, Received) for one in seen), links, seen)
-        before = highest = anonymous_bytes()
+        before = memory()
         for _ in range(64):
             try:
                 peer.socket.sendall(b"\x01\x00" * (MIB // 2))
             except OSError:
                 break
-            seen.extend(links.poll(0.0))
-            highest = max(highest, anonymous_bytes())
+            wanted = len(looks) + 2  # a look may have begun before the bytes came
+            until(lambda wanted=wanted: len(looks) >= wanted, links, seen)
+            assert memory() - before < 512 * MIB
         until(lambda: links.counts["wire_refused.flood"] == 1, links, seen)
-        assert highest - before < 512 * MIB
-        peer.close()
-    finally:
-        anonymous_bytes.close()
-        links.close()
 
 
 LONG_HANDSHAKES = """
@@ -95,6 +109,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye
 from shared.wire.tcp import ProcessMemory
+from shared.wire.watch import Watch
 from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
 
 names = map("".join, itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz0123456789!#$%&", repeat=3), 60_000))
