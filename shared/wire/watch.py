@@ -42,6 +42,7 @@ LONG_HANDSHAKE_BYTES = 64 << 10
 MOST_BEFORE_MESSAGE = 16 << 20  # limit on a caller's bytes before its first message; the largest Offer fits
 SWOLLEN = 4.0  # allowed growth of memory, in bytes per unread byte; page frames take 1
 MOST_SWELLING = 64  # at most this growth counts, in bytes per received byte: an empty part of 2 bytes takes PART_BYTES
+SWELLING_S = 1.0  # growth counts up to this time after the bytes, because libzmq may read them late
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Connection:
     is_shut: bool = False
     handshake: int = 0  # upper bound of the bytes outside of messages
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
+    _may_swell: float = 0.0  # growth in bytes that the newest bytes can still explain
+    _swells_until: float = 0.0
     _received: int = 0
     _delivered: int = 0
     _num_parts: int = 0
@@ -95,13 +98,23 @@ class Connection:
         behind, is_known = inflow.received - delivered, delivered > 0 and self._looked_at > 0
         self.handshake = min(self.handshake, behind) if is_known else behind
         if delivered != self._delivered or self.unread <= MUCH_BYTES:
-            self.swollen = 0.0
+            self.swollen = self._may_swell = 0.0
         else:
-            self.swollen += min(grown, MOST_SWELLING * (inflow.received - self._received))
+            self._swell(now, inflow.received - self._received, grown)
         if (news_parts := num_parts - self._num_parts) > 0:
             is_flood = news_parts >= MANY_PARTS
             self._part_bytes = (delivered - self._delivered) / news_parts if is_flood else math.inf
         self._received, self._delivered, self._num_parts, self._looked_at = inflow.received, delivered, num_parts, now
+
+    def _swell(self, now: float, received: int, grown: int) -> None:
+        if received > 0:
+            self._may_swell += MOST_SWELLING * received
+            self._swells_until = now + SWELLING_S
+        elif now > self._swells_until:
+            self._may_swell = 0.0
+        counted = min(grown, self._may_swell)
+        self._may_swell -= counted
+        self.swollen += counted
 
     @property
     def held(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import socket
@@ -118,16 +119,20 @@ def test_pages_behind_short_messages_are_no_flood(ends: Callable[[], Ends]) -> N
     assert own.take_refused() == [], "at the border"
 
 
-def swelling(ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Memory, Ends]:
+def swelling(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch, clock: Clock | None = None
+) -> tuple[Watch, Memory, Ends]:
     """A connection with 1,000 bytes unread. Before its last byte came memory grew, too."""
     monkeypatch.setattr(watch, "MUCH_BYTES", 100)
-    memory, one = Memory(), ends()
-    own = watch_of(Clock(), memory=memory, unread_bytes=5000, unread_bytes_in_all=10_000)
+    memory, one, clock = Memory(), ends(), clock or Clock()
+    own = watch_of(clock, memory=memory, unread_bytes=5000, unread_bytes_in_all=10_000, heartbeat_s=math.inf)
     own.accepted(one.fd, one.port)
     one.say(100)
     memory.size += 50_000
     own.look()
     one.say(900)
+    own.look()
+    clock.now += 2 * watch.SWELLING_S  # now these bytes explain no growth
     own.look()
     return own, memory, one
 
@@ -146,6 +151,21 @@ def test_an_unfinished_message_may_not_swell_memory(ends: Callable[[], Ends], mo
     memory.size += 5
     own.look()
     assert one.is_shut() and [reason for reason, _ in own.take_refused()] == ["flood"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_memory_may_swell_some_time_after_the_bytes_came(
+    ends: Callable[[], Ends], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """The defect: growth counted only in looks that saw bytes come. libzmq was often later, so most growth was free."""
+    clock = Clock()
+    own, memory, one = swelling(ends, monkeypatch, clock)
+    one.say(200)
+    own.look()
+    clock.now += watch.SWELLING_S + (0.01 if late else 0.0)
+    memory.size += 10_001
+    own.look()
+    assert one.is_shut() is not late
 
 
 def test_memory_grown_before_a_delivery_is_no_swelling(
