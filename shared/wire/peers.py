@@ -51,10 +51,11 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerClosed:
-    """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached.
+    """The connection is gone (closed, reset, or silent beyond the heartbeat), can't be used, or can't be made.
 
     `accepted`: the peer dialled this connection. Two prefill nodes may dial each other, and either of the two
-    connections may end alone. `gave_up`: the link still has this connection, which takes no messages.
+    connections may end alone. `gave_up`: the daemon says so after a refused send. The link may still have the
+    connection.
     """
 
     peer: str

@@ -54,9 +54,9 @@ grids.GridExecutor._restore_args_dev = lambda *_: None
 
 
 def dot_in_order(left: Any, right: Any, sums: Any, *_: object) -> Any:
-    """Multiply two tiles, and sum each line in one order, as a GPU does.
+    """Multiply two tiles. Sum the products of every element in the same order, as a GPU does.
 
-    The order of numpy's product depends on a column's place in the tile, and on the processor."""
+    numpy's order depends on a column's place in the tile, and on the processor."""
     terms = left.data[:, :, None].astype(sums.data.dtype) * right.data[None].astype(sums.data.dtype)
     return grids.TensorHandle(numpy.add.reduce(terms, axis=1) + sums.data, sums.dtype.scalar)
 

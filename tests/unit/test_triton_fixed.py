@@ -32,7 +32,7 @@ SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
+    """Don't look for integer overflow, which would take two thirds of the time."""
     monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
 
 
