@@ -16,14 +16,13 @@ attention = interpreter.kernels("attention")
 paged = interpreter.kernels("paged_attention")
 
 SPLIT = 64  # so that short rows are split
-UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overflow of whole numbers is not looked for here, which takes two thirds of the time."""
     monkeypatch.setattr(paged, "SPLIT_KEYS", SPLIT)
-    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", interpreter.UNCHECKED)
 
 
 def backends(shape: AttentionShape) -> tuple[AttentionBackend, AttentionBackend]:

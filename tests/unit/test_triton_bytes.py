@@ -20,14 +20,13 @@ interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportEr
 products = interpreter.kernels("product")
 
 FP8 = DTYPES["fp8"]
-UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 # Rounded once, at the end. The library widens rows to float32 as well.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2}
 
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", interpreter.UNCHECKED)
 
 
 def both(inputs: int, outputs: int, has_bias: bool, is_fixed: bool = False) -> tuple[object, QuantizedLinear]:

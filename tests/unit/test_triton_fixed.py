@@ -25,7 +25,6 @@ interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportEr
 attention, products = interpreter.kernels("attention"), interpreter.kernels("product")
 blocks = interpreter.kernels("blocks")
 
-UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 SHAPE = AttentionShape(4, 2, 32, 1e-5)
 SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 
@@ -33,7 +32,7 @@ SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Don't look for integer overflow, which would take two thirds of the time."""
-    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", interpreter.UNCHECKED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

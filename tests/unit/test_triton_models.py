@@ -28,13 +28,12 @@ attention = interpreter.kernels("attention")
 
 DENSE = [name for name in FAMILIES if "moe" not in name]
 QUICK = ("llama, llama3 rope", "qwen3", "mistral, windowed", "gemma3, stretched, capped")
-UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
-    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", interpreter.UNCHECKED)
 
 
 def logits(folder: str, kernels: str, kv: str = "auto") -> torch.Tensor:

@@ -23,7 +23,6 @@ from tests.support.virtual_gpu.operators import KIND, is_ours
 
 launcher, signatures = interpreter.kernels("launcher"), interpreter.kernels("signatures")
 OF_TRITON = ("num_warps", "num_stages", "maxnreg")
-UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 
 @contextmanager
@@ -44,5 +43,5 @@ def kernels_on(gpu: VirtualGpu) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launcher, "enqueue", enqueue)
         patch.setattr(libraries, "runs_triton", lambda device: device.type == KIND)
-        patch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+        patch.setattr(interpreter.grids.interpreter_builder, "options", interpreter.UNCHECKED)
         yield
