@@ -108,6 +108,19 @@ def test_a_router_whose_queue_takes_no_hello_is_dialled_anew() -> None:
     assert [type(message) for _, message, _ in line.sent] == [Hello]
 
 
+def test_a_router_refused_twice_is_dialled_once() -> None:
+    """The defect: the second refusal, of the connection that ended a moment later, ended the new connection too."""
+    node, log = make_node("decode", "d0", CoreKnobs()), list[str]()
+    node.ctx.routers = Routers((ROUTER,))
+    line = StuffedLine([PeerUp(ROUTER)], log)
+    daemon = Daemon(node, line, Logger("d", io.StringIO()), drain_s=1.0, clock=lambda: 0.0)
+    daemon.round()
+    line._inbox.append(PeerUp(ROUTER))  # its Hello is refused too, ahead of the hang-up
+    for _ in range(3):
+        daemon.round()
+    assert log == ["HangUp", "Dial"]
+
+
 def test_a_link_that_lost_an_unserved_router_redials_it_alone() -> None:
     node = make_node("decode", "d0", CoreKnobs())
     node.ctx.routers = Routers((ROUTER,))
