@@ -5,34 +5,26 @@
                       with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its own rows of x, because a separate task would make all threads wait. Rounding 64 rows takes about
-as long as multiplying them by one tile.
+Each share rounds its own rows of x, because a separate task would make all threads wait. block_code.py emits the inner
+loops.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from shared.kernel import amx
+from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_blocks
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
-from shared.kernel.dot import Dot, best_dot, emit_dot
-from shared.kernel.jit import (
-    compile_exact_task,
-    emit_for_floats,
-    emit_prefetch,
-    emitted_for_constants,
-    processor_features,
-)
+from shared.kernel.dot import Dot, best_dot
+from shared.kernel.jit import compile_exact_task, copied, processor_features
 from shared.kernel.packed import Packed, of_columns
 from shared.kernel.product import (
     BIAS,
@@ -40,34 +32,32 @@ from shared.kernel.product import (
     COLUMNS,
     DEALT,
     DEPTH,
-    FETCH_AHEAD,
-    LONG,
     NUM_TILES,
     OUT,
-    STEPS,
-    SUMS,
     WEIGHT,
-    WORD,
     X,
-    read_at,
-    round_to_half,
     share_of,
-    spread,
 )
 from shared.kernel.program import Program
-from shared.kernel.scratch import Scratch
+from shared.kernel.scratch import LINE_BYTES, Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
+FEWEST_AMX_ROWS = 4  # fewer rows take as long without
+AMX_WORK = amx.ROWS, 5, 8  # pass_rows, rounding and speed of shares.Work
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 NUM_WORDS = 11
-HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
 
 def packable(form: BlockFormat) -> BlockFormat:
-    """Use float32 scales where the processor can't widen float16."""
+    """Use float32 scales if the processor can't widen float16."""
     return form if processor_features().get("f16c", False) else replace(form, half_scales=False)
+
+
+def uses_amx(form: BlockFormat, dot: Dot) -> bool:
+    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low
+    return is_fit and dot is Dot.AMX and amx.is_permitted()
 
 
 class BlockTileLinear:
@@ -82,9 +72,11 @@ class BlockTileLinear:
         self._packed, self._bias = packed.weight, packed.bias
         self.out_dtype = out_dtype or packed.dtype
         halves = packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
-        self.task = make_task(self.format, *halves, best_dot(processor_features()) if dot is None else dot)
+        dot = best_dot(processor_features()) if dot is None else dot
+        self.task = make_task(self.format, *halves, dot)
         row_bytes = row_bytes_of(self.in_features, self.format.block)
-        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=True)
+        of_kernel = AMX_WORK if uses_amx(self.format, dot) else (MOST_ROWS, 1 if self.format.turn == 1 else 2)
+        self.work = Work(len(self._packed), self.in_features, row_bytes, *of_kernel)
         self._scratch = Scratch(team.size)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
@@ -99,7 +91,8 @@ class BlockTileLinear:
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        return min(num_rows, self.work.most_rows) * self.work.row_bytes
+        rows = -(-min(num_rows, self.work.most_rows) // amx.ROWS) * amx.ROWS  # AMX reads whole registers
+        return rows * (self.work.row_bytes + SUMS_BYTES) + amx.ROOM_BYTES
 
     def empty(self, num_rows: int) -> torch.Tensor:
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
@@ -142,205 +135,99 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
     return torch.cat(parts, dim=2)
 
 
-class Kind(NamedTuple):
-    bits: int
-    block: int
-    has_low: bool
-    half_scales: bool
-    out_half: bool  # whether results are bfloat16 instead of float32
-    dot: Dot
-
-    def packed(self) -> int:
-        flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.dot << 3
-        return self.bits | self.block << 8 | flags << 16
-
-    @classmethod
-    def unpacked(cls, number: int) -> Kind:
-        has_low, half_scales, out_half = (bool(number >> 16 + place & 1) for place in range(3))
-        return cls(number & 255, number >> 8 & 255, has_low, half_scales, out_half, Dot(number >> 19))
-
-    @property
-    def number_bytes(self) -> int:
-        """Bytes of a tile's numbers per block of k."""
-        return TILE_COLUMNS * self.block * self.bits // 8
-
-    @property
-    def scale_bytes(self) -> int:
-        return 2 if self.half_scales else 4
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of a tile per block of k."""
-        return self.number_bytes + TILE_COLUMNS * (1 + self.has_low) * self.scale_bytes
-
-
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
-    kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
+    kind, step_bytes, block, turn, zero = whole.packed(), whole.step_bytes, form.block, form.turn, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
+    has_amx = uses_amx(form, dot)
 
     def block_product(words: Any, share: int, worker: int) -> None:
         num_tiles, depth = words[NUM_TILES], words[DEPTH]
         num_inputs, out_bytes, tile_bytes = depth * block, num_tiles * TILE_COLUMNS * item, depth * step_bytes
-        row_bytes = num_inputs + depth * EXTRA_BYTES
+        row_bytes = (num_inputs + depth * EXTRA_BYTES + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
         first, end, first_row, num_rows = share_of(words, share)
-        rounded = words[SCRATCH] + worker * words[SCRATCH_BYTES]
-        for row in range(num_rows):
-            x, data = words[X] + (first_row + row) * num_inputs * in_item, rounded + row * row_bytes
-            extra = data + num_inputs
-            for g in range(depth):
-                start = extra + g * 4
-                unit, total = start + depth * 4, start + depth * 8
-                round_block(block, zero, is_half, x + g * block * in_item, data + g * block, start, unit, total)
+        room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
+        by_amx = has_amx and num_rows >= FEWEST_AMX_ROWS
+        rounded = room + amx.ROOM_BYTES + num_rows * SUMS_BYTES if by_amx else room
+        x, x_bytes = words[X] + first_row * num_inputs * in_item, num_inputs * in_item
+        _round_rows(block, turn, zero, is_half, x, x_bytes, num_rows, depth, rounded, row_bytes)
+        if by_amx:
+            amx.begin_registers(room)
         for tile in range(first, end):
             weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
             out = words[OUT] + first_row * out_bytes + tile * TILE_COLUMNS * item
-            x, left, fetch = rounded, num_rows, 1
-            while left > 0:
-                passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                # 5 rows: passes of 3 and 2 instead of 4 and 1
-                rows = (left + passes - 1) // passes
-                if rows == 4:
-                    multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
-                elif rows == 3:
-                    multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
-                elif rows == 2:
-                    multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
-                else:
-                    multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
-                left -= rows
-                x += rows * row_bytes
-                out += rows * out_bytes
-                fetch = 0
+            if by_amx:
+                _multiply_by_amx(
+                    kind, block, step_bytes, rounded, row_bytes, num_rows, weight, depth, bias, room, out, out_bytes
+                )
+            else:
+                _multiply(kind, rounded, row_bytes, num_rows, weight, depth, bias, out, out_bytes)
+        if by_amx:
+            amx.end_registers()
 
     return compile_exact_task(block_product)
 
 
-@emitted_for_constants
-def multiply_blocks(
-    typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
-    out_stride: Any, fetch: Any,
-) -> Any:  # fmt: skip
-    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
-
-    Constants: rows, kind. See product.multiply_tile."""
-    if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
-        raise TypeError("rows and kind must be constants")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
-        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
-        code = _Block(builder, Kind.unpacked(kind.literal_value))
-        row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
-        tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
-        sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
-        for r, b in tile:
-            builder.store(read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS), sums[r, b])
-        with cgutils.for_range(builder, steps) as loop:
-            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.kind.step_bytes)))
-            with builder.if_then(is_far):
-                for line in range(0, code.kind.step_bytes, 64):
-                    emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + line)))
-            block_of = [code.row_block(at, loop.index, steps) for at in row_at]
-            dots = code.dots(step_at, block_of)
-            for b in range(BLOCKS):
-                scale, low = code.scale(step_at, b), code.low(step_at, b)
-                for r, of_row in enumerate(block_of):
-                    total = code.add_block(of_row, dots[r, b], scale, low, builder.load(sums[r, b]))
-                    builder.store(total, sums[r, b])
-        item = 2 if code.kind.out_half else 4
-        for r, b in tile:
-            target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
-            total = builder.load(sums[r, b])
-            value = round_to_half(builder, total) if code.kind.out_half else total
-            builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
-        return context.get_dummy_value()
-
-    return types.void(rows, kind, *(types.int64,) * 8), codegen
+@copied
+def _round_rows(
+    block: int, turn: int, zero: int, is_half: bool, x: int, x_bytes: int, num_rows: int, depth: int, rounded: int,
+    row_bytes: int,
+) -> None:  # fmt: skip
+    for row in range(num_rows):
+        source, data = x + row * x_bytes, rounded + row * row_bytes
+        extra = data + depth * block
+        for g in range(depth):
+            start = extra + g * 4
+            unit, total = start + depth * 4, start + depth * 8
+            at = source + g * (x_bytes // depth)
+            round_block(block, turn, zero, is_half, at, data + g * block, start, unit, total)
 
 
-class _RowBlock(NamedTuple):
-    """Addresses of one block of a row of x (byte_rows.py)."""
+@copied
+def _multiply(
+    kind: int, rounded: int, row_bytes: int, num_rows: int, weight: int, depth: int, bias: int, out: int,
+    out_bytes: int,
+) -> None:  # fmt: skip
+    x, target, left, fetch = rounded, out, num_rows, 1
+    while left > 0:
+        passes = (left + MOST_ROWS - 1) // MOST_ROWS
+        # 5 rows: passes of 3 and 2 instead of 4 and 1
+        rows = (left + passes - 1) // passes
+        if rows == 4:
+            multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+        elif rows == 3:
+            multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+        elif rows == 2:
+            multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+        else:
+            multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+        left -= rows
+        x += rows * row_bytes
+        target += rows * out_bytes
+        fetch = 0
 
-    data: Any
-    start: Any
-    unit: Any
-    sum: Any
 
-
-class _Quad(NamedTuple):
-    """Four numbers of each of 16 columns."""
-
-    place: int  # index in the block; the quad begins at k = 4 * place
-    numbers: Any  # 16 words, one per column
-
-
-class _Block:
-    def __init__(self, builder: Any, kind: Kind) -> None:
-        self._builder, self.kind = builder, kind
-
-    def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:
-        build, block = self._builder, LONG(self.kind.block)
-        start = build.add(build.add(row_at, build.mul(depth, block)), build.mul(index, LONG(4)))
-        unit = build.add(start, build.mul(depth, LONG(4)))
-        return _RowBlock(
-            build.add(row_at, build.mul(index, block)), start, unit, build.add(unit, build.mul(depth, LONG(4)))
-        )
-
-    def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
-        """Return the integer sums for each pair of row and column block.
-
-        A quad of x is copied to all lanes once for all column blocks: copies cost more than products."""
-        build, most = self._builder, (1 << self.kind.bits) - 1
-        starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
-        dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
-        for quads in zip(*(self.quads(step_at, b) for b in range(BLOCKS)), strict=True):
-            for r, row in enumerate(rows):
-                byte = spread(build, read_at(build, row.data, LONG(4 * quads[0].place), WORD))
-                for b, quad in enumerate(quads):
-                    dots[r, b] = emit_dot(build, self.kind.dot, dots[r, b], quad.numbers, byte, most)
-        return dots
-
-    def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
-        build = self._builder
-        total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
-        if low is not None:
-            total = self.fma(self.splat(row.sum), low, total)
-        return total
-
-    def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
-        per_block, build = self.kind.number_bytes // BLOCKS, self._builder
-        nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
-        count = per_block // 64
-        for j in range(count):
-            packed = read_at(build, step_at, LONG(b * per_block + 64 * j), STEPS)
-            if self.kind.bits == 8:
-                yield _Quad(j, packed)
+@copied
+def _multiply_by_amx(
+    kind: int, block: int, step_bytes: int, rounded: int, row_bytes: int, num_rows: int, weight: int, depth: int,
+    bias: int, room: int, out: int, out_bytes: int,
+) -> None:  # fmt: skip
+    """Take all rows through one block before the next, which keeps its weights in cache."""
+    sums = room + amx.ROOM_BYTES
+    before, before_bytes = bias, 0
+    for g in range(depth):
+        step = weight + g * step_bytes
+        for row in range(0, num_rows, amx.ROWS):
+            x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
+            at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
+            amx.multiply_registers(block, x + g * block, row_bytes, step, room)
+            if g + 1 < depth:
+                add_registers(kind, False, x, row_bytes, g, depth, step, room, count, at, before_bytes, own, SUMS_BYTES)
             else:
-                yield _Quad(j, build.and_(packed, nibbles))
-                yield _Quad(j + count, build.and_(build.lshr(packed, four), nibbles))
-
-    def scale(self, step_at: Any, b: int) -> Any:
-        return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
-
-    def low(self, step_at: Any, b: int) -> Any:
-        if not self.kind.has_low:
-            return None
-        return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)
-
-    def _floats(self, step_at: Any, num_bytes: int) -> Any:
-        if not self.kind.half_scales:
-            return read_at(self._builder, step_at, LONG(num_bytes), SUMS)
-        halves = self._builder.bitcast(
-            read_at(self._builder, step_at, LONG(num_bytes), HALVES), ir.VectorType(ir.HalfType(), COLUMNS)
-        )
-        return self._builder.fpext(halves, SUMS)
-
-    def splat(self, address: Any) -> Any:
-        return self._builder.bitcast(spread(self._builder, read_at(self._builder, address, LONG(0), WORD)), SUMS)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return emit_for_floats(self._builder, "llvm.fma", a, b, c)
+                add_registers(
+                    kind, True, x, row_bytes, g, depth, step, room, count, at, before_bytes, result, out_bytes
+                )
+        before, before_bytes = sums, SUMS_BYTES

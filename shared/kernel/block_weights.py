@@ -2,7 +2,9 @@
 
     weight[n, k] = scale[n, g] * (number[n, k] - zero) + low[n, g]          g = k // block
 
-GGUF files store tensors this way. A product rounds each row of x to bytes, with a scale per block:
+GGUF files store tensors this way. In int8's longer blocks a large input would cost the others their precision. So x
+and weights are first **turned** by a Hadamard matrix H (QuaRot, arXiv 2404.00456): x w = (H x) (H w / turn). A product
+rounds each row of x to bytes, with a scale per block:
 
     unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
                                               both are 0 where the maximum is at most 2^-100
@@ -15,6 +17,7 @@ Integer sums are exact, and float operations have a fixed order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,11 +25,13 @@ import torch
 LARGEST = 127.0
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
+LEAST_TURN, MOST_TURN, MOST_BLOCK = 32, 64, 256  # of int8_format
+MOST_INT8_BYTES = 1 + 4 / LEAST_TURN  # per weight, with its share of a scale
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights per scale. `half_scales`: scales and lows are float16, else float32."""
+    """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `turn`: size of H."""
 
     name: str
     bits: int  # 4 or 8
@@ -34,13 +39,20 @@ class BlockFormat:
     has_low: bool = False
     half_scales: bool = True
     block: int = 32
+    turn: int = 1
 
     @property
     def bytes_per_weight(self) -> float:
         return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
-INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # float weights get this format at load
+def int8_format(num_inputs: int) -> BlockFormat | None:
+    """Return the format of `--weight-dtype int8`, or None if no block fits."""
+    turn = math.gcd(num_inputs, MOST_TURN)
+    if turn < LEAST_TURN:
+        return None
+    block = max(size for size in range(turn, MOST_BLOCK + 1, turn) if num_inputs % size == 0)
+    return BlockFormat("int8", 8, SIGN_BIT, half_scales=False, block=block, turn=turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +80,25 @@ class BlockWeights:
         """Return (N, K) float32."""
         block = self.format.block
         values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
-        return values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
+        values = values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
+        return turned(values, self.format.turn)
 
 
-def quantize_weight(weight: torch.Tensor) -> BlockWeights:
-    """Quantize (N, K) floats to INT8 blocks."""
-    blocks = weight.float().unflatten(1, (-1, INT8.block))
+def turned(rows: torch.Tensor, turn: int) -> torch.Tensor:
+    """Multiply each `turn` numbers of rows (N, K) float32 by H, in a fixed order: neighbours are added last."""
+    for apart in (turn >> stage for stage in range(1, turn.bit_length())):
+        left, right = rows.unflatten(1, (-1, 2, apart)).unbind(2)
+        rows = torch.stack((left + right, left - right), dim=2).flatten(1)
+    return rows
+
+
+def quantize_weight(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
+    """Quantize (N, K) floats to blocks of an int8_format."""
+    blocks = (turned(weight.float(), form.turn) / form.turn).unflatten(1, (-1, form.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
     unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-    return BlockWeights(INT8, unit.round_().add_(SIGN_BIT).to(torch.uint8).flatten(1), scales)
+    return BlockWeights(form, unit.round_().add_(SIGN_BIT).to(torch.uint8).flatten(1), scales)
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
@@ -121,7 +142,7 @@ def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tens
 def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:
     """Return y (M, N) float32 for x (M, K) of any float dtype and bias (N,) float32."""
     block = weight.format.block
-    data, units = quantize_rows(x, block)
+    data, units = quantize_rows(turned(x.float(), weight.format.turn), block)
     rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block) float64: sums are exact
     numbers = (weight.numbers.double() - weight.format.zero).unflatten(1, (-1, block)).transpose(0, 1)
     total = bias.float().expand(len(x), -1)

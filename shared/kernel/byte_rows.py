@@ -1,6 +1,6 @@
 """Rounds rows of x to bytes, as block_weights.py defines them.
 
-    a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes]
+    a row:  [K bytes][depth int32: starts][depth float32: units][depth float32: unit * sum of the block's bytes], padded
 
 `depth` is the number of blocks. A block's integer sum in the product begins at `start` = -zero * (sum of the block's
 bytes), with the `zero` of the weights.
@@ -15,8 +15,9 @@ from llvmlite import ir
 from numba import types
 
 from shared.kernel.block_weights import LARGEST, SMALLEST
-from shared.kernel.jit import emit_call, emitted_for_constants
+from shared.kernel.jit import emit_call, emit_for_floats, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
+from shared.kernel.scratch import LINE_BYTES
 
 EXTRA_BYTES = 12  # bytes per block, in addition to its numbers
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to nearest, ties to even
@@ -25,23 +26,29 @@ BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
 
 
 def row_bytes_of(num_inputs: int, block: int) -> int:
-    return num_inputs + num_inputs // block * EXTRA_BYTES
+    """Return whole cache lines, because AMX reads 64 bytes of each row at once."""
+    needed = num_inputs + num_inputs // block * EXTRA_BYTES
+    return -(-needed // LINE_BYTES) * LINE_BYTES
 
 
 @emitted_for_constants
 def round_block(
-    typing_context: Any, block: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any, total: Any
-) -> Any:
-    """Emit code that rounds one block of a row.
+    typing_context: Any, block: Any, turn: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any,
+    total: Any,
+) -> Any:  # fmt: skip
+    """Emit code that turns and rounds one block of a row.
 
-    Constants: block, zero, is_half. Addresses: x (read, bfloat16 or float32); data, start, unit, total (written)."""
-    if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
-        raise TypeError("block, zero and is_half must be constants")
+    Constants: block, turn, zero, is_half. Addresses: x (read, bfloat16 or float32); data, start, unit, total (written).
+    """
+    if not all(isinstance(constant, types.Literal) for constant in (block, turn, zero, is_half)):
+        raise TypeError("block, turn, zero and is_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, x_at, data_at, start_at, unit_at, sum_at = args
+        _, _, _, _, x_at, data_at, start_at, unit_at, sum_at = args
         code = _Rounding(builder)
-        numbers = code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value)
+        numbers = code.turned(
+            code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value), turn.literal_value
+        )
         peak, inverse = code.peak(numbers)
         total = _words(0)
         for n, number in enumerate(numbers):
@@ -55,7 +62,7 @@ def round_block(
         code.store(builder.fmul(scale, builder.sitofp(added, FLOAT)), sum_at, 4)
         return context.get_dummy_value()
 
-    return types.void(block, zero, is_half, *(types.int64,) * 5), codegen
+    return types.void(block, turn, zero, is_half, *(types.int64,) * 5), codegen
 
 
 def _words(value: int) -> Any:
@@ -74,6 +81,28 @@ class _Rounding:
             return [read_at(build, x_at, LONG(4 * COLUMNS * n), STEPS) for n in range(count)]
         places = [build.inttoptr(build.add(x_at, LONG(2 * COLUMNS * n)), HALVES.as_pointer()) for n in range(count)]
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
+
+    def turned(self, numbers: list[Any], turn: int) -> list[Any]:
+        """As block_weights.turned."""
+        build, floats = self._builder, [self._builder.bitcast(number, SUMS) for number in numbers]
+        apart = turn // 2
+        while apart >= COLUMNS:
+            step = apart // COLUMNS
+            for first in (n for n in range(len(floats)) if not n & step):
+                left, right = floats[first], floats[first + step]
+                floats[first], floats[first + step] = build.fadd(left, right), build.fsub(left, right)
+            apart //= 2
+        while apart:
+            floats = [self._turned_lanes(number, apart) for number in floats]
+            apart //= 2
+        return [build.bitcast(number, STEPS) for number in floats]
+
+    def _turned_lanes(self, number: Any, apart: int) -> Any:
+        """Add the lane that is `apart` farther, or subtract each lane from the one `apart` nearer."""
+        build, lanes = self._builder, range(COLUMNS)
+        other = build.shuffle_vector(number, number, ir.Constant(STEPS, [lane ^ apart for lane in lanes]))
+        signs = ir.Constant(SUMS, [-1.0 if lane & apart else 1.0 for lane in lanes])
+        return emit_for_floats(build, "llvm.fma", number, signs, other)
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
         """Return the largest magnitude (float32), and a vector of 127 / that magnitude.

@@ -25,10 +25,10 @@ class CompileNews(Protocol):
     """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Report that a kernel is being compiled. Called many times per kernel."""
+        """Called many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
-        """Report that a kernel was compiled, or read from disk.
+        """Report a kernel that was compiled or read from disk.
 
         A kernel read from disk is named by the line of our code that needed it. `seconds` include the wait for other
         compilations."""

@@ -110,7 +110,7 @@ def _is_holder(word: int, slot: int) -> bool:
 
 @inlined
 def ask(calls: int, line: int, slot: int) -> None:
-    """Wake this node's sleeping thread as soon as the core is free."""
+    """Wake this node's sleeping thread once the core is free."""
     if not want(line, slot):
         ring(calls, line, slot)
 

@@ -55,7 +55,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
 
 @functools.cache
 def processor_features() -> dict[str, bool]:
-    """Return the processor features that numba may use in compiled code."""
+    """Return the processor features that compiled code may use."""
     settings: Any = config
     name, told = settings.CPU_NAME, settings.CPU_FEATURES
     if told is not None:
@@ -107,7 +107,7 @@ def sources_stamp(folder: Path) -> int:
 
 
 def inlined(function: F) -> F:
-    """Inline a part of a kernel into its caller. If arguments are constants, the part's loops are unrolled."""
+    """Inline a part into its caller. Its loops over constants are unrolled."""
     compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called like the function
 
@@ -125,7 +125,7 @@ def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
 
 
 def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
-    """Do the same as `emitted`, with separate code for each set of constants."""
+    """As `emitted`, with separate code for each set of constants."""
     made = intrinsic(prefer_literal=True)(function)
     return made  # type: ignore[return-value]  # as above
 

@@ -72,7 +72,7 @@ class TileLinear:
         self.task = make_task(packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
         row_bytes = self.in_features * packed.dtype.itemsize
         self._team = team
-        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=False)
+        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
 

@@ -23,7 +23,8 @@ class Work(NamedTuple):
     num_inputs: int
     row_bytes: int
     pass_rows: int
-    is_rounded: bool  # each share first rounds its rows (block_product.py)
+    rounding: int = 0  # each share first rounds its rows, which takes as long as this number of tiles
+    speed: int = 1  # how many times as fast as MOST_COST assumes
 
     @property
     def most_rows(self) -> int:
@@ -54,8 +55,8 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
             continue
         groups = -(-num_passes // passes)
         for tiles in _parts(work.num_tiles):
-            cost = tiles * (FETCH_ROWS + rows) + rows * work.is_rounded
-            if (passes > 1 or tiles > 1) and cost * TILE_COLUMNS * work.num_inputs > MOST_COST:
+            cost = tiles * (FETCH_ROWS + rows) + rows * work.rounding
+            if (passes > 1 or tiles > 1) and cost * TILE_COLUMNS * work.num_inputs > MOST_COST * work.speed:
                 continue
             num_shares = groups * -(-work.num_tiles // tiles)
             time = -(-num_shares // num_threads) * cost

@@ -55,7 +55,7 @@ class Team:
         return self._crew is not None
 
     def run(self, tasks: int, counters: int, num_tasks: int) -> None:
-        """Run the program whose tables (team_code.py) are at these addresses, without the GIL."""
+        """Run the program whose tables (team_code.py) are here, without the GIL."""
         with self._lock:
             if self._crew is None:
                 self._crew = Crew(self._places, self._slot, self._memory)
@@ -79,7 +79,7 @@ class Team:
                 self._crew.keep_to_own()
 
     def close(self) -> None:
-        """End the helpers and leave the cores. Without this call, helpers end when the team is collected."""
+        """End the helpers and leave the cores. Otherwise helpers end when the team is collected."""
         with self._lock:
             if self._crew is not None:
                 self._end.detach()

@@ -126,7 +126,7 @@ def _help(calls: int, team: int, worker: int, program: int) -> bool:
 
 @inlined
 def _do_tasks(team: int, worker: int) -> bool:
-    """Take shares until the program ends. Return False if a guest must leave earlier."""
+    """Take shares until the program ends. Return False if a guest must leave."""
     known = longs_at(team)
     calls, slot, num_tasks = known[CALLS], known[SLOT], known[NUM_TASKS]
     guests_line = 0 if _is_own(known[WORKERS], worker) else _line(known[WORKERS], worker)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionInputs
-from shared.kernel.block_weights import INT8, quantize_weight
+from shared.kernel.block_weights import int8_format, quantize_weight
 from shared.kernel.blocks import BlockKernels
 from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
 from shared.kv.layout import PlaneSpec
@@ -69,13 +69,14 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: whether weights become INT8 blocks if their inputs fill whole blocks. A target in blocks then gets a
+    `in_blocks`: whether weights become int8 blocks if their inputs fill whole blocks. A target in blocks then gets a
     small head. Blocks change drafts, but never the emitted tokens.
     """
 
     def get(*names: str) -> Weight:
         weight = torch.cat([source.tensor(f"{name}.weight").to(embed.device, embed.dtype) for name in names])
-        return quantize_weight(weight) if in_blocks and weight.shape[1] % INT8.block == 0 else weight
+        form = int8_format(weight.shape[1]) if in_blocks else None
+        return weight if form is None else quantize_weight(weight, form)
 
     def norm(name: str) -> torch.Tensor:
         return source.tensor(f"{name}.weight").to(embed.device, torch.float32)

@@ -164,7 +164,7 @@ def load_eagle_head(
     """Load a draft head's folder. Raises ConfigError.
 
     If `name` is "auto", load the head shipped for `model`, the name by which the target was loaded. Device, dtype,
-    embedding and context are the target's. For a target in blocks, the head is in INT8 blocks. `team` (default: one
+    embedding and context are the target's. For a target in blocks, the head is in int8 blocks. `team` (default: one
     thread) and `kernels`: as in LoadOptions.
     """
     source = HeadFolder(resolve_head(name, model), target.config)

@@ -21,7 +21,7 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
-from shared.kernel.block_weights import INT8
+from shared.kernel.block_weights import MOST_INT8_BYTES
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -115,7 +115,7 @@ class OpenedModel:
             return None, 4
         if form == "fp8":
             return 1, 4
-        in_blocks = INT8.bytes_per_weight
+        in_blocks = MOST_INT8_BYTES
         if form == "file" and isinstance(self.source, GgufFile):
             in_blocks = self.source.bytes_per_weight(self.dtype.itemsize)
         return in_blocks, in_blocks

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from shared.kernel.block_weights import INT8, BlockWeights, concatenate, quantize_weight
+from shared.kernel.block_weights import BlockWeights, concatenate, int8_format, quantize_weight
 from shared.kernel.experts import Experts
 from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
 from shared.kernel.packed import Packed
@@ -167,7 +167,7 @@ def read_weight(
 ) -> Weight:
     """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, INT8 blocks or the dtype's numbers. If a row
+    `form` chooses the file's blocks, int8 blocks or the dtype's numbers. If a row
     can't be divided into whole blocks, the weight keeps the dtype's numbers.
     """
     if form == "file":
@@ -175,8 +175,9 @@ def read_weight(
         if len(blocks) == len(names):
             return concatenate(blocks).to(device)
     tensors = [source.tensor(name) for name in names]
-    if form == "int8" and tensors[0].shape[1] % INT8.block == 0:
-        return concatenate([quantize_weight(tensor) for tensor in tensors]).to(device)
+    blocks_form = int8_format(tensors[0].shape[1]) if form == "int8" else None
+    if blocks_form is not None:
+        return concatenate([quantize_weight(tensor, blocks_form) for tensor in tensors]).to(device)
     parts = [tensor.to(device, dtype) for tensor in tensors]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 

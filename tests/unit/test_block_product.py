@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,8 +13,18 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_product import BlockTileLinear, pack
-from shared.kernel.block_weights import INT8, BlockFormat, BlockWeights, concatenate, fma, product, quantize_weight
+from shared.kernel import amx
+from shared.kernel.block_product import BlockTileLinear, pack, uses_amx
+from shared.kernel.block_weights import (
+    BlockFormat,
+    BlockWeights,
+    concatenate,
+    fma,
+    int8_format,
+    product,
+    quantize_weight,
+    turned,
+)
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import processor_features
 from shared.kernel.linear import PlainBlockLinear
@@ -29,7 +40,9 @@ from tests.support.tiny_gguf import HIDDEN, VOCAB, values, write
 from tests.support.tiny_models import Rows, prompt
 
 MIXED = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)  # of a product whose parts differ
-FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8, MIXED)
+INT8, *OTHER_INT8 = (form for inputs in (192, 64, 96) if (form := int8_format(inputs)))
+FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8, *OTHER_INT8, MIXED)
+WITH_AMX = {"avx2": True, "avx512f": True, "avx512vnni": True, "amx-tile": True, "amx-int8": True}
 SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # of float16, in a block
 
 
@@ -50,6 +63,15 @@ def random_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     x[0, :32] = 0
     x[0, 32:64] *= 1e-34
     return x.to(dtype)
+
+
+def inputs_of(form: BlockFormat, count: int) -> int:
+    """Return a number of inputs: `count` times 32, or `count` longer blocks."""
+    return count * max(form.block, 32)
+
+
+def name_of(form: BlockFormat) -> str:
+    return f"{form.name}-{form.block}"
 
 
 def nearest_float32(exact: Fraction) -> np.float32:
@@ -79,23 +101,26 @@ def test_fma_is_rounded_once() -> None:
 
 def is_there(dot: Dot) -> bool:
     """This processor can run it."""
+    if dot is Dot.AMX:
+        return amx.has_amx(processor_features())
     needed = {Dot.WHOLE: "avx512vnni", Dot.HALVES: "avxvnni", Dot.PAIRS: "avx2"}
     return dot is Dot.PLAIN or processor_features().get(needed[dot], False)
 
 
 @pytest.mark.parametrize("dot", Dot)
-@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("form", FORMATS, ids=name_of)
 def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) -> None:
     if not is_there(dot):
         pytest.skip(f"this processor has no products of the kind {dot.name}")
     dtypes = [(torch.bfloat16, torch.float32)]
     if form is Q4_1 and dot is best_dot(processor_features()):
         dtypes += [(torch.bfloat16, None), (torch.float32, None)]  # the formats differ in none of it
-    for columns, inputs, threads in ((100, 64, 1), (320, 96, 3)):
+    for columns, blocks, threads in ((100, 2, 1), (320, 3, 3)):
+        inputs = inputs_of(form, blocks)
         weight, bias = random_weight(form, columns, inputs), torch.randn(columns)
         for dtype, out_dtype in dtypes:
             linear = BlockTileLinear(pack(weight, bias, dtype), Team(threads), out_dtype, dot)
-            for count in (1, 2, 3, 4, 5, 6, 11):
+            for count in (1, 2, 3, 4, 5, 6, 11, 16, 33):
                 x = random_rows(count, inputs, dtype)
                 want = product(x, weight, bias).to(out_dtype or dtype)
                 assert torch.equal(linear(x), want), (columns, count, dtype)
@@ -104,20 +129,38 @@ def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) 
 @pytest.mark.parametrize(
     ("features", "dot"),
     [
+        (WITH_AMX, Dot.AMX),
+        (WITH_AMX | {"amx-int8": False}, Dot.WHOLE),
         ({"avx2": True, "avx512f": True, "avxvnni": True, "avx512vnni": True}, Dot.WHOLE),
         ({"avx2": True, "avx512f": False, "avxvnni": True, "avx512vnni": False}, Dot.HALVES),
         ({"avx2": True, "avx512f": True}, Dot.PAIRS),
         ({"sse4.2": True}, Dot.PLAIN),
     ],
 )
-def test_a_processor_takes_the_best_it_has(features: dict[str, bool], dot: Dot) -> None:
+def test_a_processor_takes_the_best_it_has(
+    features: dict[str, bool], dot: Dot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amx, "is_permitted", lambda: True)
     assert best_dot(features) is dot
+
+
+def test_without_the_system_s_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its instructions would end the process."""
+    monkeypatch.setattr(amx, "is_permitted", lambda: False)
+    assert best_dot(WITH_AMX) is Dot.WHOLE
+    assert not uses_amx(INT8, Dot.AMX)
+
+
+def test_only_long_blocks_of_bytes_go_through_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "is_permitted", lambda: True)
+    assert [name_of(form) for form in FORMATS if uses_amx(form, Dot.AMX)] == ["int8-192", "int8-64"]
+    assert not uses_amx(INT8, Dot.WHOLE)
 
 
 def test_the_definition_is_near_the_exact_product() -> None:
     for form in FORMATS:
-        weight = random_weight(form, 70, 96)
-        x = torch.randn(9, 96)
+        weight = random_weight(form, 70, inputs_of(form, 3))
+        x = torch.randn(9, weight.shape[1])
         exact = x.double() @ weight.dense().double().T
         got = PlainBlockLinear(weight)(x)
         assert (got - exact).norm() < 0.01 * exact.norm(), form
@@ -127,8 +170,9 @@ def digests() -> str:
     """By what products are made here, and their results in each format."""
     found = [best_dot(processor_features()).name]
     for form in FORMATS:
-        linear = BlockTileLinear(pack(random_weight(form, 130, 96), None, torch.float32), Team(1))
-        found.append(hashlib.sha256(linear(random_rows(7, 96, torch.float32)).numpy().tobytes()).hexdigest())
+        inputs = inputs_of(form, 3)
+        linear = BlockTileLinear(pack(random_weight(form, 130, inputs), None, torch.float32), Team(1))
+        found.append(hashlib.sha256(linear(random_rows(7, inputs, torch.float32)).numpy().tobytes()).hexdigest())
     return " ".join(found)
 
 
@@ -161,12 +205,39 @@ def test_parts_of_several_formats_say_the_same_together() -> None:
     assert alike.format is Q4_1 and alike.shape == (18, 64)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "block", "turn"),
+    [(576, 192, 64), (1536, 256, 64), (896, 128, 64), (96, 96, 32), (32, 32, 32), (544, 32, 32), (48, 0, 0)],
+)
+def test_int8_blocks_are_as_long_as_the_inputs_allow(inputs: int, block: int, turn: int) -> None:
+    form = int8_format(inputs)
+    assert (form.block, form.turn) == (block, turn) if form else not block
+
+
+def test_inputs_are_turned_by_a_hadamard_matrix() -> None:
+    matrix, x = torch.ones(1, 1), torch.randn(5, 128)
+    for _ in range(6):
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    torch.testing.assert_close(turned(x, 64), torch.cat([half @ matrix for half in x.split(64, dim=1)], dim=1))
+    assert torch.equal(turned(x, 1), x)
+
+
 def test_a_weight_is_off_by_half_a_step_of_its_block() -> None:
-    weight = torch.randn(10, 64) * torch.logspace(-6, 6, 10)[:, None]
+    weight = torch.randn(10, 384) * torch.logspace(-6, 6, 10)[:, None]
     weight[2] = 0
-    back = quantize_weight(weight).dense()
-    assert ((back - weight).abs() <= weight.unflatten(1, (2, 32)).abs().amax(2).repeat_interleave(32, 1) / 253).all()
+    back = quantize_weight(weight, INT8).dense()
+    off, largest = (turned(each, INT8.turn).unflatten(1, (2, 192)).abs().amax(2) for each in (back - weight, weight))
+    assert (off <= largest / 253).all()
     assert (back[2] == 0).all()
+
+
+def test_a_few_large_inputs_leave_the_others_their_precision() -> None:
+    """Without a turn, the inputs beside a large one are rounded to its steps."""
+    x, weight = torch.randn(20, 384), torch.randn(50, 384)
+    x[:, [7, 200]] *= 200
+    exact = x @ weight.T
+    plain, own = (product(x, quantize_weight(weight, form), torch.zeros(50)) for form in (replace(INT8, turn=1), INT8))
+    assert 3 * (own - exact).norm() < (plain - exact).norm()
 
 
 def step_by_step(model: CompiledLlama) -> tuple[torch.Tensor, torch.Tensor]:

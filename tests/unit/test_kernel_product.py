@@ -62,19 +62,20 @@ def test_same_bits_however_the_work_is_cut(most: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-@pytest.mark.parametrize("is_rounded", [False, True])
+@pytest.mark.parametrize(("rounding", "speed"), [(0, 1), (1, 1), (5, 8)])
 @pytest.mark.parametrize(("num_tiles", "num_inputs"), [(9, 576), (15, 576), (48, 576), (9, 1536), (768, 576), (1, 64)])
 def test_threads_finish_together_and_shares_are_short(
-    num_tiles: int, num_inputs: int, is_rounded: bool, threads: int
+    num_tiles: int, num_inputs: int, rounding: int, speed: int, threads: int
 ) -> None:
     for num_rows in (1, 8, 32, 96, 512, 1500, 8192):
-        work = Work(num_tiles, num_inputs, 2 * num_inputs, 6, is_rounded)
+        work = Work(num_tiles, num_inputs, 2 * num_inputs, 6, rounding, speed)
         num_shares, rows = cut(work, num_rows, threads)
         groups = -(-num_rows // rows)
         assert num_shares % groups == 0 and rows <= work.most_rows
         runs = num_shares // groups
         tiles = [num_tiles * (run + 1) // runs - num_tiles * run // runs for run in range(runs)]
-        assert min(tiles) >= 1 and max(tiles) * rows * num_inputs * 64 <= max(shares.MOST_COST, 6 * num_inputs * 64)
+        most = max(shares.MOST_COST * speed, 6 * num_inputs * 64)
+        assert min(tiles) >= 1 and max(tiles) * rows * num_inputs * 64 <= most
         if threads == 2 and num_rows >= 512 and num_tiles > 1:
             free = [0, 0]
             for tile_count in tiles:  # shares are taken in turn, all groups of a run after one another

