@@ -123,16 +123,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-@pytest.mark.parametrize("formats", [{"kv": "int8"}, {"kv": "fp8"}, {"weights": "int8"}, {"weights": "fp8"}])
+@pytest.mark.parametrize(
+    ("formats", "most"),  # random weights have no outliers, so int8's long blocks cost them precision
+    [({"kv": "int8"}, 0.03), ({"kv": "fp8"}, 0.15), ({"weights": "int8"}, 0.035), ({"weights": "fp8"}, 0.15)],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_stay_near(folder: Path, dtype: str, formats: dict[str, str], kernels: str) -> None:
+def test_logits_stay_near(folder: Path, dtype: str, formats: dict[str, str], most: float, kernels: str) -> None:
     ids = prompt(40)
     exact = Rows(load(folder), 1, 16).step({0: ids})
     rows = Rows(load(folder, kernels, dtype, **formats), 1, 16)
     ours = torch.cat([rows.step({0: ids[:30]}), *(rows.step({0: [i]}) for i in ids[30:])])
     error = (ours - exact).abs().mean() / exact.abs().mean()
-    # random weights have no outliers, so they lose precision by int8's long blocks; real models gain (bench.perplexity)
-    most = {"kv int8": 0.03, "weights int8": 0.035}.get(" ".join(*formats.items()), 0.15)
     assert 0 < error < most
 
 
