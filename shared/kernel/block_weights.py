@@ -26,6 +26,7 @@ LARGEST = 127.0
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
 LEAST_TURN, MOST_TURN, MOST_BLOCK = 32, 64, 256  # of int8_format
+ROWS_AT_ONCE = 4096  # of quantize_weight
 MOST_INT8_BYTES = 1 + 4 / LEAST_TURN  # per weight, with its share of a scale
 
 
@@ -93,7 +94,12 @@ def turned(rows: torch.Tensor, turn: int) -> torch.Tensor:
 
 
 def quantize_weight(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
-    """Quantize (N, K) floats to blocks of an int8_format."""
+    """Quantize (N, K) floats to an int8_format, with little memory at a time."""
+    parts = [_quantized(rows, form) for rows in weight.split(ROWS_AT_ONCE)]
+    return concatenate(parts)
+
+
+def _quantized(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
     blocks = (turned(weight.float(), form.turn) / form.turn).unflatten(1, (-1, form.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)

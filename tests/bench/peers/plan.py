@@ -31,6 +31,7 @@ DRAFTS = {
     "eagle": ("--spec", "eagle"),
     "eagle tree": ("--spec", "eagle", "--spec-topk", "3", "--spec-steps", "2", "--spec-width", "6"),
 }
+IN_BYTES = f"{BATON} with int8 weights"  # is shown, and stands for nothing, because it is not the default
 WITHOUT_DRAFTS = f"{BATON} without drafts"  # is shown, and stands for nothing
 PEER_DRAFTS = ("--spec-type", "ngram-mod")  # the one kind that needs neither another model nor settings
 TEMPERATURES = (0.0, 0.8)
@@ -137,10 +138,12 @@ def server_jobs(peers: Peers, sizes: Sizes, threads: int) -> list[Job]:
     systems = {BATON: servers.baton(), **llama_servers(peers, threads)}
     if peers.vllm is not None and peers.vllm_model is not None:
         systems[VLLM] = servers.vllm_server(peers.vllm, peers.vllm_model, threads)
-    return [Job("server", name, functools.partial(serve_streams, serve, sizes)) for name, serve in systems.items()]
+    made = [Job("server", name, functools.partial(serve_streams, serve, sizes)) for name, serve in systems.items()]
+    in_bytes = functools.partial(serve_streams, servers.baton("--weight-dtype", "int8"), sizes, "int8 ")
+    return [*made, Job("server", IN_BYTES, in_bytes)]
 
 
-def serve_streams(serve: Serve, sizes: Sizes) -> Figures:
+def serve_streams(serve: Serve, sizes: Sizes, prefix: str = "") -> Figures:
     """Rates and first tokens by number of streams; and prefill through HTTP, out of the first token of 512."""
     rng, figures = random.Random(11), Figures()
     with serve(Room(max(sizes.rounds), 1024)) as port:
@@ -152,7 +155,7 @@ def serve_streams(serve: Serve, sizes: Sizes) -> Figures:
             figures[f"ttft_{streams}"] = statistics.median(one.ttft_p50_ms for one in seen)
         whole = [asyncio.run(traffic.at_once(port, 1, rng, 512, 4)).ttft_p50_ms for _ in range(sizes.rounds[1])]
         figures["prefill_http"] = 512 / statistics.median(whole) * 1e3
-    return figures
+    return {prefix + key: value for key, value in figures.items()}
 
 
 def draft_jobs(peers: Peers, sizes: Sizes, threads: int) -> list[Job]:
