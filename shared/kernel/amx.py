@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,7 @@ def has_amx(features: Mapping[str, bool]) -> bool:
 @functools.cache
 def is_permitted() -> bool:
     """Ask the system once, for all threads."""
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 

@@ -27,7 +27,7 @@ from shared.kernel.product import (
 )
 from shared.kernel.shares import TILE_COLUMNS
 
-MOST_PART = 64
+MOST_PART = 64  # inputs that are multiplied without a loop
 SUMS_BYTES = TILE_COLUMNS * 4  # of a row, in a share that uses AMX
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
@@ -186,7 +186,7 @@ class Block:
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
         if kind.num_parts == 1:
-            self._prefetch(is_far, step_at, kind.step_bytes)
+            self._prefetch(is_far, build.add(step_at, LONG(FETCH_AHEAD)), kind.step_bytes)
             return self._add_part(dots, step_at, [row.data for row in rows])
         kept = {place: cgutils.alloca_once_value(build, dot) for place, dot in dots.items()}
         for place, dot in dots.items():
@@ -194,8 +194,9 @@ class Block:
         with cgutils.for_range(build, LONG(kind.num_parts)) as loop:
             part_at = build.add(step_at, build.mul(loop.index, LONG(kind.part * COLUMNS)))
             for b in range(BLOCKS):
-                column_at = build.add(part_at, LONG(b * kind.number_bytes // BLOCKS))
-                self._prefetch(is_far, column_at, kind.part * COLUMNS)
+                # of the next block, because its four column blocks are far apart
+                next_at = build.add(part_at, LONG(kind.step_bytes + b * kind.number_bytes // BLOCKS))
+                self._prefetch(is_far, next_at, kind.part * COLUMNS)
             inputs = build.mul(loop.index, LONG(kind.part))
             before = {place: build.load(dot) for place, dot in kept.items()}
             after = self._add_part(before, part_at, [build.add(row.data, inputs) for row in rows])
@@ -206,7 +207,7 @@ class Block:
     def _prefetch(self, is_far: Any, address: Any, num_bytes: int) -> None:
         with self._builder.if_then(is_far):
             for line in range(0, num_bytes, 64):
-                emit_prefetch(self._builder, self._builder.add(address, LONG(FETCH_AHEAD + line)))
+                emit_prefetch(self._builder, self._builder.add(address, LONG(line)))
 
     def _add_part(self, dots: dict[tuple[int, int], Any], part_at: Any, rows: Sequence[Any]) -> dict[Any, Any]:
         """Copy a quad of x to all lanes once for all column blocks: copies cost more than products."""

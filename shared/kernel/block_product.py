@@ -1,12 +1,11 @@
 """Computes block_weights.py's product on a CPU. Weights are packed once.
 
-    weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
+    weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]   read in a straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
                       with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
-Each share rounds its own rows of x, because a separate task would make all threads wait. block_code.py emits the inner
-loops.
+Each share rounds its own rows of x, because a separate task would make all threads wait.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from shared.kernel.team import Team
 
 MOST_ROWS = 4
 FEWEST_AMX_ROWS = 4  # fewer rows take as long without
-AMX_WORK = amx.ROWS, 5, 8  # pass_rows, rounding and speed of shares.Work
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 NUM_WORDS = 11
 
@@ -55,13 +53,21 @@ def packable(form: BlockFormat) -> BlockFormat:
     return form if processor_features().get("f16c", False) else replace(form, half_scales=False)
 
 
-def uses_amx(form: BlockFormat, dot: Dot) -> bool:
+def uses_amx(form: BlockFormat) -> bool:
     is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low
-    return is_fit and dot is Dot.AMX and amx.is_permitted()
+    return is_fit and amx.has_amx(processor_features())
+
+
+def work_of(num_tiles: int, num_inputs: int, form: BlockFormat, by_amx: bool) -> Work:
+    row_bytes = row_bytes_of(num_inputs, form.block)
+    if by_amx:
+        return Work(num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8)
+    return Work(num_tiles, num_inputs, row_bytes, pass_rows=MOST_ROWS, rounding=1 if form.hadamard == 1 else 2)
 
 
 class BlockTileLinear:
-    """Multiplies x (M, in) into a new, contiguous (M, out), each bfloat16 or float32. `packed`: from `pack`."""
+    """Multiplies x (M, in) into a new, contiguous (M, out), each bfloat16 or float32. `packed`: from `pack`. With a
+    `dot`, AMX is not used."""
 
     def __init__(
         self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
@@ -72,11 +78,9 @@ class BlockTileLinear:
         self._packed, self._bias = packed.weight, packed.bias
         self.out_dtype = out_dtype or packed.dtype
         halves = packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
-        dot = best_dot(processor_features()) if dot is None else dot
-        self.task = make_task(self.format, *halves, dot)
-        row_bytes = row_bytes_of(self.in_features, self.format.block)
-        of_kernel = AMX_WORK if uses_amx(self.format, dot) else (MOST_ROWS, 1 if self.format.turn == 1 else 2)
-        self.work = Work(len(self._packed), self.in_features, row_bytes, *of_kernel)
+        by_amx = dot is None and uses_amx(self.format)
+        self.task = make_task(self.format, *halves, best_dot(processor_features()) if dot is None else dot, by_amx)
+        self.work = work_of(len(self._packed), self.in_features, self.format, by_amx)
         self._scratch = Scratch(team.size)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
@@ -136,12 +140,11 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 
 
 @functools.cache
-def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
+def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_amx: bool) -> Any:
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
-    kind, step_bytes, block, turn, zero = whole.packed(), whole.step_bytes, form.block, form.turn, form.zero
+    kind, step_bytes, block, size, zero = whole.packed(), whole.step_bytes, form.block, form.hadamard, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
-    has_amx = uses_amx(form, dot)
 
     def block_product(words: Any, share: int, worker: int) -> None:
         num_tiles, depth = words[NUM_TILES], words[DEPTH]
@@ -151,8 +154,8 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
         room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
         by_amx = has_amx and num_rows >= FEWEST_AMX_ROWS
         rounded = room + amx.ROOM_BYTES + num_rows * SUMS_BYTES if by_amx else room
-        x, x_bytes = words[X] + first_row * num_inputs * in_item, num_inputs * in_item
-        _round_rows(block, turn, zero, is_half, x, x_bytes, num_rows, depth, rounded, row_bytes)
+        x = words[X] + first_row * num_inputs * in_item
+        _round_rows(block, size, zero, is_half, x, in_item, num_rows, depth, rounded, row_bytes)
         if by_amx:
             amx.begin_registers(room)
         for tile in range(first, end):
@@ -173,17 +176,17 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any
 
 @copied
 def _round_rows(
-    block: int, turn: int, zero: int, is_half: bool, x: int, x_bytes: int, num_rows: int, depth: int, rounded: int,
+    block: int, size: int, zero: int, is_half: bool, x: int, in_item: int, num_rows: int, depth: int, rounded: int,
     row_bytes: int,
 ) -> None:  # fmt: skip
     for row in range(num_rows):
-        source, data = x + row * x_bytes, rounded + row * row_bytes
+        source, data = x + row * depth * block * in_item, rounded + row * row_bytes
         extra = data + depth * block
         for g in range(depth):
             start = extra + g * 4
             unit, total = start + depth * 4, start + depth * 8
-            at = source + g * (x_bytes // depth)
-            round_block(block, turn, zero, is_half, at, data + g * block, start, unit, total)
+            at = source + g * block * in_item
+            round_block(block, size, zero, is_half, at, data + g * block, start, unit, total)
 
 
 @copied

@@ -2,9 +2,9 @@
 
     weight[n, k] = scale[n, g] * (number[n, k] - zero) + low[n, g]          g = k // block
 
-GGUF files store tensors this way. In int8's longer blocks a large input would cost the others their precision. So x
-and weights are first **turned** by a Hadamard matrix H (QuaRot, arXiv 2404.00456): x w = (H x) (H w / turn). A product
-rounds each row of x to bytes, with a scale per block:
+GGUF files store tensors this way. In int8's longer blocks a large input would cost the others their precision. So there
+x and the weights below are multiplied by a Hadamard matrix H (QuaRot, arXiv 2404.00456): x w = (H x) (H w / size). A
+product rounds each row of x to bytes, with a scale per block:
 
     unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
                                               both are 0 where the maximum is at most 2^-100
@@ -25,14 +25,13 @@ import torch
 LARGEST = 127.0
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
-LEAST_TURN, MOST_TURN, MOST_BLOCK = 32, 64, 256  # of int8_format
-ROWS_AT_ONCE = 4096  # of quantize_weight
-MOST_INT8_BYTES = 1 + 4 / LEAST_TURN  # per weight, with its share of a scale
+LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256  # of int8_format
+AT_ONCE = 1 << 18  # numbers that fit into caches
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `turn`: size of H."""
+    """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `hadamard`: size of H."""
 
     name: str
     bits: int  # 4 or 8
@@ -40,7 +39,7 @@ class BlockFormat:
     has_low: bool = False
     half_scales: bool = True
     block: int = 32
-    turn: int = 1
+    hadamard: int = 1
 
     @property
     def bytes_per_weight(self) -> float:
@@ -49,11 +48,11 @@ class BlockFormat:
 
 def int8_format(num_inputs: int) -> BlockFormat | None:
     """Return the format of `--weight-dtype int8`, or None if no block fits."""
-    turn = math.gcd(num_inputs, MOST_TURN)
-    if turn < LEAST_TURN:
+    size = math.gcd(num_inputs, MOST_HADAMARD)
+    if size < LEAST_HADAMARD:
         return None
-    block = max(size for size in range(turn, MOST_BLOCK + 1, turn) if num_inputs % size == 0)
-    return BlockFormat("int8", 8, SIGN_BIT, half_scales=False, block=block, turn=turn)
+    block = max(length for length in range(size, MOST_BLOCK + 1, size) if num_inputs % length == 0)
+    return BlockFormat("int8", 8, SIGN_BIT, half_scales=False, block=block, hadamard=size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +81,28 @@ class BlockWeights:
         block = self.format.block
         values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
         values = values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
-        return turned(values, self.format.turn)
+        return hadamard(values, self.format.hadamard)
 
 
-def turned(rows: torch.Tensor, turn: int) -> torch.Tensor:
-    """Multiply each `turn` numbers of rows (N, K) float32 by H, in a fixed order: neighbours are added last."""
-    for apart in (turn >> stage for stage in range(1, turn.bit_length())):
+def hadamard(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Multiply each `size` numbers of rows (N, K) float32 by H, in a fixed order: neighbours are added last."""
+    rows = rows.clone()
+    for apart in (size >> stage for stage in range(1, size.bit_length())):
         left, right = rows.unflatten(1, (-1, 2, apart)).unbind(2)
-        rows = torch.stack((left + right, left - right), dim=2).flatten(1)
+        difference = left - right
+        left += right
+        right.copy_(difference)
     return rows
 
 
 def quantize_weight(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
-    """Quantize (N, K) floats to an int8_format, with little memory at a time."""
-    parts = [_quantized(rows, form) for rows in weight.split(ROWS_AT_ONCE)]
-    return concatenate(parts)
+    """Quantize (N, K) floats to an int8_format."""
+    rows_at_once = max(1, AT_ONCE // weight.shape[1])
+    return concatenate([_quantized(rows, form) for rows in weight.split(rows_at_once)])
 
 
 def _quantized(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
-    blocks = (turned(weight.float(), form.turn) / form.turn).unflatten(1, (-1, form.block))
+    blocks = (hadamard(weight.float(), form.hadamard) / form.hadamard).unflatten(1, (-1, form.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
     unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
@@ -125,6 +127,7 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
     """Return the same weights as bytes, with a `zero` of 0, float32 scales, and lows that include the old `zero`."""
+    assert part.format.hadamard == 1
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales
@@ -148,7 +151,7 @@ def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tens
 def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:
     """Return y (M, N) float32 for x (M, K) of any float dtype and bias (N,) float32."""
     block = weight.format.block
-    data, units = quantize_rows(turned(x.float(), weight.format.turn), block)
+    data, units = quantize_rows(hadamard(x.float(), weight.format.hadamard), block)
     rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block) float64: sums are exact
     numbers = (weight.numbers.double() - weight.format.zero).unflatten(1, (-1, block)).transpose(0, 1)
     total = bias.float().expand(len(x), -1)

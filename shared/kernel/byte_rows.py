@@ -26,29 +26,28 @@ BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
 
 
 def row_bytes_of(num_inputs: int, block: int) -> int:
-    """Return whole cache lines, because AMX reads 64 bytes of each row at once."""
+    """Return whole cache lines, which AMX reads."""
     needed = num_inputs + num_inputs // block * EXTRA_BYTES
     return -(-needed // LINE_BYTES) * LINE_BYTES
 
 
 @emitted_for_constants
 def round_block(
-    typing_context: Any, block: Any, turn: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any,
+    typing_context: Any, block: Any, size: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any,
     total: Any,
 ) -> Any:  # fmt: skip
-    """Emit code that turns and rounds one block of a row.
+    """Emit code that multiplies one block of a row by Hadamard matrices of this size, and rounds it.
 
-    Constants: block, turn, zero, is_half. Addresses: x (read, bfloat16 or float32); data, start, unit, total (written).
+    Constants: block, size, zero, is_half. Addresses: x (read, bfloat16 or float32); data, start, unit, total (written).
     """
-    if not all(isinstance(constant, types.Literal) for constant in (block, turn, zero, is_half)):
-        raise TypeError("block, turn, zero and is_half must be constants")
+    if not all(isinstance(constant, types.Literal) for constant in (block, size, zero, is_half)):
+        raise TypeError("block, size, zero and is_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, _, _, x_at, data_at, start_at, unit_at, sum_at = args
         code = _Rounding(builder)
-        numbers = code.turned(
-            code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value), turn.literal_value
-        )
+        read = code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value)
+        numbers = code.hadamard(read, size.literal_value)
         peak, inverse = code.peak(numbers)
         total = _words(0)
         for n, number in enumerate(numbers):
@@ -62,7 +61,7 @@ def round_block(
         code.store(builder.fmul(scale, builder.sitofp(added, FLOAT)), sum_at, 4)
         return context.get_dummy_value()
 
-    return types.void(block, turn, zero, is_half, *(types.int64,) * 5), codegen
+    return types.void(block, size, zero, is_half, *(types.int64,) * 5), codegen
 
 
 def _words(value: int) -> Any:
@@ -82,10 +81,10 @@ class _Rounding:
         places = [build.inttoptr(build.add(x_at, LONG(2 * COLUMNS * n)), HALVES.as_pointer()) for n in range(count)]
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
-    def turned(self, numbers: list[Any], turn: int) -> list[Any]:
-        """As block_weights.turned."""
+    def hadamard(self, numbers: list[Any], size: int) -> list[Any]:
+        """As block_weights.hadamard."""
         build, floats = self._builder, [self._builder.bitcast(number, SUMS) for number in numbers]
-        apart = turn // 2
+        apart = size // 2
         while apart >= COLUMNS:
             step = apart // COLUMNS
             for first in (n for n in range(len(floats)) if not n & step):
@@ -93,11 +92,11 @@ class _Rounding:
                 floats[first], floats[first + step] = build.fadd(left, right), build.fsub(left, right)
             apart //= 2
         while apart:
-            floats = [self._turned_lanes(number, apart) for number in floats]
+            floats = [self._hadamard_lanes(number, apart) for number in floats]
             apart //= 2
         return [build.bitcast(number, STEPS) for number in floats]
 
-    def _turned_lanes(self, number: Any, apart: int) -> Any:
+    def _hadamard_lanes(self, number: Any, apart: int) -> Any:
         """Add the lane that is `apart` farther, or subtract each lane from the one `apart` nearer."""
         build, lanes = self._builder, range(COLUMNS)
         other = build.shuffle_vector(number, number, ir.Constant(STEPS, [lane ^ apart for lane in lanes]))

@@ -25,7 +25,7 @@ class CompileNews(Protocol):
     """The methods are called on the thread that asked for the code."""
 
     def compiling(self, kernel: str) -> None:
-        """Called many times per kernel."""
+        """Report that a kernel is being compiled, many times per kernel."""
 
     def made_ready(self, kernel: str, seconds: float) -> None:
         """Report a kernel that was compiled or read from disk.

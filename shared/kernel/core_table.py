@@ -203,7 +203,7 @@ def is_at(handle: int, path: Path) -> bool:
 def map_file(path: Path, size: int) -> mmap.mmap:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # allocate all pages now: later, with full memory, that would kill this process
+        # allocate all pages now: with full memory, touching a new one would kill this process
         os.posix_fallocate(handle, 0, size)
         return mmap.mmap(handle, size)
     finally:

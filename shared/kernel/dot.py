@@ -11,7 +11,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from shared.kernel.amx import has_amx
 from shared.kernel.jit import emit_call
 from shared.kernel.product import COLUMNS, STEPS
 
@@ -27,13 +26,10 @@ class Dot(enum.IntEnum):
     PAIRS = 1  # AVX2: one instruction adds pairs of 16-bit products
     HALVES = 2  # AVX-VNNI: one instruction adds four byte products to each of 8 words
     WHOLE = 3  # AVX-512 VNNI: the same for 16 words
-    AMX = 4  # several rows of long blocks by amx.py, else WHOLE
 
 
 def best_dot(features: Mapping[str, bool]) -> Dot:
     if features.get("avx512vnni"):
-        if has_amx(features):
-            return Dot.AMX
         return Dot.WHOLE
     if features.get("avxvnni"):
         return Dot.HALVES
@@ -42,7 +38,7 @@ def best_dot(features: Mapping[str, bool]) -> Dot:
 
 def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: int) -> Any:
     """All vectors have 16 words. No byte of `numbers` exceeds `most`."""
-    if dot in (Dot.WHOLE, Dot.AMX):
+    if dot is Dot.WHOLE:
         operands = [sums, builder.bitcast(numbers, BYTES), builder.bitcast(byte, BYTES)]
         return emit_call(builder, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
     if dot is Dot.PLAIN:

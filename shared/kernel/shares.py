@@ -56,7 +56,8 @@ def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
         groups = -(-num_passes // passes)
         for tiles in _parts(work.num_tiles):
             cost = tiles * (FETCH_ROWS + rows) + rows * work.rounding
-            if (passes > 1 or tiles > 1) and cost * TILE_COLUMNS * work.num_inputs > MOST_COST * work.speed:
+            longest = max(cost // work.speed, 2 * FETCH_ROWS * tiles)  # memory is as slow for fast products
+            if (passes > 1 or tiles > 1) and longest * TILE_COLUMNS * work.num_inputs > MOST_COST:
                 continue
             num_shares = groups * -(-work.num_tiles // tiles)
             time = -(-num_shares // num_threads) * cost

@@ -55,7 +55,7 @@ class Team:
         return self._crew is not None
 
     def run(self, tasks: int, counters: int, num_tasks: int) -> None:
-        """Run the program whose tables (team_code.py) are here, without the GIL."""
+        """Run the program with tables (team_code.py) at these addresses, without the GIL."""
         with self._lock:
             if self._crew is None:
                 self._crew = Crew(self._places, self._slot, self._memory)

@@ -21,7 +21,7 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
-from shared.kernel.block_weights import MOST_INT8_BYTES
+from shared.kernel.block_weights import int8_format
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -80,6 +80,13 @@ def _host_memory() -> MemoryInfo:
 AS_GIVEN = LoadOptions()
 
 
+def int8_bytes_per_weight(config: LlamaConfig, plain_bytes: int) -> float:
+    """Return the products' largest value."""
+    experts = [] if config.experts is None else [config.experts.intermediate_size]
+    sizes = [config.hidden_size, config.intermediate_size, config.q_size, *experts]
+    return max(plain_bytes if form is None else form.bytes_per_weight for form in map(int8_format, sizes))
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderFolder:
     path: Path
@@ -115,9 +122,10 @@ class OpenedModel:
             return None, 4
         if form == "fp8":
             return 1, 4
-        in_blocks = MOST_INT8_BYTES
         if form == "file" and isinstance(self.source, GgufFile):
             in_blocks = self.source.bytes_per_weight(self.dtype.itemsize)
+        else:
+            in_blocks = int8_bytes_per_weight(self.source.config, self.dtype.itemsize)
         return in_blocks, in_blocks
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:

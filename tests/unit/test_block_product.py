@@ -14,16 +14,17 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.kernel import amx
+from shared.kernel.block_code import SUMS_BYTES
 from shared.kernel.block_product import BlockTileLinear, pack, uses_amx
 from shared.kernel.block_weights import (
     BlockFormat,
     BlockWeights,
     concatenate,
     fma,
+    hadamard,
     int8_format,
     product,
     quantize_weight,
-    turned,
 )
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import processor_features
@@ -40,9 +41,10 @@ from tests.support.tiny_gguf import HIDDEN, VOCAB, values, write
 from tests.support.tiny_models import Rows, prompt
 
 MIXED = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)  # of a product whose parts differ
-INT8, *OTHER_INT8 = (form for inputs in (192, 64, 96) if (form := int8_format(inputs)))
+INT8, *OTHER_INT8 = (form for inputs in (192, 64, 96, 256) if (form := int8_format(inputs)))
 FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8, *OTHER_INT8, MIXED)
-WITH_AMX = {"avx2": True, "avx512f": True, "avx512vnni": True, "amx-tile": True, "amx-int8": True}
+WITH_AMX = {"avx512vnni": True, "amx-tile": True, "amx-int8": True}
+AMX_CASES = [(True, WITH_AMX, True), (False, WITH_AMX, False), (True, WITH_AMX | {"amx-int8": False}, False)]
 SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # of float16, in a block
 
 
@@ -56,12 +58,12 @@ def random_weight(form: BlockFormat, columns: int, inputs: int, seed: int = 0) -
     return BlockWeights(form, numbers, scales, lows if form.has_low else None)
 
 
-def random_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+def random_rows(count: int, inputs: int, dtype: torch.dtype, block: int = 32) -> torch.Tensor:
     """With a block of zeros, one of numbers too small to divide by, and magnitudes far apart."""
     draw = torch.Generator().manual_seed(count)
     x = torch.randn(count, inputs, generator=draw) * torch.logspace(-4, 4, count)[:, None]
-    x[0, :32] = 0
-    x[0, 32:64] *= 1e-34
+    x[0, :block] = 0
+    x[0, block : 2 * block] *= 1e-34
     return x.to(dtype)
 
 
@@ -101,19 +103,18 @@ def test_fma_is_rounded_once() -> None:
 
 def is_there(dot: Dot) -> bool:
     """This processor can run it."""
-    if dot is Dot.AMX:
-        return amx.has_amx(processor_features())
     needed = {Dot.WHOLE: "avx512vnni", Dot.HALVES: "avxvnni", Dot.PAIRS: "avx2"}
     return dot is Dot.PLAIN or processor_features().get(needed[dot], False)
 
 
-@pytest.mark.parametrize("dot", Dot)
+@pytest.mark.parametrize("dot", [None, *Dot], ids=lambda dot: "fastest" if dot is None else dot.name)
 @pytest.mark.parametrize("form", FORMATS, ids=name_of)
-def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) -> None:
-    if not is_there(dot):
+def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot | None) -> None:
+    """The fastest kernel is AMX's on a processor that has it."""
+    if dot is not None and not is_there(dot):
         pytest.skip(f"this processor has no products of the kind {dot.name}")
     dtypes = [(torch.bfloat16, torch.float32)]
-    if form is Q4_1 and dot is best_dot(processor_features()):
+    if form in (Q4_1, INT8) and dot is None:
         dtypes += [(torch.bfloat16, None), (torch.float32, None)]  # the formats differ in none of it
     for columns, blocks, threads in ((100, 2, 1), (320, 3, 3)):
         inputs = inputs_of(form, blocks)
@@ -121,40 +122,57 @@ def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) 
         for dtype, out_dtype in dtypes:
             linear = BlockTileLinear(pack(weight, bias, dtype), Team(threads), out_dtype, dot)
             for count in (1, 2, 3, 4, 5, 6, 11, 16, 33):
-                x = random_rows(count, inputs, dtype)
+                x = random_rows(count, inputs, dtype, form.block)
                 want = product(x, weight, bias).to(out_dtype or dtype)
                 assert torch.equal(linear(x), want), (columns, count, dtype)
+
+
+def test_the_largest_sums_fit_into_words() -> None:
+    """Each group of 64 inputs has one large input, so its Hadamard matrix makes 64 bytes of 127 or -127."""
+    x = torch.zeros(20, 512)
+    x[:, ::64] = torch.tensor([3.0, -3.0]).repeat(10)[:, None]
+    form = OTHER_INT8[-1]
+    for number in (0, 255):
+        weight = BlockWeights(form, torch.full((64, 512), number, dtype=torch.uint8), torch.ones(64, 2))
+        linear = BlockTileLinear(pack(weight, None, torch.float32), Team(1))
+        assert torch.equal(linear(x), product(x, weight, torch.zeros(64)))
+
+
+@pytest.mark.parametrize("form", [INT8, OTHER_INT8[-1]], ids=name_of)
+def test_the_scratch_has_room_for_the_rows_that_amx_reads(form: BlockFormat) -> None:
+    linear = BlockTileLinear(pack(random_weight(form, 64, 2 * form.block), None, torch.float32), Team(1))
+    for count in (1, 4, 15, 16, 17, 100):
+        read = -(-count // amx.ROWS) * amx.ROWS * linear.work.row_bytes
+        assert amx.ROOM_BYTES + count * SUMS_BYTES + read <= linear.scratch_bytes(count)
 
 
 @pytest.mark.parametrize(
     ("features", "dot"),
     [
-        (WITH_AMX, Dot.AMX),
-        (WITH_AMX | {"amx-int8": False}, Dot.WHOLE),
         ({"avx2": True, "avx512f": True, "avxvnni": True, "avx512vnni": True}, Dot.WHOLE),
         ({"avx2": True, "avx512f": False, "avxvnni": True, "avx512vnni": False}, Dot.HALVES),
         ({"avx2": True, "avx512f": True}, Dot.PAIRS),
         ({"sse4.2": True}, Dot.PLAIN),
     ],
 )
-def test_a_processor_takes_the_best_it_has(
-    features: dict[str, bool], dot: Dot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(amx, "is_permitted", lambda: True)
+def test_a_processor_takes_the_best_it_has(features: dict[str, bool], dot: Dot) -> None:
     assert best_dot(features) is dot
 
 
-def test_without_the_system_s_permission_amx_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its instructions would end the process."""
-    monkeypatch.setattr(amx, "is_permitted", lambda: False)
-    assert best_dot(WITH_AMX) is Dot.WHOLE
-    assert not uses_amx(INT8, Dot.AMX)
+@pytest.mark.parametrize(("is_permitted", "features", "has"), AMX_CASES)
+def test_amx_needs_the_processor_and_the_system(
+    is_permitted: bool, features: dict[str, bool], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the system's permission its instructions would end the process."""
+    monkeypatch.setattr(amx, "is_permitted", lambda: is_permitted)
+    assert amx.has_amx(features) is has
 
 
 def test_only_long_blocks_of_bytes_go_through_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "is_permitted", lambda: True)
-    assert [name_of(form) for form in FORMATS if uses_amx(form, Dot.AMX)] == ["int8-192", "int8-64"]
-    assert not uses_amx(INT8, Dot.WHOLE)
+    monkeypatch.setattr(amx, "has_amx", lambda features: True)
+    assert [name_of(form) for form in FORMATS if uses_amx(form)] == ["int8-192", "int8-64", "int8-256"]
+    monkeypatch.setattr(amx, "has_amx", lambda features: False)
+    assert not uses_amx(INT8)
 
 
 def test_the_definition_is_near_the_exact_product() -> None:
@@ -172,7 +190,8 @@ def digests() -> str:
     for form in FORMATS:
         inputs = inputs_of(form, 3)
         linear = BlockTileLinear(pack(random_weight(form, 130, inputs), None, torch.float32), Team(1))
-        found.append(hashlib.sha256(linear(random_rows(7, inputs, torch.float32)).numpy().tobytes()).hexdigest())
+        x = random_rows(7, inputs, torch.float32, form.block)
+        found.append(hashlib.sha256(linear(x).numpy().tobytes()).hexdigest())
     return " ".join(found)
 
 
@@ -206,37 +225,39 @@ def test_parts_of_several_formats_say_the_same_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "block", "turn"),
+    ("inputs", "block", "size"),
     [(576, 192, 64), (1536, 256, 64), (896, 128, 64), (96, 96, 32), (32, 32, 32), (544, 32, 32), (48, 0, 0)],
 )
-def test_int8_blocks_are_as_long_as_the_inputs_allow(inputs: int, block: int, turn: int) -> None:
+def test_int8_blocks_are_as_long_as_the_inputs_allow(inputs: int, block: int, size: int) -> None:
     form = int8_format(inputs)
-    assert (form.block, form.turn) == (block, turn) if form else not block
+    assert (form.block, form.hadamard) == (block, size) if form else not block
 
 
-def test_inputs_are_turned_by_a_hadamard_matrix() -> None:
+def test_the_matrix_is_hadamard_s() -> None:
     matrix, x = torch.ones(1, 1), torch.randn(5, 128)
     for _ in range(6):
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    torch.testing.assert_close(turned(x, 64), torch.cat([half @ matrix for half in x.split(64, dim=1)], dim=1))
-    assert torch.equal(turned(x, 1), x)
+    torch.testing.assert_close(hadamard(x, 64), torch.cat([half @ matrix for half in x.split(64, dim=1)], dim=1))
+    assert torch.equal(hadamard(x, 1), x)
 
 
 def test_a_weight_is_off_by_half_a_step_of_its_block() -> None:
     weight = torch.randn(10, 384) * torch.logspace(-6, 6, 10)[:, None]
     weight[2] = 0
     back = quantize_weight(weight, INT8).dense()
-    off, largest = (turned(each, INT8.turn).unflatten(1, (2, 192)).abs().amax(2) for each in (back - weight, weight))
+    mixed = [hadamard(each, INT8.hadamard) for each in (back - weight, weight)]
+    off, largest = (each.unflatten(1, (2, 192)).abs().amax(2) for each in mixed)
     assert (off <= largest / 253).all()
     assert (back[2] == 0).all()
 
 
 def test_a_few_large_inputs_leave_the_others_their_precision() -> None:
-    """Without a turn, the inputs beside a large one are rounded to its steps."""
+    """Without the Hadamard matrix, the inputs beside a large one are rounded to its steps."""
     x, weight = torch.randn(20, 384), torch.randn(50, 384)
     x[:, [7, 200]] *= 200
     exact = x @ weight.T
-    plain, own = (product(x, quantize_weight(weight, form), torch.zeros(50)) for form in (replace(INT8, turn=1), INT8))
+    forms = (replace(INT8, hadamard=1), INT8)
+    plain, own = (product(x, quantize_weight(weight, form), torch.zeros(50)) for form in forms)
     assert 3 * (own - exact).norm() < (plain - exact).norm()
 
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from shared.kernel import shares
+from shared.kernel.block_product import work_of
+from shared.kernel.block_weights import BlockFormat
 from shared.kernel.linear import FloatHead, PlainLinear
 from shared.kernel.product import TileLinear, pack, pack_tiles, supports
 from shared.kernel.shares import Work, cut
@@ -61,21 +63,27 @@ def test_same_bits_however_the_work_is_cut(most: int, monkeypatch: pytest.Monkey
     assert num_shares == [{1 << 12: 60, 1 << 17: 20, 1 << 26: 2}[most]] * 3
 
 
+AMX_WORK = work_of(1, 64, BlockFormat("", 8, 0, block=64), by_amx=True)
+MOST_WEIGHTS = 1 << 23  # of a share: a core needs milliseconds to fetch more
+SHAPES = [(9, 576), (15, 576), (48, 576), (9, 1536), (768, 576), (1, 64), (2004, 4096)]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-@pytest.mark.parametrize(("rounding", "speed"), [(0, 1), (1, 1), (5, 8)])
-@pytest.mark.parametrize(("num_tiles", "num_inputs"), [(9, 576), (15, 576), (48, 576), (9, 1536), (768, 576), (1, 64)])
+@pytest.mark.parametrize("kind", [Work(1, 64, 128, 6), Work(1, 64, 128, 4, rounding=1), AMX_WORK], ids=str)
+@pytest.mark.parametrize(("num_tiles", "num_inputs"), SHAPES)
 def test_threads_finish_together_and_shares_are_short(
-    num_tiles: int, num_inputs: int, rounding: int, speed: int, threads: int
+    num_tiles: int, num_inputs: int, kind: Work, threads: int
 ) -> None:
     for num_rows in (1, 8, 32, 96, 512, 1500, 8192):
-        work = Work(num_tiles, num_inputs, 2 * num_inputs, 6, rounding, speed)
+        work = kind._replace(num_tiles=num_tiles, num_inputs=num_inputs, row_bytes=2 * num_inputs)
         num_shares, rows = cut(work, num_rows, threads)
         groups = -(-num_rows // rows)
         assert num_shares % groups == 0 and rows <= work.most_rows
         runs = num_shares // groups
         tiles = [num_tiles * (run + 1) // runs - num_tiles * run // runs for run in range(runs)]
-        most = max(shares.MOST_COST * speed, 6 * num_inputs * 64)
+        most = max(shares.MOST_COST * work.speed, work.pass_rows * num_inputs * 64)
         assert min(tiles) >= 1 and max(tiles) * rows * num_inputs * 64 <= most
+        assert max(tiles) == 1 or max(tiles) * num_inputs * 64 <= MOST_WEIGHTS
         if threads == 2 and num_rows >= 512 and num_tiles > 1:
             free = [0, 0]
             for tile_count in tiles:  # shares are taken in turn, all groups of a run after one another

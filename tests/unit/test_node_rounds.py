@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.node.daemon import Daemon
+from shared.node.mail import HangUp, Outgoing
 from shared.node.node import Node
 from shared.node.routers import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
-from shared.wire.messages import Hello, Installed, Message, Prebuilt
+from shared.wire.messages import Goodbye, Hello, Installed, Message, Prebuilt
 from shared.wire.peers import Inbound, PeerClosed, PeerUp
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, expected, make_node, name_of
@@ -119,6 +120,15 @@ def test_a_router_refused_twice_is_dialled_once() -> None:
     for _ in range(3):
         daemon.round()
     assert log == ["HangUp", "Dial"]
+
+
+def test_a_hang_up_forgets_its_own_refused_sends_only() -> None:
+    log = list[str]()
+    line = StuffedLine([], log)
+    daemon = Daemon(make_node("decode", "d0", CoreKnobs()), line, Logger("d", io.StringIO()), 1.0, lambda: 0.0)
+    sends = [Outgoing(peer, Goodbye("d0", 1), back=back) for peer, back in (("p0", False), ("p0", True), ("p1", False))]
+    daemon._carry_out([*sends, HangUp("p0")])
+    assert daemon._unreachable == [PeerClosed("p0", accepted=True, gave_up=True), PeerClosed("p1", gave_up=True)]
 
 
 def test_a_link_that_lost_an_unserved_router_redials_it_alone() -> None:
