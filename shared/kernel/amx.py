@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import struct
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from llvmlite import ir
 from numba import types
 
 from shared.kernel.jit import emit_call, emitted, emitted_for_constants
-from shared.kernel.product import BLOCKS, LONG
+from shared.kernel.product import BLOCKS, LONG, write_at
 
 ROWS, ROW_BYTES = 16, 64
 REGISTER_BYTES = ROWS * ROW_BYTES
@@ -49,11 +50,10 @@ def begin_registers(typing_context: Any, room: Any) -> Any:
     """Give all registers their full size. `room`: the address of ROOM_BYTES bytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        config = [1, 0, *[ROW_BYTES | ROW_BYTES << 16 | ROW_BYTES << 32 | ROW_BYTES << 48] * 2, 0, 0, 0, 0]
-        config[6] = int.from_bytes(bytes([ROWS] * 8), "little")
-        for place, word in enumerate(config):
-            target = builder.inttoptr(builder.add(args[0], LONG(8 * place)), LONG.as_pointer())
-            builder.store(LONG(word), target, align=8)
+        # palette, start row, bytes per row, rows
+        config = struct.pack("<2B14x8H16x8B8x", 1, 0, *[ROW_BYTES] * 8, *[ROWS] * 8)
+        for place, word in enumerate(struct.unpack("<8q", config)):
+            write_at(builder, builder.add(args[0], LONG(8 * place)), LONG(word), align=8)
         emit_call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, args[0], 0)])
         return context.get_dummy_value()
 

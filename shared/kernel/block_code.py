@@ -24,6 +24,7 @@ from shared.kernel.product import (
     read_at,
     round_to_half,
     spread,
+    write_at,
 )
 from shared.kernel.shares import TILE_COLUMNS
 
@@ -103,14 +104,10 @@ def add_registers(
                 total = read_at(builder, at[before_at], LONG(4 * COLUMNS * b), SUMS)
                 total = code.add_block(row, builder.add(start, dot), scale, None, total)
                 value = round_to_half(builder, total) if is_half else total
-                _write(builder, value, builder.add(at[after_at], LONG(item * COLUMNS * b)), item)
+                write_at(builder, builder.add(at[after_at], LONG(item * COLUMNS * b)), value, item)
         return context.get_dummy_value()
 
     return types.void(kind, is_last, *(types.int64,) * 11), codegen
-
-
-def _write(builder: Any, value: Any, address: Any, align: int = 4) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
 @emitted_for_constants
@@ -146,7 +143,7 @@ def multiply_blocks(
         for r, b in tile:
             target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
             total = builder.load(sums[r, b])
-            _write(builder, round_to_half(builder, total) if code.kind.out_half else total, target, item)
+            write_at(builder, target, round_to_half(builder, total) if code.kind.out_half else total, item)
         return context.get_dummy_value()
 
     return types.void(rows, kind, *(types.int64,) * 8), codegen
@@ -189,8 +186,6 @@ class Block:
             self._prefetch(is_far, build.add(step_at, LONG(FETCH_AHEAD)), kind.step_bytes)
             return self._add_part(dots, step_at, [row.data for row in rows])
         kept = {place: cgutils.alloca_once_value(build, dot) for place, dot in dots.items()}
-        for place, dot in dots.items():
-            build.store(dot, kept[place])
         with cgutils.for_range(build, LONG(kind.num_parts)) as loop:
             part_at = build.add(step_at, build.mul(loop.index, LONG(kind.part * COLUMNS)))
             for b in range(BLOCKS):

@@ -21,7 +21,7 @@ import torch
 from shared.kernel import amx
 from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_blocks
 from shared.kernel.block_weights import BlockFormat, BlockWeights
-from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
+from shared.kernel.byte_rows import round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import compile_exact_task, copied, processor_features
 from shared.kernel.packed import Packed, of_columns
@@ -38,14 +38,15 @@ from shared.kernel.product import (
     share_of,
 )
 from shared.kernel.program import Program
-from shared.kernel.scratch import LINE_BYTES, Scratch
+from shared.kernel.scratch import Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
 FEWEST_AMX_ROWS = 4  # fewer rows take as long without
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
-NUM_WORDS = 11
+ROW_BYTES = 11  # of a rounded row
+NUM_WORDS = 12
 
 
 def packable(form: BlockFormat) -> BlockFormat:
@@ -89,6 +90,7 @@ class BlockTileLinear:
         """Fill all words except X, OUT, DEALT, SCRATCH and SCRATCH_BYTES."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
+        words[ROW_BYTES] = self.work.row_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -147,9 +149,8 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
 
     def block_product(words: Any, share: int, worker: int) -> None:
-        num_tiles, depth = words[NUM_TILES], words[DEPTH]
+        num_tiles, depth, row_bytes = words[NUM_TILES], words[DEPTH], words[ROW_BYTES]
         num_inputs, out_bytes, tile_bytes = depth * block, num_tiles * TILE_COLUMNS * item, depth * step_bytes
-        row_bytes = (num_inputs + depth * EXTRA_BYTES + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
         first, end, first_row, num_rows = share_of(words, share)
         room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
         by_amx = has_amx and num_rows >= FEWEST_AMX_ROWS

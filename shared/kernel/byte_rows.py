@@ -16,7 +16,7 @@ from numba import types
 
 from shared.kernel.block_weights import LARGEST, SMALLEST
 from shared.kernel.jit import emit_call, emit_for_floats, emitted_for_constants
-from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
+from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread, write_at
 from shared.kernel.scratch import LINE_BYTES
 
 EXTRA_BYTES = 12  # bytes per block, in addition to its numbers
@@ -53,12 +53,12 @@ def round_block(
         for n, number in enumerate(numbers):
             whole = code.rounded(number, inverse)
             total = builder.add(total, whole)
-            code.store(builder.trunc(whole, BYTES), builder.add(data_at, LONG(COLUMNS * n)), 4)
+            write_at(builder, builder.add(data_at, LONG(COLUMNS * n)), builder.trunc(whole, BYTES))
         added = emit_call(builder, "llvm.vector.reduce.add.v16i32", WORD, [total])
         scale = builder.fdiv(peak, FLOAT(LARGEST))
-        code.store(builder.mul(added, WORD(-zero.literal_value)), start_at, 4)
-        code.store(scale, unit_at, 4)
-        code.store(builder.fmul(scale, builder.sitofp(added, FLOAT)), sum_at, 4)
+        write_at(builder, start_at, builder.mul(added, WORD(-zero.literal_value)))
+        write_at(builder, unit_at, scale)
+        write_at(builder, sum_at, builder.fmul(scale, builder.sitofp(added, FLOAT)))
         return context.get_dummy_value()
 
     return types.void(block, size, zero, is_half, *(types.int64,) * 5), codegen
@@ -97,7 +97,7 @@ class _Rounding:
         return [build.bitcast(number, STEPS) for number in floats]
 
     def _hadamard_lanes(self, number: Any, apart: int) -> Any:
-        """Add the lane that is `apart` farther, or subtract each lane from the one `apart` nearer."""
+        """Return sums with, or differences from, lanes `apart` away."""
         build, lanes = self._builder, range(COLUMNS)
         other = build.shuffle_vector(number, number, ir.Constant(STEPS, [lane ^ apart for lane in lanes]))
         signs = ir.Constant(SUMS, [-1.0 if lane & apart else 1.0 for lane in lanes])
@@ -122,6 +122,3 @@ class _Rounding:
         build, big = self._builder, ir.Constant(SUMS, [ROUNDING] * COLUMNS)
         scaled = build.fmul(build.bitcast(number, SUMS), inverse)
         return build.fptosi(build.fsub(build.fadd(scaled, big), big), STEPS)
-
-    def store(self, value: Any, address: Any, align: int) -> None:
-        self._builder.store(value, self._builder.inttoptr(address, value.type.as_pointer()), align=align)

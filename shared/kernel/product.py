@@ -245,11 +245,15 @@ def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blo
         target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
         total = builder.load(sums[r, b])
         value = round_to_half(builder, total) if out_half else total
-        builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
+        write_at(builder, target, value, item)
 
 
 def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
     return builder.load(builder.inttoptr(builder.add(address, num_bytes), kind.as_pointer()), align=4)
+
+
+def write_at(builder: Any, address: Any, value: Any, align: int = 4) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
 def spread(builder: Any, word: Any) -> Any:

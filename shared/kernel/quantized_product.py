@@ -38,6 +38,7 @@ from shared.kernel.product import (
     read_at,
     round_to_half,
     spread,
+    write_at,
 )
 from shared.kernel.program import Program
 from shared.kernel.quantized import quantize
@@ -158,7 +159,7 @@ def multiply_bytes(
             total = builder.fadd(builder.fmul(builder.load(sums[r, b]), scales), biases)
             target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
             value = round_to_half(builder, total) if half else total
-            builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
+            write_at(builder, target, value, item)
         return context.get_dummy_value()
 
     return types.void(rows, is_half, *(types.int64,) * 8), codegen

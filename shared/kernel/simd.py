@@ -25,7 +25,7 @@ from numba.core import cgutils
 
 from shared.kernel.items import Items, narrowed
 from shared.kernel.jit import emitted_for_constants
-from shared.kernel.product import STEPS, SUMS, lower_halves, round_to_half
+from shared.kernel.product import STEPS, SUMS, lower_halves, round_to_half, write_at
 from shared.kernel.vectors import FLOAT, LONG, Vectors, are_paired
 
 # how many of the 32 vector registers may hold queries (score_block), and sums (weigh_block)
@@ -200,10 +200,10 @@ def narrow_weights(typing_context: Any, items: Any, row: Any, count: Any) -> Any
                 halves = round_to_half(builder, builder.load(builder.inttoptr(source, SUMS.as_pointer()), align=4))
                 if are_paired(kind):
                     target = builder.add(args[1], builder.mul(loop.index, LONG(32)))
-                    builder.store(halves, builder.inttoptr(target, halves.type.as_pointer()), align=4)
+                    write_at(builder, target, halves)
                 else:
                     wide = lower_halves(builder, builder.zext(halves, STEPS))
-                    builder.store(wide, builder.inttoptr(source, STEPS.as_pointer()), align=4)
+                    write_at(builder, source, wide)
         return context.get_dummy_value()
 
     return _block_signature((items,), row, count), codegen

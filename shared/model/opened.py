@@ -81,7 +81,6 @@ AS_GIVEN = LoadOptions()
 
 
 def int8_bytes_per_weight(config: LlamaConfig, plain_bytes: int) -> float:
-    """Return the products' largest value."""
     experts = [] if config.experts is None else [config.experts.intermediate_size]
     sizes = [config.hidden_size, config.intermediate_size, config.q_size, *experts]
     return max(plain_bytes if form is None else form.bytes_per_weight for form in map(int8_format, sizes))

@@ -129,7 +129,7 @@ class Daemon:
                 self._dial(action)
             elif isinstance(action, HangUp):
                 self._links.hang_up(action.peer)
-                # it was refused by the connection that ended now
+                # what the ended connection refused
                 refused = PeerClosed(action.peer, gave_up=True)
                 self._unreachable = [closed for closed in self._unreachable if closed != refused]
             elif not self._links.send(action.peer, action.message, action.frames, back=action.back):
