@@ -28,8 +28,9 @@ class ModelConfig:
     )
     kv_dtype: str = option(
         "auto",
-        "number format of KV in pages; int8, fp8: one byte per number, one scale per token and head, about half "
-        "the memory. On a CPU int8 is as fast as bfloat16; fp8 is up to 1.5 times slower after long prompts",
+        "number format of KV in pages; auto: as --dtype, but int8 if --dtype is auto too and a CPU computes with 4-bit "
+        "or int8 weights; int8, fp8: one byte per number, one scale per token and head, about half the memory. On a "
+        "CPU int8 is faster than bfloat16 for most models; fp8 is up to 1.5 times slower after long prompts",
         choices=("auto", "int8", "fp8"),
     )
     weight_dtype: str = option(

@@ -18,7 +18,7 @@ from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import find_places
 from shared.gpu_kernel.prefill_attention import attend_chunks
 from shared.gpu_kernel.rope_write import rope_write
-from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
+from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables, page_hadamard
 
 MOST_DIM = 256  # largest head_dim
 MOST_WINDOW = 16  # with more tokens, a row's queries alone fill the chip, so its keys are not split
@@ -56,7 +56,10 @@ class TritonAttention:
         )
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         tables = self._local_tables if window else self._tables
-        q = rope_write(qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales)
+        size = page_hadamard(shape, of.kv.dtype)
+        q = rope_write(
+            qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales, size
+        )
         out = torch.empty_like(q)
         if self._chunks.num_rows:
             attend_chunks(q, out, of, self._chunks, self._places)

@@ -10,6 +10,7 @@ import torch
 from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES, REAL_MODELS, RealModel
+from shared.kernel.attention import AttentionShape
 
 PAGE_SIZE = 16
 NUM_PAGES, NUM_LAYERS = 64, 2
@@ -24,6 +25,12 @@ class RealStep:
     trees: bool = False
     window: int = 0
     context: int = REAL_CONTEXT
+
+    @property
+    def shape(self) -> AttentionShape:
+        model = self.model
+        windows = (self.window,) if self.window else ()
+        return AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, eps=1e-5, windows=windows)
 
     @property
     def layer(self) -> Layer:

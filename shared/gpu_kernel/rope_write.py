@@ -11,6 +11,7 @@ from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
+from shared.kernel.attention import page_hadamard
 
 BLOCK_H = 8  # heads per program
 RopeTables = tuple[torch.Tensor, torch.Tensor]
@@ -22,11 +23,11 @@ def rope_write_kernel(
     qkv, q_norm, k_norm, cos, sin, positions, pages, slots, q_out, kv, scales,
     eps, qkv_stride, page_stride, scale_stride, num_heads, num_kv_heads,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr,
-    HAS_NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr, SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     """Program (t, i) handles token t and block i of its heads: q's blocks come first, then k's, then v's.
 
-    cos, sin: (positions, D / 2) float32. pages, slots: (T,) int32."""
+    cos, sin: (positions, D / 2) float32. pages, slots: (T,) int32. SIZE: see page_hadamard."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_heads, BLOCK_H)
@@ -53,7 +54,12 @@ def rope_write_kernel(
         turn = tl.load(positions + token) * (HEAD_DIM // 2) + half
         c, s = tl.load(cos + turn, is_dim, other=0.0)[None, :], tl.load(sin + turn, is_dim, other=0.0)[None, :]
         left, right = left * c - right * s, right * c + left * s
-    left, right = left.to(qkv.dtype.element_ty), right.to(qkv.dtype.element_ty)
+    left, right = left.to(qkv.dtype.element_ty).to(tl.float32), right.to(qkv.dtype.element_ty).to(tl.float32)
+    if SIZE > 1:
+        if part < 2:
+            left, right = mixed(left, right, SIZE, BLOCK_H, BLOCK_HALF)
+        if part == 1:
+            left, right = left * (1.0 / SIZE), right * (1.0 / SIZE)
     if part == 0:
         target = q_out + (token * num_heads + head)[:, None] * HEAD_DIM + half[None, :]
         tl.store(target, left, mask)
@@ -63,22 +69,43 @@ def rope_write_kernel(
         line = ((part - 1) * num_kv_heads + head) * PAGE_SIZE + tl.load(slots + token) % PAGE_SIZE
         stored = kv + page * page_stride + line[:, None] * HEAD_DIM + half[None, :]
         if KIND != 0:
-            wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(wide_left), axis=1), tl.max(tl.abs(wide_right), axis=1))
+            largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
             scale = scale_of(largest, KIND)
             tl.store(scales + page * scale_stride + line, scale, head < count)
-            tl.store(stored, to_bytes(wide_left, scale, KIND), mask)
-            tl.store(stored + HEAD_DIM // 2, to_bytes(wide_right, scale, KIND), mask)
+            tl.store(stored, to_bytes(left, scale, KIND), mask)
+            tl.store(stored + HEAD_DIM // 2, to_bytes(right, scale, KIND), mask)
         else:
             tl.store(stored, left, mask)
             tl.store(stored + HEAD_DIM // 2, right, mask)
 
 
+@triton.jit
+def mixed(left, right, SIZE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr):
+    """Multiply each SIZE numbers of heads, given as halves, by a Hadamard matrix, in block_weights.hadamard's order."""
+    if SIZE > HALF:
+        left, right = left + right, left - right
+    for stage in tl.static_range(6):
+        if SIZE >> (stage + 1) < HALF:
+            left = with_neighbours(left, SIZE >> (stage + 1), ROWS, HALF)
+            right = with_neighbours(right, SIZE >> (stage + 1), ROWS, HALF)
+    return left, right
+
+
+@triton.jit
+def with_neighbours(x, APART: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return sums with, and differences from, the columns APART away."""
+    pairs = tl.permute(tl.reshape(x, (ROWS, COLUMNS // (2 * APART), 2, APART)), (0, 1, 3, 2))
+    first, second = tl.split(pairs)
+    both = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
+    return tl.reshape(both, (ROWS, COLUMNS))
+
+
 def rope_write(
     qkv: torch.Tensor, norms: RopeTables | None, eps: float, tables: RopeTables, positions: torch.Tensor,
-    places: Places, num_heads: int, kv: torch.Tensor, scales: torch.Tensor | None,
+    places: Places, num_heads: int, kv: torch.Tensor, scales: torch.Tensor | None, size: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Write keys and values to their pages. Return q, rotated: (T, heads, D).
+    """Write keys and values to their pages. Return q, rotated: (T, heads, D). `size`: of Hadamard matrices that mix q
+    and k.
 
     qkv: (T, (heads + 2 * kv_heads) * D), rows of any stride. norms: of q and k, each (D,) float32, or None. positions:
     (T,) int64. kv: one layer of the pool, (num_pages, 2, kv_heads, page_size, D), contiguous within a page. scales:
@@ -93,7 +120,7 @@ def rope_write(
         as_bytes(kv), kv if scales is None else scales,
         eps, qkv.stride(0), kv.stride(0), 0 if scales is None else scales.stride(0), num_heads, kv_heads,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(kv),
-        HAS_NORM=norms is not None, BLOCK_H=BLOCK_H, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        HAS_NORM=norms is not None, SIZE=size, BLOCK_H=BLOCK_H, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         num_warps=1,
     )  # fmt: skip
     return q
@@ -110,8 +137,10 @@ def real_signatures() -> set[Signature]:
                 torch.empty(model.head_dim, device="meta"),
                 torch.empty(len(qkv), dtype=torch.int64, device="meta"),
             )
+            size = page_hadamard(step.shape, layer.kv.dtype)
             for norms in (None, (norm, norm)):
                 rope_write(
-                    qkv, norms, 1e-5, (table, table), positions, step.places, model.num_heads, layer.kv, layer.scales
-                )
+                    qkv, norms, 1e-5, (table, table), positions, step.places, model.num_heads, layer.kv, layer.scales,
+                    size,
+                )  # fmt: skip
     return signatures

@@ -88,6 +88,19 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
     return 1 << fitting.bit_length() - 1
 
 
+class RunSizes(NamedTuple):
+    most_tokens: int
+    score_bytes: int  # of a query's row of scores
+    scratch_bytes: int
+
+
+def run_sizes(num_keys: int, num_tokens: int, group: int, head_dim: int) -> RunSizes:
+    """`num_keys`, `num_tokens`: of the step's longest row."""
+    sizes = score_row(num_keys, head_dim), group, head_dim
+    tokens = min(most_run_tokens(*sizes), num_tokens)
+    return RunSizes(tokens, 4 * sizes[0], run_bytes(tokens, *sizes))
+
+
 class Run(NamedTuple):
     """Tokens [first, first + length) of one row. Token i of the run reads num_keys + i keys.
 
@@ -105,7 +118,7 @@ class Run(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in the slot that `_at` found."""
+    """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in slot_at's slot."""
 
     items: int
     scales: int
@@ -139,7 +152,7 @@ def make_attend(
         memory = step[SCRATCH] + worker * step[SCRATCH_BYTES]
         room = _room_at(memory, step[RUN_TOKENS], group, head_dim, lanes)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
-            run, head = _run_at(step, words[WINDOW], index // num_kv_heads, lanes), index % num_kv_heads
+            run, head = run_at(step, words[WINDOW], index // num_kv_heads, lanes), index % num_kv_heads
             rows = head * step[PAGE_SIZE]
             keys = Side(words[KEYS] + rows * row_bytes, words[KEY_SCALES] + rows * SCALE_BYTES)
             values = Side(words[VALUES] + rows * row_bytes, words[VALUE_SCALES] + rows * SCALE_BYTES)
@@ -148,7 +161,7 @@ def make_attend(
             _score_own(group, head_dim, items, lanes, row_bytes, step, run, room, keys, values, queries, token_bytes)
             for start in range(run.shared, run.end, lanes):
                 _fetch(keys, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
-                _locate(room, keys, run.table, start, run.end, step, items, row_bytes, lanes)
+                _locate(room.items, room.scales, keys, run.table, start, run.end, step, items, row_bytes, lanes)
                 turn_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
@@ -159,7 +172,7 @@ def make_attend(
             _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
                 _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
-                _locate(room, values, run.table, start, run.end, step, items, row_bytes, lanes)
+                _locate(room.items, room.scales, values, run.table, start, run.end, step, items, row_bytes, lanes)
                 copy_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     oldest = _oldest(run.num_keys + i, run.window)
@@ -184,7 +197,7 @@ def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int
 
 
 @inlined
-def _run_at(step: Any, window: int, index: int, lanes: int) -> Run:
+def run_at(step: Any, window: int, index: int, lanes: int) -> Run:
     bounds = longs_at(step[RUNS])
     first, length = bounds[index], bounds[index + 1] - bounds[index]
     table = step[TABLE] + longs_at(step[ROWS])[first] * step[TABLE_STRIDE] * 4
@@ -222,9 +235,9 @@ def _score_own(
                 _fetch(keys, run.table, start + FETCH_AHEAD, num_keys, step, items, row_bytes, lanes)
                 _fetch(values, run.table, start, num_keys, step, items, row_bytes, lanes)
             stop = early if start < early else num_keys
-            _locate(room, keys, run.table, start, stop, step, items, row_bytes, lanes)
+            _locate(room.items, room.scales, keys, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
-                _locate_seen(room, keys, run, start, step, row_bytes, lanes)
+                locate_seen(room.items, room.scales, keys, run, start, step, row_bytes, lanes)
             found = rows + (start - oldest) * 4
             asked = queries + i * token_bytes
             score_block(group, head_dim, items, asked, room.items, room.scales, found, step[SCORE_BYTES], tops)
@@ -243,9 +256,9 @@ def _weigh_own(
         oldest = _oldest(num_keys, run.window)
         first, stop = (oldest, min(run.shared, num_keys)) if is_early else (run.end, num_keys)
         for start in range(first, stop, lanes):
-            _locate(room, values, run.table, start, stop, step, items, row_bytes, lanes)
+            _locate(room.items, room.scales, values, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
-                _locate_seen(room, values, run, start, step, row_bytes, lanes)
+                locate_seen(room.items, room.scales, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * number_bytes, stride
             if is_early:  # copy them: the row continues with other keys' weights
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
@@ -298,7 +311,7 @@ def _store_run(
 
 
 @inlined
-def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int) -> Side:
+def slot_at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int) -> Side:
     number = np.int64(ints_at(table)[page])
     scales = side.scales + number * step[SCALE_PAGE_BYTES] + slot * SCALE_BYTES
     return Side(side.items + number * step[PAGE_BYTES] + slot * row_bytes, scales)
@@ -306,24 +319,25 @@ def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int)
 
 @inlined
 def _locate(
-    room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
-) -> None:
-    """Store the addresses of keys [start, start + lanes).
+    items_at: int, scales_at: int, side: Side, table: int, start: int, stop: int, step: Any, items: int,
+    row_bytes: int, lanes: int,
+) -> None:  # fmt: skip
+    """Store the addresses of keys [start, start + lanes), and of their scales.
 
     Lanes at `stop` and beyond repeat the last address: their weight is 0."""
     page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
-    at = _at(side, table, page, slot, step, row_bytes)
+    at = slot_at(side, table, page, slot, step, row_bytes)
     for lane in range(lanes):
         if lane > 0 and start + lane < stop:
             slot += 1
             at = Side(at.items + row_bytes, at.scales + SCALE_BYTES)
             if slot == page_size:
                 page, slot = page + 1, 0
-                at = _at(side, table, page, 0, step, row_bytes)
-        longs_at(room.items)[lane] = at.items
+                at = slot_at(side, table, page, 0, step, row_bytes)
+        longs_at(items_at)[lane] = at.items
         if items >= FIRST_WITH_SCALES:
-            longs_at(room.scales)[lane] = at.scales
+            longs_at(scales_at)[lane] = at.scales
 
 
 @inlined
@@ -337,7 +351,9 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 
 @inlined
-def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
+def locate_seen(
+    items_at: int, scales_at: int, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int
+) -> None:
     """Store, for a draft tree's keys, the addresses of the slots that the token sees.
 
     Repeat the last address in the remaining lanes."""
@@ -345,16 +361,16 @@ def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_by
     key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
         if seen & 1:
-            at = _at(side, run.table, slot // page_size, slot % page_size, step, row_bytes)
+            at = slot_at(side, run.table, slot // page_size, slot % page_size, step, row_bytes)
             if start <= key < start + lanes:
-                longs_at(room.items)[key - start] = at.items
-                longs_at(room.scales)[key - start] = at.scales
+                longs_at(items_at)[key - start] = at.items
+                longs_at(scales_at)[key - start] = at.scales
             key += 1
         seen >>= 1
         slot += 1
     for lane in range(key - start, lanes):
-        longs_at(room.items)[lane] = at.items
-        longs_at(room.scales)[lane] = at.scales
+        longs_at(items_at)[lane] = at.items
+        longs_at(scales_at)[lane] = at.scales
 
 
 @inlined
@@ -367,7 +383,7 @@ def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int,
     for _ in range(min(lanes, stop - start)):
         if slot == page_size:
             page, slot = page + 1, 0
-        at = _at(side, table, page, slot, step, row_bytes)
+        at = slot_at(side, table, page, slot, step, row_bytes)
         for line in range(0, row_bytes, CACHE_LINE):
             prefetch(at.items + line)
         if items >= FIRST_WITH_SCALES:

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.kernel.block_weights import hadamard
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
 MOST_PADDING = 4  # a padded batch may read this number of keys per real key
+HADAMARD = 64
 MOST_NUMBERS = 1 << 27  # most scores in memory at a time, and most numbers in widened keys
 
 
@@ -74,6 +76,15 @@ class AttentionInputs:
     def key_slots(self) -> torch.Tensor:
         """(T,) int64"""
         return self.positions if self.slots is None else self.slots
+
+
+def page_hadamard(shape: AttentionShape, page_dtype: torch.dtype) -> int:
+    """Return the size of the Hadamard matrices that mix queries, and keys in pages; 1: none.
+
+    Mixed keys lose less if they are rounded to int8. A dot product of mixed vectors is the same, times the size."""
+    is_fit = shape.head_dim == HADAMARD or shape.head_dim % (2 * HADAMARD) == 0
+    is_mixed = page_dtype == torch.int8 and is_fit and not any(shape.windows)
+    return HADAMARD if is_mixed else 1
 
 
 class AttentionBackend(Protocol):
@@ -135,12 +146,15 @@ class TorchAttention:
         q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
         turn = self._local_turn if self._shape.window(layer) else self._turn
         q, k = self._rotate(q, q_norm, turn), self._rotate(k, k_norm, turn)
+        size = page_hadamard(self._shape, self._kv.dtype)
+        if size > 1:
+            q, k = hadamard(q.float(), size), hadamard(k.float(), size) / size
         self._write(layer, 0, k)
         self._write(layer, 1, v)
         parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
         if self._num_alone < len(self._inputs.page_table):
             parts.append(self._padded(layer, q))
-        return torch.cat(parts).flatten(1) if parts else q.flatten(1)
+        return (torch.cat(parts) if parts else q).flatten(1).to(qkv.dtype)
 
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
         page, slot = self._write_page, self._write_slot

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.attend_numba import make_attend, most_run_tokens, run_bytes, score_row
-from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
+from shared.kernel import attend_bytes, attend_numba
+from shared.kernel.attention import HADAMARD, AttentionInputs, AttentionShape, RopeTables, page_hadamard
 from shared.kernel.attention_words import (
     COS,
     K_NORM,
@@ -44,6 +44,8 @@ from shared.kernel.attention_words import (
     WINDOW,
 )
 from shared.kernel.bounds import check_range
+from shared.kernel.byte_rows import round_block
+from shared.kernel.byte_tiles import ZERO
 from shared.kernel.items import ITEMS, Items
 from shared.kernel.jit import (
     NUM_ROWS,
@@ -68,6 +70,7 @@ from shared.kernel.team import Team
 from shared.kernel.vectors import are_paired, block_lanes, number_bytes_of
 
 _f32 = np.float32
+SPARE_QUERIES = 16  # AMX reads whole registers
 FILLED = np.array(
     (
         ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
@@ -103,12 +106,12 @@ class AttentionStep:
         self._table = inputs.page_table.contiguous()
         self._kv, self._scales = kv, scales
         self._check(inputs)
-        self._queries = _at_least(self._queries, num_tokens * shape.num_heads * shape.head_dim)
-        row = score_row(inputs.max_seq_len, shape.head_dim)
-        sizes = row, shape.num_heads // shape.num_kv_heads, shape.head_dim
-        run_tokens = min(most_run_tokens(*sizes), inputs.max_q_len)
-        self._runs = self._find_runs(run_tokens)
-        self._scratch.reserve(run_bytes(run_tokens, *sizes))
+        self._queries = _at_least(self._queries, (num_tokens * shape.num_heads + SPARE_QUERIES) * shape.head_dim)
+        task = attend_bytes if page_items(shape, kv.dtype) == Items.INTEGERS else attend_numba
+        group = shape.num_heads // shape.num_kv_heads
+        sizes = task.run_sizes(inputs.max_seq_len, inputs.max_q_len, group, shape.head_dim)
+        self._runs = self._find_runs(sizes.most_tokens)
+        self._scratch.reserve(sizes.scratch_bytes)
         cost = num_tokens * inputs.max_seq_len * shape.num_heads * shape.head_dim * 2
         self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
         self.words[FILLED] = (
@@ -122,10 +125,10 @@ class AttentionStep:
             kv.shape[4],
             0 if scales is None else scales.stride(0) * scales.element_size(),
             self._queries.data_ptr(),
-            row * 4,
+            sizes.score_bytes,
             self._runs.ctypes.data,
             len(self._runs) - 1,
-            run_tokens,
+            sizes.most_tokens,
             *self._scratch.words,
         )
 
@@ -223,12 +226,17 @@ class NumbaAttention:
 def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
     """Return a layer's write task and attend task."""
     items = page_items(shape, page_dtype or dtype)
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
-    return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16)
+    write = make_write(*sizes, items, shape.eps)
+    if items == Items.INTEGERS:
+        return write, attend_bytes.make_attend(*sizes, shape.score_scale)
+    return write, attend_numba.make_attend(*sizes, items, shape.score_scale)
 
 
 def page_items(shape: AttentionShape, page_dtype: torch.dtype) -> Items:
     """Choose how attention reads pages, which decides its bits. At a window's edge a pair would have one key."""
+    if page_hadamard(shape, page_dtype) > 1:
+        return Items.INTEGERS
     items = ITEMS[page_dtype]
     is_paired = items == Items.HALVES and shape.head_dim % 32 == 0 and not any(shape.windows)
     return Items.PAIRS if is_paired else items
@@ -278,6 +286,9 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
     head_bytes = head_dim * (2 if is_half else 4)
     source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
+    is_integer, group = items == Items.INTEGERS, num_heads // num_kv_heads
+    size, zero = HADAMARD if is_integer else 1, ZERO
+    query_bytes = attend_bytes.query_bytes(head_dim) if is_integer else head_dim * 4
 
     def write_bytes(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -289,19 +300,26 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
             cos, sin = _turn(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
-                target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
-                _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
+                if is_integer:
+                    nth = (head // group * words[NUM_ROWS] + token) * group + head % group
+                    target = step[QUERIES] + nth * query_bytes
+                    start, unit, total = target + head_dim, target + head_dim + 4, target + head_dim + 8
+                    _rotate(source, cos, sin, words[Q_NORM], eps, key, head_dim, is_half, False)
+                    round_block(head_dim, size, zero, False, key, target, start, unit, total)
+                else:
+                    target = step[QUERIES] + (token * num_heads + head) * query_bytes
+                    _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
                 source += head_bytes
             for head in range(num_kv_heads):
                 _rotate(source, cos, sin, words[K_NORM], eps, key, head_dim, is_half, is_half)
                 row = head * page_size + slot
                 target, scale = words[KEYS] + at + row * head_dim, words[KEY_SCALES] + scale_at + row * 4
-                narrow_row(head_dim, source_items, byte_items, key, target, scale)
+                narrow_row(head_dim, source_items, byte_items, size, key, target, scale)
                 source += head_bytes
             for head in range(num_kv_heads):
                 row = head * page_size + slot
                 target, scale = words[VALUES] + at + row * head_dim, words[VALUE_SCALES] + scale_at + row * 4
-                narrow_row(head_dim, source_items, byte_items, source, target, scale)
+                narrow_row(head_dim, source_items, byte_items, 1, source, target, scale)
                 source += head_bytes
 
     return compile_exact_task(write_bytes)

@@ -112,24 +112,25 @@ def add_registers(
 
 @emitted_for_constants
 def multiply_blocks(
-    typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
-    out_stride: Any, fetch: Any,
+    typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, before: Any,
+    before_stride: Any, out: Any, out_stride: Any, fetch: Any,
 ) -> Any:  # fmt: skip
-    """Emit bias + product over all k, for `rows` rows of x and BLOCKS column blocks.
+    """Emit before + product over all k, for `rows` rows of x and BLOCKS column blocks.
 
-    Constants: rows, kind. See product.multiply_tile."""
+    Constants: rows, kind. `before`: float32 rows, or a bias, with stride 0. See product.multiply_tile."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
+        _, _, x_at, row_bytes, weight_at, steps, before_at, before_bytes, out_at, out_bytes, fetch_it = args
         is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         code = Block(builder, Kind.unpacked(kind.literal_value))
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
         for r, b in tile:
-            builder.store(read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS), sums[r, b])
+            skipped = builder.add(builder.mul(before_bytes, LONG(r)), LONG(4 * COLUMNS * b))
+            builder.store(read_at(builder, before_at, skipped, SUMS), sums[r, b])
         with cgutils.for_range(builder, steps) as loop:
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.kind.step_bytes)))
             block_of = [code.row_block(at, loop.index, steps) for at in row_at]
@@ -146,7 +147,7 @@ def multiply_blocks(
             write_at(builder, target, round_to_half(builder, total) if code.kind.out_half else total, item)
         return context.get_dummy_value()
 
-    return types.void(rows, kind, *(types.int64,) * 8), codegen
+    return types.void(rows, kind, *(types.int64,) * 9), codegen
 
 
 class _RowBlock(NamedTuple):

@@ -168,7 +168,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
                     kind, block, step_bytes, rounded, row_bytes, num_rows, weight, depth, bias, room, out, out_bytes
                 )
             else:
-                _multiply(kind, rounded, row_bytes, num_rows, weight, depth, bias, out, out_bytes)
+                multiply_rows(kind, rounded, row_bytes, num_rows, weight, depth, bias, 0, out, out_bytes, 1)
         if by_amx:
             amx.end_registers()
 
@@ -191,26 +191,28 @@ def _round_rows(
 
 
 @copied
-def _multiply(
-    kind: int, rounded: int, row_bytes: int, num_rows: int, weight: int, depth: int, bias: int, out: int,
-    out_bytes: int,
+def multiply_rows(
+    kind: int, x: int, row_bytes: int, num_rows: int, weight: int, depth: int, before: int, before_bytes: int, out: int,
+    out_bytes: int, fetch: int,
 ) -> None:  # fmt: skip
-    x, target, left, fetch = rounded, out, num_rows, 1
+    """Add the product of rounded rows and one tile to the float32 rows at `before`."""
+    left = num_rows
     while left > 0:
         passes = (left + MOST_ROWS - 1) // MOST_ROWS
         # 5 rows: passes of 3 and 2 instead of 4 and 1
         rows = (left + passes - 1) // passes
         if rows == 4:
-            multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+            multiply_blocks(4, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
         elif rows == 3:
-            multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+            multiply_blocks(3, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
         elif rows == 2:
-            multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+            multiply_blocks(2, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
         else:
-            multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, target, out_bytes, fetch)
+            multiply_blocks(1, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
         left -= rows
         x += rows * row_bytes
-        target += rows * out_bytes
+        before += rows * before_bytes
+        out += rows * out_bytes
         fetch = 0
 
 

@@ -85,10 +85,10 @@ class BlockWeights:
 
 
 def hadamard(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Multiply each `size` numbers of rows (N, K) float32 by H, in a fixed order: neighbours are added last."""
+    """Multiply each `size` numbers of rows (..., K) float32 by H, in a fixed order: neighbours are added last."""
     rows = rows.clone()
     for apart in (size >> stage for stage in range(1, size.bit_length())):
-        left, right = rows.unflatten(1, (-1, 2, apart)).unbind(2)
+        left, right = rows.unflatten(-1, (-1, 2, apart)).unbind(-2)
         difference = left - right
         left += right
         right.copy_(difference)

@@ -45,30 +45,44 @@ def round_block(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, _, _, x_at, data_at, start_at, unit_at, sum_at = args
-        code = _Rounding(builder)
+        code = Rounding(builder)
         read = code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value)
-        numbers = code.hadamard(read, size.literal_value)
-        peak, inverse = code.peak(numbers)
-        total = _words(0)
-        for n, number in enumerate(numbers):
-            whole = code.rounded(number, inverse)
-            total = builder.add(total, whole)
-            write_at(builder, builder.add(data_at, LONG(COLUMNS * n)), builder.trunc(whole, BYTES))
-        added = emit_call(builder, "llvm.vector.reduce.add.v16i32", WORD, [total])
-        scale = builder.fdiv(peak, FLOAT(LARGEST))
-        write_at(builder, start_at, builder.mul(added, WORD(-zero.literal_value)))
-        write_at(builder, unit_at, scale)
-        write_at(builder, sum_at, builder.fmul(scale, builder.sitofp(added, FLOAT)))
+        mixed = emit_hadamard(builder, [builder.bitcast(number, SUMS) for number in read], size.literal_value)
+        numbers = [builder.bitcast(number, STEPS) for number in mixed]
+        code.write(numbers, zero.literal_value, data_at, start_at, unit_at, sum_at)
         return context.get_dummy_value()
 
     return types.void(block, size, zero, is_half, *(types.int64,) * 5), codegen
+
+
+def emit_hadamard(builder: Any, numbers: list[Any], size: int) -> list[Any]:
+    """As block_weights.hadamard. `numbers`: vectors of 16 float32."""
+    floats, apart = list(numbers), size // 2
+    while apart >= COLUMNS:
+        step = apart // COLUMNS
+        for first in (n for n in range(len(floats)) if not n & step):
+            left, right = floats[first], floats[first + step]
+            floats[first], floats[first + step] = builder.fadd(left, right), builder.fsub(left, right)
+        apart //= 2
+    while apart:
+        floats = [_hadamard_lanes(builder, number, apart) for number in floats]
+        apart //= 2
+    return floats
+
+
+def _hadamard_lanes(builder: Any, number: Any, apart: int) -> Any:
+    """Return sums with, or differences from, lanes `apart` away."""
+    lanes = range(COLUMNS)
+    other = builder.shuffle_vector(number, number, ir.Constant(STEPS, [lane ^ apart for lane in lanes]))
+    signs = ir.Constant(SUMS, [-1.0 if lane & apart else 1.0 for lane in lanes])
+    return emit_for_floats(builder, "llvm.fma", number, signs, other)
 
 
 def _words(value: int) -> Any:
     return ir.Constant(STEPS, [value] * COLUMNS)
 
 
-class _Rounding:
+class Rounding:
     """Numbers of x are vectors of 16 float32 bit patterns."""
 
     def __init__(self, builder: Any) -> None:
@@ -81,27 +95,20 @@ class _Rounding:
         places = [build.inttoptr(build.add(x_at, LONG(2 * COLUMNS * n)), HALVES.as_pointer()) for n in range(count)]
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
-    def hadamard(self, numbers: list[Any], size: int) -> list[Any]:
-        """As block_weights.hadamard."""
-        build, floats = self._builder, [self._builder.bitcast(number, SUMS) for number in numbers]
-        apart = size // 2
-        while apart >= COLUMNS:
-            step = apart // COLUMNS
-            for first in (n for n in range(len(floats)) if not n & step):
-                left, right = floats[first], floats[first + step]
-                floats[first], floats[first + step] = build.fadd(left, right), build.fsub(left, right)
-            apart //= 2
-        while apart:
-            floats = [self._hadamard_lanes(number, apart) for number in floats]
-            apart //= 2
-        return [build.bitcast(number, STEPS) for number in floats]
-
-    def _hadamard_lanes(self, number: Any, apart: int) -> Any:
-        """Return sums with, or differences from, lanes `apart` away."""
-        build, lanes = self._builder, range(COLUMNS)
-        other = build.shuffle_vector(number, number, ir.Constant(STEPS, [lane ^ apart for lane in lanes]))
-        signs = ir.Constant(SUMS, [-1.0 if lane & apart else 1.0 for lane in lanes])
-        return emit_for_floats(build, "llvm.fma", number, signs, other)
+    def write(self, numbers: list[Any], zero: int, data_at: Any, start_at: Any, unit_at: Any, sum_at: Any) -> None:
+        """Write one block. Arguments as round_block's."""
+        build = self._builder
+        peak, inverse = self.peak(numbers)
+        total = _words(0)
+        for n, number in enumerate(numbers):
+            whole = self.rounded(number, inverse)
+            total = build.add(total, whole)
+            write_at(build, build.add(data_at, LONG(COLUMNS * n)), build.trunc(whole, BYTES))
+        added = emit_call(build, "llvm.vector.reduce.add.v16i32", WORD, [total])
+        scale = build.fdiv(peak, FLOAT(LARGEST))
+        write_at(build, start_at, build.mul(added, WORD(-zero)))
+        write_at(build, unit_at, scale)
+        write_at(build, sum_at, build.fmul(scale, build.sitofp(added, FLOAT)))
 
     def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
         """Return the largest magnitude (float32), and a vector of 127 / that magnitude.

@@ -28,12 +28,13 @@ class Items(IntEnum):
     FLOATS = 0
     HALVES = 1  # bfloat16, widened
     PAIRS = 2  # bfloat16, multiplied in pairs (simd.py)
-    INT8 = 3
+    INT8 = 3  # widened
     FP8 = 4  # e4m3
+    INTEGERS = 5  # int8, multiplied as integers (attend_bytes.py)
 
     @property
     def num_bytes(self) -> int:
-        return (4, 2, 2, 1, 1)[self]
+        return (4, 2, 2, 1, 1, 1)[self]
 
     @property
     def has_scales(self) -> bool:
@@ -41,7 +42,7 @@ class Items(IntEnum):
 
     @property
     def largest(self) -> float:
-        return LARGEST[torch.int8 if self == Items.INT8 else torch.float8_e4m3fn]
+        return LARGEST[torch.float8_e4m3fn if self == Items.FP8 else torch.int8]
 
 
 ITEMS = {
@@ -70,7 +71,7 @@ def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
 
     In int8 NaN becomes 0, and the row's scale is NaN."""
     words, data = _words(numbers.type.count), ir.VectorType(ir.IntType(8), numbers.type.count)
-    if items == Items.INT8:
+    if items != Items.FP8:
         shifted = builder.fadd(numbers, _all(numbers.type, ROUNDING))
         return builder.trunc(builder.bitcast(shifted, words), data)
     bits = builder.bitcast(numbers, words)

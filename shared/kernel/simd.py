@@ -23,6 +23,7 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
+from shared.kernel.byte_rows import emit_hadamard
 from shared.kernel.items import Items, narrowed
 from shared.kernel.jit import emitted_for_constants
 from shared.kernel.product import STEPS, SUMS, lower_halves, round_to_half, write_at
@@ -211,17 +212,20 @@ def narrow_weights(typing_context: Any, items: Any, row: Any, count: Any) -> Any
 
 @emitted_for_constants
 def narrow_row(
-    typing_context: Any, head_dim: Any, source_items: Any, items: Any, row: Any, out: Any, scale: Any
+    typing_context: Any, head_dim: Any, source_items: Any, items: Any, size: Any, row: Any, out: Any, scale: Any
 ) -> Any:
     """Emit code that rounds one head (source_items: floats or halves) to bytes with a scale.
 
-    The bits equal quantized.py's, NaN and infinity included."""
+    The head is mixed by Hadamard matrices of this size first. The bits equal quantized.py's, NaN and infinity included.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Vectors(builder, head_dim.literal_value, Items(source_items.literal_value))
         kind = Items(items.literal_value)
-        _, _, _, row_at, out_at, scale_at = args
-        numbers = code.read_items(row_at)
+        _, _, _, _, row_at, out_at, scale_at = args
+        numbers, by = code.read_items(row_at), size.literal_value
+        if by > 1:
+            numbers = [builder.fmul(number, code.all(1 / by)) for number in emit_hadamard(builder, numbers, by)]
         code.write_scale(scale_at, builder.fdiv(code.peak(numbers), FLOAT(kind.largest)))
         unit = code.splat(scale_at, 0)
         is_tiny = builder.fcmp_ordered("<", unit, code.all(SMALLEST_SCALE))
@@ -230,7 +234,7 @@ def narrow_row(
             code.write_bytes(out_at, j * code.lanes, narrowed(builder, builder.fdiv(vector, unit), kind))
         return context.get_dummy_value()
 
-    return _block_signature((head_dim, source_items, items), row, out, scale), codegen
+    return _block_signature((head_dim, source_items, items, size), row, out, scale), codegen
 
 
 def _block_signature(constants: tuple[Any, ...], *addresses: Any) -> Any:

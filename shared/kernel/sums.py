@@ -28,7 +28,7 @@ def sum_of(typing_context: Any, address: Any, count: Any, is_half: Any, is_squar
         code = _Sum(builder, at, is_half.literal_value, is_square.literal_value)
         whole = builder.and_(length, LONG(-LANES))
         lanes = code.run(LONG(0), whole, LANES, ir.Constant(ir.VectorType(FLOAT, LANES), [0.0] * LANES))
-        return code.run(whole, length, 1, code.folded(lanes))
+        return code.run(whole, length, 1, folded(builder, lanes))
 
     return types.float32(types.int64, types.int64, is_half, is_square), codegen
 
@@ -44,18 +44,6 @@ class _Sum:
         with cgutils.for_range_slice(self._builder, first, end, LONG(width), LONG) as (index, _):
             self._builder.store(self._added(self._builder.load(total), self._read(index, width)), total)
         return self._builder.load(total)
-
-    def folded(self, vector: Any) -> Any:
-        half = LANES // 2
-        while half:
-            lower, upper = (self._lanes(vector, range(first, first + half)) for first in (0, half))
-            vector = self._builder.fadd(lower, upper)
-            half //= 2
-        return self._builder.extract_element(vector, WORD(0))
-
-    def _lanes(self, vector: Any, numbers: range) -> Any:
-        mask = ir.Constant(ir.VectorType(WORD, len(numbers)), list(numbers))
-        return self._builder.shuffle_vector(vector, vector, mask)
 
     def _read(self, index: Any, width: int) -> Any:
         build, size = self._builder, 2 if self._is_half else 4
@@ -73,6 +61,19 @@ class _Sum:
             squares = emit_for_floats(self._builder, "llvm.fmuladd", numbers, numbers, total)
             return emit_fence(self._builder, squares)
         return emit_fence(self._builder, self._builder.fadd(total, numbers))  # sums
+
+
+def folded(builder: Any, vector: Any) -> Any:
+    """Add halves until one lane is left."""
+    half = LANES // 2
+    while half:
+        kind = ir.VectorType(WORD, half)
+        lower, upper = (ir.Constant(kind, list(range(first, first + half))) for first in (0, half))
+        vector = builder.fadd(
+            builder.shuffle_vector(vector, vector, lower), builder.shuffle_vector(vector, vector, upper)
+        )
+        half //= 2
+    return builder.extract_element(vector, WORD(0))
 
 
 def _of(item: Any, width: int) -> Any:

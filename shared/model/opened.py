@@ -21,12 +21,13 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
+from shared.kernel.attention import page_hadamard
 from shared.kernel.block_weights import int8_format
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
-from shared.model.kernels import AS_DTYPE, Formats, Kernels, pick_kernels
+from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pick_kernels
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
@@ -170,15 +171,23 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
     """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, unless a weight format is given.
+    With weights in blocks, keys and values become int8 if attention multiplies them as integers.
 
     Only the file and the kind of device decide, so that unequal machines agree.
     """
     if options.dtype != AUTO:
         return options
     formats = options.formats
-    if formats.weights == "auto" and device == "cpu" and in_blocks(source):
-        formats = replace(formats, weights="file")
+    if device == "cpu" and source is not None:
+        if formats.weights == "auto" and in_blocks(source):
+            formats = replace(formats, weights="file")
+        if formats.kv == "auto" and formats.weights in ("file", "int8") and keeps_integers(source.config):
+            formats = replace(formats, kv="int8")
     return replace(options, dtype="bfloat16", formats=formats)
+
+
+def keeps_integers(config: LlamaConfig) -> bool:
+    return page_hadamard(attention_shape(config), torch.int8) > 1
 
 
 def in_blocks(source: TensorSource | None) -> bool:

@@ -25,10 +25,12 @@ HEAD = {
 Tensors = dict[str, torch.Tensor]
 
 
-def save_target(folder: Path, kind: str = "whole", layers: int = LAYERS) -> transformers.PreTrainedModel:
+def save_target(
+    folder: Path, kind: str = "whole", layers: int = LAYERS, head_dim: int = 16
+) -> transformers.PreTrainedModel:
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
-        **TARGET[kind], vocab_size=VOCAB, num_hidden_layers=layers, head_dim=16, max_position_embeddings=256
+        **TARGET[kind], vocab_size=VOCAB, num_hidden_layers=layers, head_dim=head_dim, max_position_embeddings=256
     )
     network = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, RopeTables
+from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, RopeTables, page_hadamard
+from shared.kernel.block_weights import hadamard
 from shared.kernel.quantized import DTYPES, quantize
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from tests.support.draft_trees import depths, draw_parents, visible_bits
@@ -85,7 +86,7 @@ def make_step(
     table = torch.stack([line * (not row.is_padding) for line, row in zip(order, rows, strict=True)])
     kv, scales = make_pool(shape, 1 + len(rows) * per_row, page_size, dtype, pages)
     for row, line in zip(rows, table, strict=True):
-        write_before(row, line, kv, scales, draw)
+        write_before(shape, row, line, kv, scales, draw)
     parents = [draw_parents(rng, row.num) if row.is_tree else None for row in rows]
     starts = [0 if row.is_padding else row.start for row in rows]
     slots = torch.cat([start + torch.arange(row.num) for start, row in zip(starts, rows, strict=True)])
@@ -129,13 +130,21 @@ def make_pool(
 
 
 def write_before(
-    row: Row, line: torch.Tensor, kv: torch.Tensor, scales: torch.Tensor | None, draw: torch.Generator
+    shape: AttentionShape,
+    row: Row,
+    line: torch.Tensor,
+    kv: torch.Tensor,
+    scales: torch.Tensor | None,
+    draw: torch.Generator,
 ) -> None:
     """The keys and values of the tokens before the step."""
     slots = torch.arange(0 if row.is_padding else row.start)
     page, slot = line[slots // kv.shape[4]].long(), slots % kv.shape[4]
     for half in (0, 1):
         values = torch.randn(len(slots), kv.shape[3], kv.shape[5], generator=draw)
+        size = page_hadamard(shape, kv.dtype)
+        if size > 1 and half == 0:
+            values = hadamard(values, size) / size
         if scales is not None:
             values, scales[page, LAYER, half, :, slot] = quantize(values, kv.dtype)
         kv[page, LAYER, half, :, slot] = values.to(kv.dtype)

@@ -32,11 +32,21 @@ SAMPLINGS = (
 Streams = dict[str, list[int]]
 
 
+# head_dim; with wide heads int8 keys and values are multiplied as integers
+FORMS = {"int8, bfloat16": 16, "int8, float32": 16, "fp8, bfloat16": 16, "int8, bfloat16, wide heads": 64}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target(form: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("target")
-    save_target(folder)
+    save_target(folder, head_dim=FORMS[form])
     return folder
 
 
@@ -56,7 +66,7 @@ def make_core(
     width: int = 1,
     threads: int = 1,
 ) -> NodeCore:
-    kv, dtype = form.split(", ")
+    kv, dtype = form.split(", ")[:2]
     model = load_model(str(target), LoadOptions(dtype, threads=threads, formats=Formats(kv)))
     assert getattr(model, "is_program", False), "the compiled program, not plain torch"
     assert model.kv_planes(page_size)[0].dtype == DTYPES[kv]
@@ -72,41 +82,37 @@ def run(core: NodeCore, retract_every: int = 0) -> Streams:
     return outcome.streams
 
 
-@pytest.fixture(scope="module", params=["int8, bfloat16", "int8, float32", "fp8, bfloat16"])
-def plain(request: pytest.FixtureRequest, target: Path) -> tuple[str, Streams]:
-    streams = run(make_core(target, request.param))
+@pytest.fixture(scope="module")
+def plain(form: str, target: Path) -> Streams:
+    streams = run(make_core(target, form))
     assert len(streams) == 6 and all(len(stream) == 30 for stream in streams.values())
-    return request.param, streams
+    return streams
 
 
 @pytest.mark.parametrize(("page_size", "chunk_size", "backend"), [(1, 3, "inline"), (16, 64, "cpu"), (64, 16, "cpu")])
 def test_streams_are_the_same_however_they_are_cut(
-    page_size: int, chunk_size: int, backend: str, target: Path, plain: tuple[str, Streams]
+    page_size: int, chunk_size: int, backend: str, form: str, target: Path, plain: Streams
 ) -> None:
-    form, streams = plain
     core = make_core(target, form, page_size, chunk_size, backend, threads=2 if backend == "cpu" else 1)
-    assert run(core, retract_every=7) == streams
+    assert run(core, retract_every=7) == plain
 
 
-def test_drafts_change_no_stream(target: Path, plain: tuple[str, Streams]) -> None:
-    form, streams = plain
-    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=4), retract_every=11) == streams
+def test_drafts_change_no_stream(form: str, target: Path, plain: Streams) -> None:
+    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=4), retract_every=11) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_nor_do_trees(page_size: int, target: Path, plain: tuple[str, Streams]) -> None:
+def test_nor_do_trees(page_size: int, form: str, target: Path, plain: Streams) -> None:
     """What was accepted moves to its place, its scales with it."""
-    form, streams = plain
-    trees = RandomTrees(jobs(), page_size, streams)
+    trees = RandomTrees(jobs(), page_size, plain)
     core = make_core(target, form, page_size, drafter=trees, width=8)
     process = core.scheduler.process
     core.scheduler.process = lambda result: (trees.check(result), process(result))  # type: ignore[method-assign]
-    assert run(core) == streams
+    assert run(core) == plain
     assert trees.num_checked > 30 and trees.num_moved > 10
 
 
-def test_pages_that_were_handed_over_are_gone_on_with(target: Path, plain: tuple[str, Streams]) -> None:
-    form, streams = plain
+def test_pages_that_were_handed_over_are_gone_on_with(form: str, target: Path, plain: Streams) -> None:
     pair = CorePair(make_core(target, form, backend="cpu"), make_core(target, form, backend="cpu", threads=2))
-    assert run_pair(pair, jobs(), retract_every=9).streams == streams
+    assert run_pair(pair, jobs(), retract_every=9).streams == plain
     pair.close()

@@ -18,7 +18,8 @@ from tests.support.draft_trees import depths, draw_parents, path_to, visible_bit
 
 MAX_LEN = 120
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, eps=1e-5)
-ROPE = rope_tables(inverse_frequencies(SHAPE.head_dim, 10000.0), MAX_LEN)
+ROPE, WIDE_ROPE = (rope_tables(inverse_frequencies(head_dim, 10000.0), MAX_LEN) for head_dim in (32, 64))
+WIDE = dataclasses.replace(SHAPE, head_dim=64)  # int8 keys and values are multiplied as integers
 SLIDING = dataclasses.replace(SHAPE, windows=(4,))  # shorter than a path may be
 Make = Callable[[], AttentionBackend]
 BACKENDS: dict[str, Make] = {
@@ -30,7 +31,12 @@ BACKENDS: dict[str, Make] = {
     "numba, sliding window": lambda: NumbaAttention(SLIDING, torch.float32, ROPE, Team(1)),
     "numba, int8": lambda: NumbaAttention(SHAPE, torch.float32, ROPE, Team(1), page_dtype=torch.int8),
     "numba, int8, sliding window": lambda: NumbaAttention(SLIDING, torch.float32, ROPE, Team(1), page_dtype=torch.int8),
+    "numba, int8, wide heads": lambda: NumbaAttention(WIDE, torch.float32, WIDE_ROPE, Team(1), page_dtype=torch.int8),
 }
+
+
+def shape_of(name: str) -> AttentionShape:
+    return WIDE if "wide" in name else SHAPE
 
 
 @dataclass
@@ -61,7 +67,7 @@ class Rows:
         per_row = -(-MAX_LEN // page_size)
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(3)) + 1
         self.table = order.to(torch.int32).view(num_rows, per_row)
-        shape = (1 + num_rows * per_row, 1, 2, SHAPE.num_kv_heads, page_size, SHAPE.head_dim)
+        shape = (1 + num_rows * per_row, 1, 2, SHAPE.num_kv_heads, page_size, shape_of(name).head_dim)
         self.kv, self.scales = torch.full(shape, float("nan"), dtype=self.dtype), None
         if "int8" in name:
             self.kv, self.scales = torch.full(shape, 91, dtype=torch.int8), torch.full(shape[:-1], float("nan"))
@@ -83,9 +89,9 @@ class Rows:
         return self.backend.attend(0, torch.cat([row.qkv for row in rows]).to(self.dtype), None, None).clone()
 
 
-def random_qkv(seed: int, num: int) -> torch.Tensor:
+def random_qkv(seed: int, num: int, name: str = "") -> torch.Tensor:
     heads = SHAPE.num_heads + 2 * SHAPE.num_kv_heads
-    return torch.randn(num, heads * SHAPE.head_dim, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(num, heads * shape_of(name).head_dim, generator=torch.Generator().manual_seed(seed))
 
 
 def cancelling(qkv: torch.Tensor) -> torch.Tensor:
@@ -105,7 +111,7 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
     rng = random.Random(width)
     for start in (1, 15, 40):
         parents = draw_parents(rng, width)
-        before, window, other = random_qkv(1, start), random_qkv(2, width), random_qkv(3, chunk)
+        before, window, other = (random_qkv(n + 1, count, name) for n, count in enumerate((start, width, chunk)))
         if "bfloat16" in name and start == 15:
             before, window = cancelling(torch.cat((before, window))).split((start, width))
         rows = Rows(name, page_size)
@@ -124,14 +130,14 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
                 assert torch.equal(got, expected), "the same sums in the same order"
 
 
-@pytest.mark.parametrize("name", ["torch", "numba", "numba, bfloat16", "numba, int8"])
+@pytest.mark.parametrize("name", ["torch", "numba", "numba, bfloat16", "numba, int8", "numba, int8, wide heads"])
 def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None:
     """A draft model grows its tree a level a step: a token's highest bit says where its window begins."""
     parents = [0, 0, 1, 1, 2, 3]
     rows, whole = (Rows(name, 4) for _ in range(2))
-    window = random_qkv(2, 7)
+    window = random_qkv(2, 7, name)
     for each in (rows, whole):
-        each.step(Row(0, random_qkv(1, 9), 0))
+        each.step(Row(0, random_qkv(1, 9, name), 0))
     want = whole.step(Row(0, window, 9, parents))
     bits, depth = visible_bits(parents), torch.tensor(depths(parents))
     for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
