@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.kernel.attend_bytes import most_run_tokens, run_bytes, score_row
+from shared.kernel.attend_bytes import fixed_bytes, most_run_tokens, run_bytes, score_row
 from shared.kernel.attend_numba import MOST_RUN_TOKENS, MOST_SCRATCH
 from shared.kernel.attention import AttentionShape, TorchAttention, page_hadamard
 from shared.kernel.attention_numba import page_items
@@ -137,6 +137,14 @@ def test_a_run_s_scratch_is_bounded(num_keys: int, group: int, head_dim: int) ->
     assert tokens in (1, 2, 4, 8, 16) and row % BLOCK != 0 and row > num_keys
     assert tokens == 1 or run_bytes(tokens, row, group, head_dim) <= MOST_SCRATCH + 16 * 4 * (row + head_dim)
     assert tokens == MOST_RUN_TOKENS or run_bytes(2 * tokens, row, group, head_dim) > MOST_SCRATCH
+
+
+@pytest.mark.parametrize(("tokens", "group"), [(1, 3), (16, 3), (2, 9)])
+def test_a_run_s_scratch_holds_whole_registers(tokens: int, group: int) -> None:
+    """AMX reads 16 rows of weights, also behind the last one."""
+    registers = -(-tokens * group // 16)
+    row = score_row(500, 64)
+    assert run_bytes(tokens, row, group, 64) - fixed_bytes(row, 64) >= 16 * registers * 4 * row
 
 
 def digests() -> str:

@@ -31,6 +31,7 @@ PROMISES = (
     "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa-float32]",
     "tests/unit/test_kernel_attention.py::test_a_run_of_tokens_has_the_bits_of_each_alone[gqa-bfloat16]",
     "tests/unit/test_kernel_byte_pages.py::test_a_run_over_bytes_has_the_bits_of_each_token_alone[gqa-int8]",
+    "tests/unit/test_attend_bytes.py::test_equals_the_definition[64]",
 )
 TREES = "tests/unit/test_kernel_tree.py::test_every_node_is_its_path_run_as_a_chain[2-3-numba-16]"
 
@@ -146,7 +147,7 @@ def test_a_whole_model_has_the_same_bits(
 @pytest.mark.parametrize(
     "promise",
     [*PROMISES, pytest.param(TREES, marks=pytest.mark.long)],
-    ids=["sums", "attention", "pairs", "bytes", "trees"],
+    ids=["sums", "attention", "pairs", "bytes", "integers", "trees"],
 )
 def test_what_wide_vectors_promise_holds_here(promise: str, tmp_path: Path) -> None:
     there = run_python("haswell", tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", promise)
