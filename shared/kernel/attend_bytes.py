@@ -150,7 +150,7 @@ def _score_run(
     kind: int, group: int, head_dim: int, query_size: int, has_amx: bool, step: Any, run: Run, room: Room, keys: Side,
     values: Side, queries: int,
 ) -> None:  # fmt: skip
-    """Write the scores of all keys, and the values' scales."""
+    """Write all keys' scores, and copy the values' scales."""
     stride, num_keys = step[SCORE_BYTES], run.num_keys + run.length - 1
     for start in range(0, num_keys, BLOCK):
         lanes = _locate(room, keys, run, start, num_keys, step, head_dim)
@@ -201,7 +201,7 @@ def _multiply(
     kind: int, block: int, has_amx: bool, x: int, row_bytes: int, num_rows: int, tile: int, before: int,
     before_bytes: int, out: int, out_bytes: int, registers: int,
 ) -> None:  # fmt: skip
-    """As block_product.multiply_rows, for one block of inputs."""
+    """As block_product.multiply_rows, with one block."""
     if has_amx and num_rows >= FEWEST_AMX_ROWS:
         for row in range(0, num_rows, amx.ROWS):
             count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes

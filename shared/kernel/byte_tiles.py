@@ -53,10 +53,8 @@ def largest_of(typing_context: Any, row: Any, num_keys: Any) -> Any:
 
 @emitted
 def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, scale: Any) -> Any:
-    """Emit code that turns a query's scores into rounded weights, in place, and returns the sum of exp(scale * (score
-    - top)).
-
-    Lane l adds keys l, l + 16, ... Then halves are added until one lane is left."""
+    """Emit code that turns a query's scores into rounded weights, in place. It returns the sum of exp(scale * (score -
+    top)), in sums.sum_of's order."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_at, scales_at, count, top_score, factor = args
