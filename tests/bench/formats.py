@@ -28,6 +28,8 @@ CONTENDERS = {
     "weights file": ("float32", Formats(weights="file")),
     "weights int8, bfloat16": ("bfloat16", Formats(weights="int8")),
     "weights file, bfloat16": ("bfloat16", Formats(weights="file")),
+    "weights int8, KV int8, bfloat16": ("bfloat16", Formats("int8", "int8")),
+    "weights file, KV int8, bfloat16": ("bfloat16", Formats("int8", "file")),
     "weights fp8": ("float32", Formats(weights="fp8")),
     "both int8, bfloat16": ("bfloat16", Formats("int8", "int8")),
     "both fp8, bfloat16": ("bfloat16", Formats("fp8", "fp8")),

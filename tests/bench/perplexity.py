@@ -194,7 +194,8 @@ def measure(found: Found, peer: Peer, windows: torch.Tensor, names: Sequence[str
 
 def load(name: str, threads: int) -> Model:
     chosen = BATON_FORMATS[name]
-    return load_model("smollm2", LoadOptions(chosen.dtype, threads=threads, formats=Formats(weights=chosen.weights)))
+    formats = Formats(chosen.kv, chosen.weights)
+    return load_model("smollm2", LoadOptions(chosen.dtype, threads=threads, formats=formats))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

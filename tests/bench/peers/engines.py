@@ -23,24 +23,25 @@ TIMES = 2
 
 @dataclass(frozen=True, slots=True)
 class BatonFormat:
-    """What Baton computes with: --dtype and --weight-dtype."""
+    """What Baton computes with: --dtype, --weight-dtype and --kv-dtype."""
 
     dtype: str
     weights: str = "auto"
+    kv: str = "auto"
 
 
 BATON_FORMATS = {
     "bfloat16": BatonFormat("bfloat16"),
     "float32": BatonFormat("float32"),
-    "int8": BatonFormat("bfloat16", "int8"),
-    "file": BatonFormat("bfloat16", "file"),
+    "int8": BatonFormat("bfloat16", "int8", "int8"),
+    "file": BatonFormat("bfloat16", "file", "int8"),  # as --dtype auto
 }
 SERVED_FORMATS = ("bfloat16", "int8", "file")  # float32 is exact, and never the fastest
 
 
 def baton_engine(name: str, threads: int, console: Console) -> dict[str, float]:
     chosen = BATON_FORMATS[name]
-    flags = ("--threads", str(threads), "--dtype", chosen.dtype, "--weights", chosen.weights)
+    flags = ("--threads", str(threads), "--dtype", chosen.dtype, "--weights", chosen.weights, "--kv", chosen.kv)
     part = Part(f"engine_{name}", threads, ("-m", "tests.bench.engine_core", *flags))
     found = measure(part, console)
     if found is None:
