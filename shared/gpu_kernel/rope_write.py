@@ -84,6 +84,7 @@ def mixed(left, right, SIZE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexp
     """Multiply each SIZE numbers of heads, given as halves, by a Hadamard matrix, in block_weights.hadamard's order."""
     if SIZE > HALF:
         left, right = left + right, left - right
+    tl.static_assert(SIZE == 64)
     for stage in tl.static_range(6):
         if SIZE >> (stage + 1) < HALF:
             left = with_neighbours(left, SIZE >> (stage + 1), ROWS, HALF)
@@ -104,8 +105,7 @@ def rope_write(
     qkv: torch.Tensor, norms: RopeTables | None, eps: float, tables: RopeTables, positions: torch.Tensor,
     places: Places, num_heads: int, kv: torch.Tensor, scales: torch.Tensor | None, size: int = 1,
 ) -> torch.Tensor:  # fmt: skip
-    """Write keys and values to their pages. Return q, rotated: (T, heads, D). `size`: of Hadamard matrices that mix q
-    and k.
+    """Write keys and values to their pages. Return q, rotated: (T, heads, D). `size`: page_hadamard's, for q and k.
 
     qkv: (T, (heads + 2 * kv_heads) * D), rows of any stride. norms: of q and k, each (D,) float32, or None. positions:
     (T,) int64. kv: one layer of the pool, (num_pages, 2, kv_heads, page_size, D), contiguous within a page. scales:

@@ -20,9 +20,11 @@ from shared.kernel import amx
 from shared.kernel.attend_numba import (
     MOST_RUN_TOKENS,
     MOST_SCRATCH,
+    SCALE_BYTES,
     Run,
     RunSizes,
     Side,
+    fill,
     locate_seen,
     run_at,
     slot_at,
@@ -45,7 +47,7 @@ from shared.kernel.attention_words import (
 from shared.kernel.block_code import Kind, add_registers
 from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
-from shared.kernel.byte_tiles import BLOCK, SCALE_BYTES, largest_of, soften, tile_bytes, turn_keys, turn_values
+from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
 from shared.kernel.dot import best_dot
 from shared.kernel.jit import (
     NUM_ROWS,
@@ -66,18 +68,21 @@ _f32 = np.float32
 VALUE_TILE = tile_bytes(BLOCK)
 
 
-def score_row(num_keys: int, head_dim: int) -> int:
+def score_row(num_keys: int) -> int:
     """Return the length of a query's row of float32 scores: whole blocks and a spare cache line, to spread the rows."""
     return -(-num_keys // BLOCK) * BLOCK + LINE_BYTES // 4
 
 
+def tiles_bytes(head_dim: int) -> int:
+    return max(tile_bytes(head_dim), head_dim // BLOCK * VALUE_TILE)
+
+
 def fixed_bytes(row: int, head_dim: int) -> int:
-    tiles = max(tile_bytes(head_dim), head_dim // BLOCK * VALUE_TILE)
-    return amx.ROOM_BYTES + tiles + 2 * 8 * BLOCK + 4 * row + 4 * BLOCK
+    return amx.ROOM_BYTES + tiles_bytes(head_dim) + 2 * 8 * BLOCK + 4 * row + 4 * BLOCK
 
 
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
-    """AMX reads whole registers, so there is room for more rows of scores."""
+    """Return the size of a run's scratch. AMX reads whole registers of rows."""
     rows = -(-num_tokens * group // amx.ROWS) * amx.ROWS
     return fixed_bytes(row, head_dim) + 4 * rows * (head_dim + row)
 
@@ -90,8 +95,9 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
 
 
 def run_sizes(num_keys: int, num_tokens: int, group: int, head_dim: int) -> RunSizes:
-    sizes = score_row(num_keys, head_dim), group, head_dim
-    tokens = min(most_run_tokens(*sizes), num_tokens)
+    """A run's length divides BLOCK, so that all its tokens read equally many blocks."""
+    sizes = score_row(num_keys), group, head_dim
+    tokens = min(most_run_tokens(*sizes), 1 << (num_tokens - 1).bit_length())
     return RunSizes(tokens, 4 * sizes[0], run_bytes(tokens, *sizes))
 
 
@@ -119,13 +125,13 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
     features = processor_features()
     dot, has_amx = best_dot(features), amx.has_amx(features)
     key_kind, value_kind = (Kind(8, inputs, False, False, False, dot).packed() for inputs in (head_dim, BLOCK))
-    query_size = query_bytes(head_dim)
+    query_size, tiles_size = query_bytes(head_dim), tiles_bytes(head_dim)
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
         memory = step[SCRATCH] + worker * step[SCRATCH_BYTES]
-        room = _room_at(memory, step[RUN_TOKENS], step[SCORE_BYTES], group, head_dim)
-        _fill(room.zeros, BLOCK, _f32(0.0))
+        room = _room_at(memory, tiles_size, step[SCORE_BYTES], step[RUN_TOKENS] * group * head_dim * 4)
+        fill(room.zeros, BLOCK, _f32(0.0))
         if has_amx:
             amx.begin_registers(room.registers)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
@@ -170,9 +176,9 @@ def _weigh_run(
     """Add up the weighted values. Their scales are in the weights."""
     stride, num_keys, num_rows = step[SCORE_BYTES], run.num_keys + run.length - 1, run.length * group
     row_bytes = head_dim * 4
-    _fill(room.sums, num_rows * head_dim, _f32(0.0))
+    fill(room.sums, num_rows * head_dim, _f32(0.0))
     for tile in range(head_dim // BLOCK):
-        _fill(room.tile + tile * VALUE_TILE + BLOCK * BLOCK, BLOCK, _f32(1.0))
+        fill(room.tile + tile * VALUE_TILE + BLOCK * BLOCK, BLOCK, _f32(1.0))
     for start in range(0, num_keys, BLOCK):
         lanes = _locate(room, values, run, start, num_keys, step, head_dim)
         turn_values(head_dim, room.items, lanes // 4, room.tile)
@@ -185,14 +191,14 @@ def _weigh_run(
 
 
 @inlined
-def _room_at(memory: int, run_tokens: int, stride: int, group: int, head_dim: int) -> Room:
+def _room_at(memory: int, tiles_size: int, stride: int, sums_size: int) -> Room:
     tile = memory + amx.ROOM_BYTES
-    items = tile + max(BLOCK * (head_dim + SCALE_BYTES), head_dim // BLOCK * BLOCK * (BLOCK + SCALE_BYTES))
+    items = tile + tiles_size
     scales = items + BLOCK * 8
     zeros = scales + BLOCK * 8
     value_scales = zeros + BLOCK * 4
     sums = value_scales + stride
-    scores = sums + run_tokens * group * head_dim * 4
+    scores = sums + sums_size
     return Room(memory, tile, items, scales, zeros, value_scales, sums, scores)
 
 
@@ -275,9 +281,3 @@ def _store_run(
             for d in range(head_dim):
                 total = floats_at(room.sums)[query * head_dim + d]
                 store(out + i * out_bytes, g * head_dim + d, total * share, is_half)
-
-
-@inlined
-def _fill(address: int, length: int, value: np.float32) -> None:
-    for d in range(length):
-        floats_at(address)[d] = value

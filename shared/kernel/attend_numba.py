@@ -157,7 +157,7 @@ def make_attend(
             keys = Side(words[KEYS] + rows * row_bytes, words[KEY_SCALES] + rows * SCALE_BYTES)
             values = Side(words[VALUES] + rows * row_bytes, words[VALUE_SCALES] + rows * SCALE_BYTES)
             queries = step[QUERIES] + run.first * token_bytes + head * group_bytes
-            _fill(room.tops, run.length * group * lanes, _f32(-np.inf))
+            fill(room.tops, run.length * group * lanes, _f32(-np.inf))
             _score_own(group, head_dim, items, lanes, row_bytes, step, run, room, keys, values, queries, token_bytes)
             for start in range(run.shared, run.end, lanes):
                 _fetch(keys, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
@@ -168,7 +168,7 @@ def make_attend(
                     tops = room.tops + i * group * lanes * 4
                     score_turned(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
             _soften_run(items, room, run, stride, group, lanes, scale)
-            _fill(room.sums, run.length * group * head_dim, _f32(0.0))
+            fill(room.sums, run.length * group * head_dim, _f32(0.0))
             _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
                 _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
@@ -392,6 +392,6 @@ def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int,
 
 
 @inlined
-def _fill(address: int, length: int, value: np.float32) -> None:
+def fill(address: int, length: int, value: np.float32) -> None:
     for d in range(length):
         floats_at(address)[d] = value

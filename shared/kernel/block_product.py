@@ -195,7 +195,7 @@ def multiply_rows(
     kind: int, x: int, row_bytes: int, num_rows: int, weight: int, depth: int, before: int, before_bytes: int, out: int,
     out_bytes: int, fetch: int,
 ) -> None:  # fmt: skip
-    """Add the product of rounded rows and one tile to the float32 rows at `before`."""
+    """Write to `out`: the rows at `before` plus the product of rounded rows and one tile."""
     left = num_rows
     while left > 0:
         passes = (left + MOST_ROWS - 1) // MOST_ROWS

@@ -8,6 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from shared.kernel.attend_numba import SCALE_BYTES
 from shared.kernel.byte_rows import Rounding
 from shared.kernel.exponent import emit_exp
 from shared.kernel.items import Items
@@ -20,7 +21,6 @@ from shared.kernel.vectors import Vectors
 BLOCK = 64  # keys
 ZERO = 128  # keys and values are repacked as unsigned bytes: number + ZERO
 SIGNS = 0x80808080  # of four bytes: flipping a sign bit adds ZERO
-SCALE_BYTES = 4
 BYTES, SHORTS = ir.VectorType(ir.IntType(8), BLOCK), ir.VectorType(ir.IntType(16), BLOCK // 2)
 
 
@@ -103,7 +103,7 @@ def turn_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: An
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, keys_at, count, out_at = args
         size = head_dim.literal_value
-        turn, zeros = Vectors(builder, COLUMNS, Items.FLOATS), ir.Constant(STEPS, [SIGNS] * COLUMNS)
+        turn, signs = Vectors(builder, COLUMNS, Items.FLOATS), ir.Constant(STEPS, [SIGNS] * COLUMNS)
         with cgutils.for_range(builder, count) as loop:
             at = builder.add(keys_at, builder.mul(loop.index, LONG(8 * COLUMNS)))
             target = builder.add(out_at, builder.mul(loop.index, LONG(size * COLUMNS)))
@@ -112,7 +112,7 @@ def turn_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: An
                 words = [read_at(builder, row, LONG(BLOCK * part), STEPS) for row in rows]
                 for n, quad in enumerate(turn.turned(words)):
                     place = builder.add(target, LONG((part * COLUMNS + n) * LINE_BYTES))
-                    write_at(builder, place, builder.xor(quad, zeros))
+                    write_at(builder, place, builder.xor(quad, signs))
         return context.get_dummy_value()
 
     return types.void(head_dim, *(types.int64,) * 3), codegen
@@ -127,7 +127,7 @@ def turn_values(typing_context: Any, head_dim: Any, values: Any, count: Any, out
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, values_at, count, out_at = args
-        zeros = ir.Constant(STEPS, [SIGNS] * COLUMNS)
+        signs = ir.Constant(STEPS, [SIGNS] * COLUMNS)
         with cgutils.for_range(builder, count) as loop:
             at = builder.add(values_at, builder.mul(loop.index, LONG(4 * 8)))
             rows = [read_at(builder, at, LONG(8 * n), LONG) for n in range(4)]
@@ -139,7 +139,7 @@ def turn_values(typing_context: Any, head_dim: Any, values: Any, count: Any, out
                 for b, quad in enumerate(quads):
                     skipped = tile * tile_bytes(BLOCK) + b * BLOCK * COLUMNS
                     place = builder.add(builder.add(out_at, LONG(skipped)), builder.mul(loop.index, LONG(LINE_BYTES)))
-                    write_at(builder, place, builder.xor(builder.bitcast(quad, STEPS), zeros))
+                    write_at(builder, place, builder.xor(builder.bitcast(quad, STEPS), signs))
         return context.get_dummy_value()
 
     return types.void(head_dim, *(types.int64,) * 3), codegen

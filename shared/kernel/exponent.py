@@ -12,9 +12,7 @@ LEAST = -87.0
 
 
 def emit_exp(builder: Any, value: Any) -> Any:
-    """Emit exp(value) for value < 88, within 3 units in the last place. Below -87 it is exp(-87).
-
-    exp(value) = 2^power * exp(rest), with |rest| <= log(2) / 2."""
+    """Emit jit.exp32 for vectors, with fixed roundings: 2^power * exp(rest), with |rest| <= log(2) / 2."""
     kind, words = value.type, ir.VectorType(ir.IntType(32), value.type.count)
 
     def constant(number: float) -> Any:

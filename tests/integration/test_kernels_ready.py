@@ -36,12 +36,12 @@ TREE = ("--spec", "eagle", "--spec-width", "6", "--spec-topk", "2", "--spec-step
 CLUSTERS = {
     "one node": ("smollm2", "--prefill", "0"),
     "pair, tree of drafts": ("smollm2", *TREE),
-    "int8 KV": ("smollm2", "--prefill", "0", "--kv-dtype", "int8"),
+    "bfloat16": ("smollm2", "--prefill", "0", "--dtype", "bfloat16"),
     "integers, pair, mtp and copies": ("hashlm", "--spec", "mtp", "--spec-width", "3", "--spec-copies", "2"),
 }
 
 
-LONG = ("int8 KV",)
+LONG = ("bfloat16",)
 
 
 @pytest.fixture(

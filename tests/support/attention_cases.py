@@ -49,6 +49,8 @@ CASES = {
     "trees, window before them": Case(shape_of(4, 4, 32, window=30), (TREE, replace(TREE, start=200)), norms=True),
     "a wide tree": Case(shape_of(1, 1, 16), (Row(70, 48, is_tree=True),)),
     "int8": Case(shape_of(8, 2, 64), (Row(129, 2), Row(62, 2)), pages="int8"),
+    "int8, wide heads": Case(shape_of(8, 2, 128), (Row(129, 2), Row(62, 2)), pages="int8"),
+    "int8, very wide heads": Case(shape_of(2, 1, 256), (TREE, replace(TREE, start=5)), pages="int8", norms=True),
     "fp8, tree": Case(shape_of(8, 2, 128), (TREE, replace(TREE, start=5)), pages="fp8", page_size=4),
     "int8, window": Case(shape_of(4, 1, 80, window=70), (Row(200, 3), Row(5, 3)), pages="int8"),
     "float16": Case(shape_of(4, 2, 64), (Row(129, 2), Row(62, 2)), dtype=torch.float16, tolerance=2e-3),

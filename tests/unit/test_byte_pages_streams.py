@@ -97,8 +97,9 @@ def test_streams_are_the_same_however_they_are_cut(
     assert run(core, retract_every=7) == plain
 
 
-def test_drafts_change_no_stream(form: str, target: Path, plain: Streams) -> None:
-    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=4), retract_every=11) == plain
+@pytest.mark.parametrize("width", [4, 5])
+def test_drafts_change_no_stream(width: int, form: str, target: Path, plain: Streams) -> None:
+    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=width), retract_every=11) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -127,8 +127,8 @@ def test_a_missing_profile_says_what_to_do(tmp_path: Path) -> None:
     [
         (lambda text: "", "is not a profile"),
         (lambda text: text[:300], "is not a profile"),
-        (lambda text: "{}", "has format 0, this baton reads format 1"),
-        (lambda text: '{"format": 2, "hosts": []}', "has format 2, this baton reads format 1"),
+        (lambda text: "{}", "has format 0, this baton reads format 2"),
+        (lambda text: '{"format": 1, "hosts": []}', "has format 1, this baton reads format 2"),
         (lambda text: text.replace('"page_size": 16', '"page_size": 0'), "page_size is 0"),
         (lambda text: text.replace('"to_node": 0.0', '"to_node": null'), "is not a profile"),
         (lambda text: text.replace('"to_node": 0.0', '"to_node": -1'), "path of a node"),

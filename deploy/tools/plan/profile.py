@@ -18,7 +18,7 @@ import msgspec
 
 from shared.core.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 AT_ONCE = 1e15
 
 
