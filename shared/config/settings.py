@@ -23,16 +23,14 @@ class ModelConfig:
     model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
     dtype: str = option(
         "auto",
-        "number format of weights and KV; auto: bfloat16, except that a CPU computes with a GGUF file's own blocks, "
-        "and then mostly with int8 KV",
+        "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's own blocks, mostly with int8 KV",
         choices=("auto", "bfloat16", "float32"),
     )
     kv_dtype: str = option(
         "auto",
-        "number format of KV in pages; auto: as --dtype, but int8 if --dtype is auto too and a CPU computes with "
-        "weights in blocks or int8; int8, fp8: one byte per number, one scale per token and head, about half the "
-        "memory. On a CPU int8 is faster than bfloat16 for most models; fp8 is up to 1.5 times slower after long "
-        "prompts",
+        "number format of KV; auto: as --dtype, but int8 if --dtype is auto too and a CPU computes with weights in "
+        "blocks or int8; int8, fp8: a byte per number, a scale per token and head. On a CPU int8 is faster than "
+        "bfloat16 for most models; fp8 is up to 1.5 times slower after long prompts",
         choices=("auto", "int8", "fp8"),
     )
     weight_dtype: str = option(

@@ -42,6 +42,7 @@ class TritonAttention:
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         inputs = packed(inputs)
         self._inputs, self._kv, self._scales = inputs, kv, scales
+        self._size = page_hadamard(self._shape, kv.dtype)
         self._places = find_places(
             inputs.key_slots, inputs.visible, inputs.cu_q_lens, inputs.page_table, page_size=kv.shape[4]
         )
@@ -56,9 +57,8 @@ class TritonAttention:
         )
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         tables = self._local_tables if window else self._tables
-        size = page_hadamard(shape, of.kv.dtype)
         q = rope_write(
-            qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales, size
+            qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales, self._size
         )
         out = torch.empty_like(q)
         if self._chunks.num_rows:

@@ -28,6 +28,7 @@ from shared.kernel.attend_numba import (
     locate_seen,
     run_at,
     slot_at,
+    store_run,
 )
 from shared.kernel.attention_words import (
     KEY_SCALES,
@@ -44,8 +45,8 @@ from shared.kernel.attention_words import (
     VALUE_SCALES,
     VALUES,
 )
-from shared.kernel.block_code import Kind, add_registers
-from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
+from shared.kernel.block_code import Kind
+from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_block_by_amx, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
 from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
 from shared.kernel.dot import best_dot
@@ -59,7 +60,6 @@ from shared.kernel.jit import (
     longs_at,
     prefetch,
     processor_features,
-    store,
 )
 from shared.kernel.product import COLUMNS
 from shared.kernel.scratch import LINE_BYTES
@@ -144,7 +144,8 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
             _soften_run(room, run, step[SCORE_BYTES], group, scale)
             _weigh_run(value_kind, group, head_dim, has_amx, step, run, room, values)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
-            _store_run(room, run, step[SCORE_BYTES], out, num_heads * out_bytes, group, head_dim, is_half)
+            shares = room.scores + step[SCORE_BYTES] - 4
+            store_run(run, room.sums, shares, step[SCORE_BYTES], out, num_heads * out_bytes, group, head_dim, is_half)
         if has_amx:
             amx.end_registers()
 
@@ -207,15 +208,10 @@ def _multiply(
     kind: int, block: int, has_amx: bool, x: int, row_bytes: int, num_rows: int, tile: int, before: int,
     before_bytes: int, out: int, out_bytes: int, registers: int,
 ) -> None:  # fmt: skip
-    """As block_product.multiply_rows, with one block."""
     if has_amx and num_rows >= FEWEST_AMX_ROWS:
-        for row in range(0, num_rows, amx.ROWS):
-            count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes
-            amx.multiply_registers(block, rows, row_bytes, tile, registers)
-            own, result = before + row * before_bytes, out + row * out_bytes
-            add_registers(
-                kind, True, rows, row_bytes, 0, 1, tile, registers, count, own, before_bytes, result, out_bytes
-            )
+        multiply_block_by_amx(
+            kind, True, block, x, row_bytes, num_rows, 0, 1, tile, registers, before, before_bytes, out, out_bytes
+        )
     else:
         multiply_rows(kind, x, row_bytes, num_rows, tile, 1, before, before_bytes, out, out_bytes, 0)
 
@@ -252,7 +248,6 @@ def _copy_scales(room: Room, lanes: int, key_scales: int, start: int, to_values:
 
 @inlined
 def _fetch(room: Room, lanes: int, to_values: int, head_dim: int) -> None:
-    """Prefetch the values of located keys."""
     for lane in range(lanes):
         for line in range(0, head_dim, LINE_BYTES):
             prefetch(longs_at(room.items)[lane] + to_values + line)
@@ -268,16 +263,3 @@ def _soften_run(room: Room, run: Run, stride: int, group: int, scale: float) -> 
             top = largest_of(row, num_keys)
             total = soften(row, room.value_scales, num_keys, top, _f32(scale))
             floats_at(row + stride)[-1] = _f32(1.0) / total
-
-
-@inlined
-def _store_run(
-    room: Room, run: Run, stride: int, out: int, out_bytes: int, group: int, head_dim: int, is_half: bool
-) -> None:
-    for i in range(run.length):
-        for g in range(group):
-            query = i * group + g
-            share = floats_at(room.scores + (query + 1) * stride)[-1]
-            for d in range(head_dim):
-                total = floats_at(room.sums)[query * head_dim + d]
-                store(out + i * out_bytes, g * head_dim + d, total * share, is_half)

@@ -181,7 +181,7 @@ def make_attend(
                     weigh_block(group, head_dim, items, True, weights, stride, room.block, 0, sums)
             _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, False)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
-            _store_run(room, run, out, num_heads * out_bytes, group, head_dim, lanes, is_half)
+            store_run(run, room.sums, room.tops, lanes * 4, out, num_heads * out_bytes, group, head_dim, is_half)
 
     return compile_task(attend)
 
@@ -298,15 +298,16 @@ def _soften_run(items: int, room: Room, run: Run, stride: int, group: int, lanes
 
 
 @inlined
-def _store_run(
-    room: Room, run: Run, out: int, out_bytes: int, group: int, head_dim: int, lanes: int, is_half: bool
-) -> None:
+def store_run(
+    run: Run, sums: int, shares: int, share_bytes: int, out: int, out_bytes: int, group: int, head_dim: int,
+    is_half: bool,
+) -> None:  # fmt: skip
     for i in range(run.length):
         for g in range(group):
             query = i * group + g
-            share = floats_at(room.tops)[query * lanes]
+            share = floats_at(shares + query * share_bytes)[0]
             for d in range(head_dim):
-                total = floats_at(room.sums)[query * head_dim + d]
+                total = floats_at(sums)[query * head_dim + d]
                 store(out + i * out_bytes, g * head_dim + d, total * share, is_half)
 
 
