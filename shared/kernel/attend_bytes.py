@@ -45,8 +45,8 @@ from shared.kernel.attention_words import (
     VALUE_SCALES,
     VALUES,
 )
-from shared.kernel.block_code import Kind
-from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_block_by_amx, multiply_rows
+from shared.kernel.block_code import Kind, add_registers
+from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
 from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
 from shared.kernel.dot import best_dot
@@ -157,7 +157,7 @@ def _score_run(
     kind: int, group: int, head_dim: int, query_size: int, has_amx: bool, step: Any, run: Run, room: Room, keys: Side,
     values: Side, queries: int,
 ) -> None:  # fmt: skip
-    """Write all keys' scores, and copy the values' scales."""
+    """Write scores, and copy values' scales."""
     stride, num_keys = step[SCORE_BYTES], run.num_keys + run.length - 1
     for start in range(0, num_keys, BLOCK):
         lanes = _locate(room, keys, run, start, num_keys, step, head_dim)
@@ -209,9 +209,13 @@ def _multiply(
     before_bytes: int, out: int, out_bytes: int, registers: int,
 ) -> None:  # fmt: skip
     if has_amx and num_rows >= FEWEST_AMX_ROWS:
-        multiply_block_by_amx(
-            kind, True, block, x, row_bytes, num_rows, 0, 1, tile, registers, before, before_bytes, out, out_bytes
-        )
+        for row in range(0, num_rows, amx.ROWS):
+            count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes
+            amx.multiply_registers(block, rows, row_bytes, tile, registers)
+            own, result = before + row * before_bytes, out + row * out_bytes
+            add_registers(
+                kind, True, rows, row_bytes, 0, 1, tile, registers, count, own, before_bytes, result, out_bytes
+            )
     else:
         multiply_rows(kind, x, row_bytes, num_rows, tile, 1, before, before_bytes, out, out_bytes, 0)
 

@@ -226,29 +226,14 @@ def _multiply_by_amx(
     before, before_bytes = bias, 0
     for g in range(depth):
         step = weight + g * step_bytes
-        if g + 1 < depth:
-            multiply_block_by_amx(
-                kind, False, block, rounded, row_bytes, num_rows, g, depth, step, room, before, before_bytes, sums,
-                SUMS_BYTES,
-            )  # fmt: skip
-        else:
-            multiply_block_by_amx(
-                kind, True, block, rounded, row_bytes, num_rows, g, depth, step, room, before, before_bytes, out,
-                out_bytes,
-            )  # fmt: skip
+        for row in range(0, num_rows, amx.ROWS):
+            x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
+            at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
+            amx.multiply_registers(block, x + g * block, row_bytes, step, room)
+            if g + 1 < depth:
+                add_registers(kind, False, x, row_bytes, g, depth, step, room, count, at, before_bytes, own, SUMS_BYTES)
+            else:
+                add_registers(
+                    kind, True, x, row_bytes, g, depth, step, room, count, at, before_bytes, result, out_bytes
+                )
         before, before_bytes = sums, SUMS_BYTES
-
-
-@copied
-def multiply_block_by_amx(
-    kind: int, is_last: bool, block: int, x: int, row_bytes: int, num_rows: int, index: int, depth: int, step: int,
-    room: int, before: int, before_bytes: int, after: int, after_bytes: int,
-) -> None:  # fmt: skip
-    """Add one block's product."""
-    for row in range(0, num_rows, amx.ROWS):
-        rows, count = x + row * row_bytes, min(amx.ROWS, num_rows - row)
-        own, result = before + row * before_bytes, after + row * after_bytes
-        amx.multiply_registers(block, rows + index * block, row_bytes, step, room)
-        add_registers(
-            kind, is_last, rows, row_bytes, index, depth, step, room, count, own, before_bytes, result, after_bytes
-        )
