@@ -59,6 +59,7 @@ from shared.kernel.jit import (
     ints_at,
     load,
     longs_at,
+    rows_of,
     store,
 )
 from shared.kernel.program import Program
@@ -258,7 +259,8 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
         block = step[PAGE_SIZE] * head_bytes  # bytes of one head's slots in a page
-        for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for token in range(first, end):
             page, slot = _place(step, token)
             at = page * step[PAGE_BYTES] + slot * head_bytes
             cos, sin = _turn(words, step, token, head_dim)
@@ -294,7 +296,8 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
         step = longs_at(words[STEP])
         page_size = step[PAGE_SIZE]
         key = step[SCRATCH] + worker * step[SCRATCH_BYTES]
-        for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for token in range(first, end):
             page, slot = _place(step, token)
             at, scale_at = page * step[PAGE_BYTES], page * step[SCALE_PAGE_BYTES]
             cos, sin = _turn(words, step, token, head_dim)

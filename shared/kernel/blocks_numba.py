@@ -10,7 +10,6 @@ import torch
 
 from shared.kernel.jit import (
     NUM_ROWS,
-    NUM_SHARES,
     compile_task,
     exp32,
     floats_at,
@@ -18,6 +17,7 @@ from shared.kernel.jit import (
     inlined,
     load,
     longs_at,
+    rows_of,
     store,
 )
 from shared.kernel.linear import Linear
@@ -83,7 +83,8 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
     out_bytes = (out_width or hidden_size) * item
 
     def norm(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             at = words[SOURCE] + row * hidden_size * 4
             if words[DELTA] != 0:
                 _add(at, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
@@ -99,7 +100,8 @@ def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
 
     def rows_norm(words: Any, share: int, worker: int) -> None:
         weight = floats_at(words[WEIGHT])
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             source, out = words[SOURCE] + row * row_bytes, words[OUT] + row * row_bytes
             total = sum_of(source, hidden_size, is_half, True)
             scale = _f32(1.0) / np.sqrt(total / _f32(hidden_size) + _f32(eps))
@@ -115,7 +117,8 @@ def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
     item = 2 if is_half else 4
 
     def gate(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             source = words[SOURCE] + row * 2 * inner_size * item
             up, out = source + inner_size * item, words[OUT] + row * inner_size * item
             if is_gelu:
@@ -132,7 +135,8 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
     item = 2 if is_half else 4
 
     def embed(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             source = words[WEIGHT] + longs_at(words[SOURCE])[row] * hidden_size * item
             for d in range(hidden_size):
                 floats_at(words[OUT] + row * hidden_size * 4)[d] = load(source, d, is_half) * _f32(scale)
@@ -145,7 +149,8 @@ def make_take(row_bytes: int) -> Any:
     """OUT (NUM_ROWS, row) = rows of SOURCE at int64 indices (WEIGHT). Rows consist of 2-byte items."""
 
     def take(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             source = words[SOURCE] + longs_at(words[WEIGHT])[row] * row_bytes
             for d in range(row_bytes // 2):
                 halves_at(words[OUT] + row * row_bytes)[d] = halves_at(source)[d]
@@ -159,7 +164,8 @@ def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
     item = 2 if is_half else 4
 
     def store_rows(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             source = floats_at(words[SOURCE] + row * hidden_size * 4)
             for d in range(hidden_size):
                 store(words[OUT] + row * out_width * item, d, source[d], is_half)
@@ -173,7 +179,8 @@ def make_add(hidden_size: int, is_half: bool) -> Any:
     item = 2 if is_half else 4
 
     def add(words: Any, share: int, worker: int) -> None:
-        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+        first, end = rows_of(words, share)
+        for row in range(first, end):
             _add(words[SOURCE] + row * hidden_size * 4, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
 
     return compile_task(add)

@@ -250,3 +250,10 @@ def store(address: int, index: int, value: np.float32, is_half: bool) -> None:
         halves_at(address)[index] = to_half(value)
     else:
         floats_at(address)[index] = value
+
+
+@inlined
+def rows_of(words: Any, share: int) -> tuple[int, int]:
+    """Return a share's first and end row."""
+    num_rows, num_shares = words[NUM_ROWS], words[NUM_SHARES]
+    return num_rows * share // num_shares, num_rows * (share + 1) // num_shares

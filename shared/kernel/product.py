@@ -161,7 +161,7 @@ def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
-    run, first_row = share // groups, share % groups * share_rows
+    run, first_row = share % runs, share // runs * share_rows
     return num_tiles * run // runs, num_tiles * (run + 1) // runs, first_row, min(share_rows, num_rows - first_row)
 
 

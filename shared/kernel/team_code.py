@@ -4,8 +4,9 @@
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
-leave after any share: this only slows the step. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function
-returns a C function, whose first argument is the address of the team's int64 words.
+leave after any share: this only slows the step. Neighbouring shares work on neighbouring rows. A thread begins each
+task in its own range of shares, because its cache holds those rows. A waiting thread spins for SPIN_NS, then sleeps.
+Each make_* function returns a C function, whose first argument is the address of the team's int64 words.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ LINE, IS_OWN = 0, 1  # words of a worker
 WORKER_WORDS = 2
 
 TASK_WORDS = 2  # words of a task: addresses of its function and of its words
-COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares taken | shares done
+MOST_RANGES = 8
+COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares taken of each range | shares done
 DONE = 64  # byte offset of the second cache line
 
 SPIN_NS = 50_000
@@ -130,6 +132,8 @@ def _do_tasks(team: int, worker: int) -> bool:
     known = longs_at(team)
     calls, slot, num_tasks = known[CALLS], known[SLOT], known[NUM_TASKS]
     guests_line = 0 if _is_own(known[WORKERS], worker) else _line(known[WORKERS], worker)
+    num_ranges = min(known[NUM_WORKERS], MOST_RANGES)
+    home = worker * num_ranges // known[NUM_WORKERS]
     index = look_at(team + CURRENT)
     while index < num_tasks:
         if worker == 0:
@@ -137,14 +141,18 @@ def _do_tasks(team: int, worker: int) -> bool:
         task = longs_at(known[TASKS] + index * TASK_WORDS * 8)
         counter = known[COUNTERS] + index * COUNTER_WORDS * 8
         shares = longs_at(task[1])[NUM_SHARES]
-        share = add_to(counter, 1)
-        while share < shares:
+        emptied = 0
+        while emptied < num_ranges:
+            part = (home + emptied) % num_ranges
+            share = shares * part // num_ranges + add_to(counter + part * 8, 1)
+            if share >= shares * (part + 1) // num_ranges:
+                emptied += 1
+                continue
             call_task(task[0], task[1], share, worker)
             if add_to(counter + DONE, 1) + 1 == shares and look_at(team + SLEEPERS) != 0:
                 wake_all(calls, counter + DONE)
             if guests_line != 0 and cores.must_leave(guests_line, slot):
                 return LEFT
-            share = add_to(counter, 1)
         if not _wait_until(calls, team, counter + DONE, shares, False, guests_line, slot):
             return LEFT
         index += 1

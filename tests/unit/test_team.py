@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.kernel.atomics import look_at, put
+from shared.kernel.atomics import add_to, look_at, put
 from shared.kernel.core_table import CoreTable, Owner
 from shared.kernel.jit import NUM_SHARES, compile_task, longs_at
 from shared.kernel.program import Program
@@ -43,6 +43,14 @@ def slow_task(words: Any, share: int, worker: int) -> None:
 
 
 compiled = functools.cache(lambda: compile_task(slow_task))
+
+
+def meet(words: Any, share: int, worker: int) -> None:
+    """Waits until all the task's shares have begun, so each worker takes one of them."""
+    add_to(words[GO], 1)
+    while look_at(words[GO]) < words[NUM_SHARES]:
+        longs_at(words[DONE_BY])[share] = worker
+    longs_at(words[DONE_BY])[share] = worker
 
 
 class Work:
@@ -257,6 +265,19 @@ def test_who_waits_for_anothers_share_sleeps() -> None:
     team.close()
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_thread_begins_each_task_at_the_same_place(size: int) -> None:
+    """Then a row's numbers are in the cache of the thread that needs them next."""
+    team = Team(size)
+    workers, begun = np.zeros((NUM_TASKS, size), np.int64), np.zeros((NUM_TASKS, 1), np.int64)
+    words = np.zeros((NUM_TASKS, 6), np.int64)
+    for place, array in ((DONE_BY, workers), (GO, begun)):
+        words[:, place] = array.ctypes.data + array.strides[0] * np.arange(NUM_TASKS)
+    Program(team, [compile_task(meet)] * NUM_TASKS, words).run()
+    assert (workers == np.arange(size)).all()
+    team.close()
+
+
 def test_threads_end_with_their_team() -> None:
     team = Team(3)
     Work(team, rounds=1).run()
@@ -294,7 +315,7 @@ def test_programs_of_two_threads_run_one_after_the_other() -> None:
 GUEST = """
 import sys
 from pathlib import Path
-from shared.kernel.atomics import look_at, put
+from shared.kernel.atomics import add_to, look_at, put
 from shared.kernel.core_table import CoreTable, Owner
 from tests.unit.test_team import Work
 own, borrowed = int(sys.argv[2]), int(sys.argv[3])
