@@ -23,7 +23,7 @@ from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_b
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
-from shared.kernel.jit import compile_exact_task, copied, processor_features
+from shared.kernel.jit import compile_exact_task, copied, prefetch, processor_features
 from shared.kernel.packed import Packed, of_columns
 from shared.kernel.product import (
     BIAS,
@@ -38,12 +38,13 @@ from shared.kernel.product import (
     share_of,
 )
 from shared.kernel.program import Program
-from shared.kernel.scratch import Scratch
+from shared.kernel.scratch import LINE_BYTES, Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 4
 FEWEST_AMX_ROWS = 4  # fewer rows take as long without
+FEWEST_FETCHING_ROWS = 64  # for which AMX's next weights are fetched by hand
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 ROW_BYTES = 11  # of a rounded row
 NUM_WORDS = 12
@@ -229,6 +230,9 @@ def _multiply_by_amx(
         for row in range(0, num_rows, amx.ROWS):
             x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
             at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
+            if num_rows >= FEWEST_FETCHING_ROWS:
+                for line in range(step_bytes * row // num_rows, step_bytes * (row + count) // num_rows, LINE_BYTES):
+                    prefetch(step + step_bytes + line)
             amx.multiply_registers(block, x + g * block, row_bytes, step, room)
             if g + 1 < depth:
                 add_registers(kind, False, x, row_bytes, g, depth, step, room, count, at, before_bytes, own, SUMS_BYTES)

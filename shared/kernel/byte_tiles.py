@@ -62,7 +62,6 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
         zeros = ir.Constant(SUMS, [0.0] * COLUMNS)
         total = cgutils.alloca_once_value(builder, zeros)
         with cgutils.for_range(builder, _blocks_of(builder, count)) as loop:
-            weights = []
             for n, is_read in enumerate(_which_are_read(builder, loop.index, count)):
                 place = _place(builder, loop.index, n)
                 score, unit = (read_at(builder, start, place, SUMS) for start in (row_at, scales_at))
@@ -70,8 +69,11 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
                 number = builder.select(is_read, emit_exp(builder, power), zeros)
                 builder.store(builder.fadd(builder.load(total), number), total)
                 weight = builder.select(is_read, builder.fmul(number, unit), zeros)  # unread scales may be NaN
-                weights.append(builder.bitcast(weight, STEPS))
+                write_at(builder, builder.add(row_at, place), weight)
+        # one loop would overlap little
+        with cgutils.for_range(builder, _blocks_of(builder, count)) as loop:
             at = builder.add(row_at, _place(builder, loop.index, 0))
+            weights = [read_at(builder, at, LONG(LINE_BYTES * n), STEPS) for n in range(BLOCK // COLUMNS)]
             code.write(weights, ZERO, at, *(builder.add(at, LONG(BLOCK + 4 * n)) for n in range(3)))
         return folded(builder, builder.load(total))
 

@@ -4,9 +4,9 @@
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
-leave after any share: this only slows the step. Neighbouring shares work on neighbouring rows. A thread begins each
-task in its own range of shares, because its cache holds those rows. A waiting thread spins for SPIN_NS, then sleeps.
-Each make_* function returns a C function, whose first argument is the address of the team's int64 words.
+leave after any share: this only slows the step. A thread begins each task in its own range of shares, because its
+cache holds those rows. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function returns a C function,
+whose first argument is the address of the team's int64 words.
 """
 
 from __future__ import annotations

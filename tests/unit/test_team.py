@@ -46,7 +46,7 @@ compiled = functools.cache(lambda: compile_task(slow_task))
 
 
 def meet(words: Any, share: int, worker: int) -> None:
-    """Waits until all the task's shares have begun, so each worker takes one of them."""
+    """Waits for all shares to begin, so each worker takes one."""
     add_to(words[GO], 1)
     while look_at(words[GO]) < words[NUM_SHARES]:
         longs_at(words[DONE_BY])[share] = worker
