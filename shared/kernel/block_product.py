@@ -44,7 +44,7 @@ from shared.kernel.team import Team
 
 MOST_ROWS = 4
 FEWEST_AMX_ROWS = 4  # fewer rows take as long without
-FEWEST_FETCHING_ROWS = 64  # for which AMX's next weights are fetched by hand
+FEWEST_FETCHING_ROWS = 64  # for prefetches with AMX
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 ROW_BYTES = 11  # of a rounded row
 NUM_WORDS = 12
@@ -231,7 +231,8 @@ def _multiply_by_amx(
             x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
             at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
             if num_rows >= FEWEST_FETCHING_ROWS:
-                for line in range(step_bytes * row // num_rows, step_bytes * (row + count) // num_rows, LINE_BYTES):
+                begin, end = step_bytes * row // num_rows, step_bytes * (row + count) // num_rows
+                for line in range(begin, end, LINE_BYTES):
                     prefetch(step + step_bytes + line)
             amx.multiply_registers(block, x + g * block, row_bytes, step, room)
             if g + 1 < depth:

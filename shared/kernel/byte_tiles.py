@@ -70,10 +70,10 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
                 builder.store(builder.fadd(builder.load(total), number), total)
                 weight = builder.select(is_read, builder.fmul(number, unit), zeros)  # unread scales may be NaN
                 write_at(builder, builder.add(row_at, place), weight)
-        # one loop would overlap little
+        # the processor would overlap little of one loop
         with cgutils.for_range(builder, _blocks_of(builder, count)) as loop:
             at = builder.add(row_at, _place(builder, loop.index, 0))
-            weights = [read_at(builder, at, LONG(LINE_BYTES * n), STEPS) for n in range(BLOCK // COLUMNS)]
+            weights = code.read(at, BLOCK // COLUMNS, False)
             code.write(weights, ZERO, at, *(builder.add(at, LONG(BLOCK + 4 * n)) for n in range(3)))
         return folded(builder, builder.load(total))
 

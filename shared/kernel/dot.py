@@ -77,7 +77,6 @@ def _small_pairs(builder: Any, numbers: Any, byte: Any) -> Any:
 
 
 def _pairs(builder: Any, numbers: Any, byte: Any) -> Any:
-    """Return the sum of each word's four products."""
     eight, low = (ir.Constant(SHORTS, [value] * 2 * HALF) for value in (8, 0xFF))
     number, signed = builder.bitcast(numbers, SHORTS), builder.bitcast(byte, SHORTS)
     even = [builder.and_(number, low), builder.ashr(builder.shl(signed, eight), eight)]

@@ -157,7 +157,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
 
 @inlined
 def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
-    """Return a share's first tile, end tile, first row and number of rows."""
+    """Return a share's first tile, end tile, first row and number of rows. Shares are ordered by rows first."""
     num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups

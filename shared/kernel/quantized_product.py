@@ -175,7 +175,6 @@ def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
 
 
 def _one_input(builder: Any, address: Any, is_half: bool) -> Any:
-    """Read one number of x into all lanes, as float32 bits."""
     if not is_half:
         return spread(builder, read_at(builder, address, LONG(0), WORD))
     short = ir.IntType(16)

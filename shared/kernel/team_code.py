@@ -4,9 +4,9 @@
     helper:    sleep | get the core | tasks, from the current one | give the core back | sleep
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
-leave after any share: this only slows the step. A thread begins each task in its own range of shares, because its
-cache holds those rows. A waiting thread spins for SPIN_NS, then sleeps. Each make_* function returns a C function,
-whose first argument is the address of the team's int64 words.
+leave after any share: this only slows the step. A thread begins each task in its own range of shares. Except in
+attention, these are the same rows, which its cache holds. A waiting thread spins for SPIN_NS, then sleeps. Each make_*
+function returns a C function, whose first argument is the address of the team's int64 words.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE, IS_OWN = 0, 1  # words of a worker
 WORKER_WORDS = 2
 
 TASK_WORDS = 2  # words of a task: addresses of its function and of its words
-MOST_RANGES = 8
+MOST_RANGES = 8  # their counters fill a cache line
 COUNTER_WORDS = 16  # words of a task's counters, on two cache lines: shares taken of each range | shares done
 DONE = 64  # byte offset of the second cache line
 
@@ -115,7 +115,7 @@ def make_helper() -> Any:
 
 @inlined
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
-    """Return whether the program needs no more help."""
+    """Return whether it needs no more help."""
     over = True
     add_to(team + ACTIVE, 1)  # before OPEN is read: after closing it, the leader waits for ACTIVE to be 0
     if look_at(team + OPEN) == program:
@@ -133,7 +133,7 @@ def _do_tasks(team: int, worker: int) -> bool:
     calls, slot, num_tasks = known[CALLS], known[SLOT], known[NUM_TASKS]
     guests_line = 0 if _is_own(known[WORKERS], worker) else _line(known[WORKERS], worker)
     num_ranges = min(known[NUM_WORKERS], MOST_RANGES)
-    home = worker * num_ranges // known[NUM_WORKERS]
+    home = ((worker + 1) * num_ranges - 1) // known[NUM_WORKERS]
     index = look_at(team + CURRENT)
     while index < num_tasks:
         if worker == 0:
@@ -141,22 +141,32 @@ def _do_tasks(team: int, worker: int) -> bool:
         task = longs_at(known[TASKS] + index * TASK_WORDS * 8)
         counter = known[COUNTERS] + index * COUNTER_WORDS * 8
         shares = longs_at(task[1])[NUM_SHARES]
-        emptied = 0
-        while emptied < num_ranges:
-            part = (home + emptied) % num_ranges
-            share = shares * part // num_ranges + add_to(counter + part * 8, 1)
-            if share >= shares * (part + 1) // num_ranges:
-                emptied += 1
-                continue
+        share = _take(counter, shares, home, num_ranges)
+        while share >= 0:
             call_task(task[0], task[1], share, worker)
             if add_to(counter + DONE, 1) + 1 == shares and look_at(team + SLEEPERS) != 0:
                 wake_all(calls, counter + DONE)
             if guests_line != 0 and cores.must_leave(guests_line, slot):
                 return LEFT
+            share = _take(counter, shares, home, num_ranges)
         if not _wait_until(calls, team, counter + DONE, shares, False, guests_line, slot):
             return LEFT
         index += 1
     return FINISHED
+
+
+@inlined
+def _take(counter: int, shares: int, home: int, num_ranges: int) -> int:
+    """Return a share of the home range, else of another, or -1."""
+    for n in range(num_ranges):
+        place = (home + n) % num_ranges
+        first, end = shares * place // num_ranges, shares * (place + 1) // num_ranges
+        taken = counter + place * 8
+        if first + look_at(taken) < end:  # adding would slow the others
+            share: int = first + add_to(taken, 1)
+            if share < end:
+                return share
+    return -1
 
 
 @inlined

@@ -143,7 +143,7 @@ def test_a_program_runs_every_share_once_and_tasks_in_order(size: int) -> None:
     assert (values[3] == 3).all() and (values[4] == 0).all()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
 def test_each_task_has_as_many_shares_as_its_words_say(size: int) -> None:
     def task(words: Any, share: int, worker: int) -> None:
         longs_at(words[2])[share] += 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from shared.kernel import shares
 from shared.kernel.block_product import work_of
 from shared.kernel.block_weights import BlockFormat
+from shared.kernel.jit import compile_task, longs_at
 from shared.kernel.linear import FloatHead, PlainLinear
-from shared.kernel.product import TileLinear, pack, pack_tiles, supports
+from shared.kernel.product import DEALT, NUM_TILES, NUM_WORDS, TileLinear, X, pack, pack_tiles, share_of, supports
+from shared.kernel.program import Program
 from shared.kernel.shares import Work, cut
 from shared.kernel.team import Team
 
@@ -46,6 +51,17 @@ def test_rounds_as_torch_does(dtype: torch.dtype) -> None:
     weight, x = torch.randn(64, 48).bfloat16(), torch.randn(9, 48).bfloat16()
     exact = TileLinear(pack(weight), Team(1), torch.float32)(x)
     assert torch.equal(TileLinear(pack(weight), Team(1))(x), exact.bfloat16())
+
+
+def test_neighbouring_shares_have_neighbouring_rows() -> None:
+    def first_row(words: Any, share: int, worker: int) -> None:
+        longs_at(words[X])[share] = share_of(words, share)[2]
+
+    found, words = np.zeros(6, np.int64), np.zeros((1, NUM_WORDS), np.int64)
+    program = Program(Team(1), [compile_task(first_row)], words)
+    words[0, [NUM_TILES, X, *DEALT]] = 5, found.ctypes.data, 10, 6, 4
+    program.run()
+    assert found.tolist() == [0, 0, 4, 4, 8, 8]
 
 
 @pytest.mark.parametrize("most", [1 << 12, 1 << 17, 1 << 26])
