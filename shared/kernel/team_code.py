@@ -162,7 +162,7 @@ def _take(counter: int, shares: int, home: int, num_ranges: int) -> int:
         place = (home + n) % num_ranges
         first, end = shares * place // num_ranges, shares * (place + 1) // num_ranges
         taken = counter + place * 8
-        if first + look_at(taken) < end:  # adding would slow the others
+        if first + look_at(taken) < end:  # adding slows others
             share: int = first + add_to(taken, 1)
             if share < end:
                 return share
