@@ -44,7 +44,7 @@ from shared.kernel.team import Team
 
 MOST_ROWS = 4
 FEWEST_AMX_ROWS = 4  # fewer rows take as long without
-FEWEST_FETCHING_ROWS = 64  # for prefetches with AMX
+FEWEST_FETCHING_ROWS = 64  # with fewer, fetching ahead gains nothing
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 ROW_BYTES = 11  # of a rounded row
 NUM_WORDS = 12

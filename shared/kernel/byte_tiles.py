@@ -70,7 +70,7 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
                 builder.store(builder.fadd(builder.load(total), number), total)
                 weight = builder.select(is_read, builder.fmul(number, unit), zeros)  # unread scales may be NaN
                 write_at(builder, builder.add(row_at, place), weight)
-        # the processor would overlap little of one loop
+        # apart, so that blocks overlap
         with cgutils.for_range(builder, _blocks_of(builder, count)) as loop:
             at = builder.add(row_at, _place(builder, loop.index, 0))
             weights = code.read(at, BLOCK // COLUMNS, False)

@@ -253,7 +253,11 @@ def store(address: int, index: int, value: np.float32, is_half: bool) -> None:
 
 
 @inlined
+def part_of(total: int, index: int, count: int) -> tuple[int, int]:
+    """Return the first item and the end of one of `count` even parts."""
+    return total * index // count, total * (index + 1) // count
+
+
+@inlined
 def rows_of(words: Any, share: int) -> tuple[int, int]:
-    """Return a share's first and end row."""
-    num_rows, num_shares = words[NUM_ROWS], words[NUM_SHARES]
-    return num_rows * share // num_shares, num_rows * (share + 1) // num_shares
+    return part_of(words[NUM_ROWS], share, words[NUM_SHARES])

@@ -27,6 +27,7 @@ from shared.kernel.jit import (
     emit_prefetch,
     emitted_for_constants,
     inlined,
+    part_of,
     processor_features,
 )
 from shared.kernel.packed import Packed, of_columns
@@ -162,7 +163,8 @@ def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
     groups = max(1, (num_rows + share_rows - 1) // share_rows)
     runs = words[NUM_SHARES] // groups
     run, first_row = share % runs, share // runs * share_rows
-    return num_tiles * run // runs, num_tiles * (run + 1) // runs, first_row, min(share_rows, num_rows - first_row)
+    first, end = part_of(num_tiles, run, runs)
+    return first, end, first_row, min(share_rows, num_rows - first_row)
 
 
 class _Half(ir.Type):  # type: ignore[misc]  # llvmlite has no types

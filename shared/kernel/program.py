@@ -29,7 +29,7 @@ class Program:
         words[:, NUM_SHARES] = team.size
         rows = words.ctypes.data + words.strides[0] * np.arange(len(tasks))
         self._tasks = np.stack((np.array([task.address for task in tasks], np.int64), rows.astype(np.int64)), axis=1)
-        self._counters = torch.zeros(len(tasks), COUNTER_WORDS, dtype=torch.int64).numpy()  # on cache lines
+        self._counters = torch.zeros(len(tasks), COUNTER_WORDS, dtype=torch.int64).numpy()  # cache-aligned
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
         stop = len(self._tasks) if stop is None else stop

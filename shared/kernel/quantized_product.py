@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 
 from shared.kernel.items import Items, widened
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants, part_of
 from shared.kernel.packed import Packed, of_columns
 from shared.kernel.product import (
     BIAS,
@@ -95,9 +95,9 @@ def make_byte_task(is_half: bool) -> Any:
 
     def quantized_product(words: Any, share: int, worker: int) -> None:
         num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
-        per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
+        first, end = part_of(num_tiles, share, words[NUM_SHARES])
         row_bytes, out_bytes = depth * item, num_tiles * TILE_COLUMNS * item
-        for tile in range(share * per_share, min((share + 1) * per_share, num_tiles)):
+        for tile in range(first, end):
             weight = words[WEIGHT] + tile * depth * TILE_COLUMNS
             bias, scale = words[BIAS] + tile * TILE_COLUMNS * 4, words[SCALE] + tile * TILE_COLUMNS * 4
             out, x, left = words[OUT] + tile * TILE_COLUMNS * item, words[X], num_rows

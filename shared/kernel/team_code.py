@@ -5,8 +5,8 @@
 
 Threads take a task's shares until none is left, then wait for each other. So a helper may come late, and a guest may
 leave after any share: this only slows the step. A thread begins each task in its own range of shares. Except in
-attention, these are the same rows, which its cache holds. A waiting thread spins for SPIN_NS, then sleeps. Each make_*
-function returns a C function, whose first argument is the address of the team's int64 words.
+attention, these are mostly the same rows, which its cache holds. A waiting thread spins for SPIN_NS, then sleeps. Each
+make_* function returns a C function, whose first argument is the address of the team's int64 words.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba import types
 
 from shared.kernel import core_words as cores
 from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
-from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
+from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at, part_of
 
 # Words of a team: indices of constants and of the program; then byte offsets of words that change.
 CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
@@ -115,7 +115,7 @@ def make_helper() -> Any:
 
 @inlined
 def _help(calls: int, team: int, worker: int, program: int) -> bool:
-    """Return whether it needs no more help."""
+    """Return whether the program needs no more help."""
     over = True
     add_to(team + ACTIVE, 1)  # before OPEN is read: after closing it, the leader waits for ACTIVE to be 0
     if look_at(team + OPEN) == program:
@@ -160,9 +160,9 @@ def _take(counter: int, shares: int, home: int, num_ranges: int) -> int:
     """Return a share of the home range, else of another, or -1."""
     for n in range(num_ranges):
         place = (home + n) % num_ranges
-        first, end = shares * place // num_ranges, shares * (place + 1) // num_ranges
+        first, end = part_of(shares, place, num_ranges)
         taken = counter + place * 8
-        if first + look_at(taken) < end:  # adding slows others
+        if first + look_at(taken) < end:  # adding would slow others
             share: int = first + add_to(taken, 1)
             if share < end:
                 return share

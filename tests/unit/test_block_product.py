@@ -77,6 +77,7 @@ def name_of(form: BlockFormat) -> str:
 
 
 def nearest_float32(exact: Fraction) -> np.float32:
+    """By definition: the nearest one, and of two the even one."""
     near = np.float32(float(exact))
     around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
     gap = min(abs(Fraction(float(one)) - exact) for one in around)
@@ -184,6 +185,7 @@ def test_the_definition_is_near_the_exact_product() -> None:
 
 
 def digests() -> str:
+    """By what products are made here, and their results in each format."""
     found = [best_dot(processor_features()).name]
     for form in FORMATS:
         inputs = inputs_of(form, 3)
@@ -260,6 +262,7 @@ def test_a_few_large_inputs_leave_the_others_their_precision() -> None:
 
 
 def step_by_step(model: CompiledLlama) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of one prompt: in one chunk; and in parts, the last tokens one by one."""
     ids = prompt(30)
     whole = Rows(model, 1, 16).step({0: ids})
     rows = Rows(model, 1, 16)

@@ -274,7 +274,11 @@ def test_a_thread_begins_each_task_at_the_same_place(size: int) -> None:
     words = np.zeros((NUM_TASKS, 6), np.int64)
     for place, array in ((DONE_BY, workers), (GO, begun)):
         words[:, place] = array.ctypes.data + array.strides[0] * np.arange(NUM_TASKS)
-    Program(team, [compile_task(meet)] * NUM_TASKS, words).run()
+    program = Program(team, [compile_task(meet)] * NUM_TASKS, words)
+    thread = threading.Thread(target=program.run, daemon=True)
+    thread.start()
+    thread.join(HANG_GUARD_S)
+    assert not thread.is_alive()
     assert (workers == np.arange(size)).all()
     team.close()
 
