@@ -277,6 +277,13 @@ def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytes
         environments.build_llama_cpp(tmp_path)
 
 
+def test_amx_needs_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environments, "PROCESSORS", tmp_path / "cpuinfo")
+    assert environments.llama_options() == environments.LLAMA_OPTIONS
+    environments.PROCESSORS.write_text("flags : avx512_vnni amx_tile amx_int8")
+    assert set(environments.llama_options()) - set(environments.LLAMA_OPTIONS) == set(environments.LLAMA_OPTIONS_WITH_AMX)
+
+
 def test_a_package_is_unpacked_without_its_top_folder(tmp_path: Path):
     package = tmp_path / "thing-1.0.tar.gz"
     with tarfile.open(package, "w:gz") as archive:

