@@ -1,11 +1,9 @@
 """Derive every wait for a silent peer from one setting: `--node-silence-s` on routers, `--silence-s` on nodes.
 
-    loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
-           because a step of a large prompt may hold a core, or the interpreter, for seconds.
-    link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
-           answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
-
-With the default, 5 s, pings go out every 0.25 s. A mute peer is dropped 1.42 to 1.67 s after its last answer.
+loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
+       because a step of a large prompt may hold a core, or the interpreter, for seconds.
+link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
+       answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
 """
 
 from __future__ import annotations

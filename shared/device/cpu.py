@@ -7,6 +7,7 @@ tests of the order of work use the simulated backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from shared.core.handover import hand_over, hold
 from shared.device.events import Event, Ticket
 from shared.device.gpu import Context
 from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
@@ -35,9 +37,16 @@ class CpuStream:
     """
 
     def __init__(
-        self, name: str, *, on_thread_start: Callable[[], None] = do_nothing, notify: Callable[[], None] = do_nothing
+        self,
+        name: str,
+        *,
+        on_thread_start: Callable[[], None] = do_nothing,
+        notify: Callable[[], None] = do_nothing,
+        computes: bool = False,
     ) -> None:
+        """`computes`: whether results are kept back while more work waits (handover.py)."""
         self.name = name
+        self._computes = computes
         self._on_thread_start = on_thread_start
         self._notify = notify
         self._epochs = StreamEpochs()
@@ -86,22 +95,38 @@ class CpuStream:
             except Exception:
                 logger.exception("stream %s: on_thread_start failed; all its work will be skipped", self.name)
                 self._begin_stop()
-            while (item := self._items.get()) is not None:
+            while (item := self._next()) is not None:
                 if isinstance(item, Event):
+                    hand_over()
                     self._block_on(item)
                 else:
                     self._run(item)
+            hand_over()
+
+    def _next(self) -> Work[Any] | Event | None:
+        if self._items.empty():
+            hand_over()
+        return self._items.get()
 
     def _surroundings(self) -> Context:
         return torch.inference_mode()
 
     def _run(self, work: Work[Any]) -> None:
         if self._stopping.is_set():
-            work.skip("the stream was stopped")
+            self._then(functools.partial(work.skip, "the stream was stopped"))
+            return
+        # the ticket already holds any KeyboardInterrupt or SystemExit, so the worker can go on
+        with contextlib.suppress(BaseException):
+            run_work(work, self._epochs, self._then)
+
+    def _then(self, settle: Callable[[], None]) -> None:
+        if self._computes:
+            hold(functools.partial(self._settle, settle))
         else:
-            # the ticket already holds any KeyboardInterrupt or SystemExit, so the worker can go on
-            with contextlib.suppress(BaseException):
-                run_work(work, self._epochs)
+            self._settle(settle)
+
+    def _settle(self, settle: Callable[[], None]) -> None:
+        settle()
         self._notify()
 
     def _block_on(self, event: Event) -> None:

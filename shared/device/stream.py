@@ -8,6 +8,7 @@ Work on a stream runs in launch order. Only events order work across streams:
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,10 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
     return Work(fn, tuple(fires), Ticket(label), epoch, label)
 
 
+def call(fn: Callable[[], None]) -> None:
+    fn()
+
+
 def run_to_end(fn: Closure[R]) -> R:
     out = fn()
     if not inspect.isgenerator(out):
@@ -105,17 +110,19 @@ def run_to_end(fn: Closure[R]) -> R:
             return cast(R, end.value)
 
 
-def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
-    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
+def run_work(work: Work[Any], epochs: StreamEpochs, then: Callable[[Callable[[], None]], None] = call) -> None:
+    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt.
+
+    `then` gets the function that settles the work, and calls it at once or later."""
     if epochs.has_failed(work.epoch):
-        work.skip("its stream epoch failed")
+        then(functools.partial(work.skip, "its stream epoch failed"))
         return
     try:
         result = run_to_end(work.fn)
     except BaseException as error:
         epochs.fail(work.epoch)
-        work.settle(None, error)
+        then(functools.partial(work.settle, None, error))
         if not isinstance(error, Exception):
             raise
     else:
-        work.settle(result, None)
+        then(functools.partial(work.settle, result, None))

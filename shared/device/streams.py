@@ -82,16 +82,15 @@ def make_streams(
       kind is inline.
     """
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
-    notify_of = {"copy": notify, "transfer": notify, "cold": notify}
     if kind == "inline":
         inline = (InlineStream(name) for name in NAMES)
         return StreamSet(*inline, clock=HostClock(), stages=tuple(map(InlineStream, behind)))
     if kind == "cpu":
-        workers = (
-            CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing)) for name in NAMES
-        )
-        later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
-        return StreamSet(*workers, clock=HostClock(), stages=later)
+        make = functools.partial(CpuStream, on_thread_start=on_thread_start)
+        forward = make("forward", computes=not behind)  # a pipeline's next stage must not wait for a result
+        others = (make(name, notify=notify) for name in NAMES[1:])
+        later = tuple(map(make, behind))
+        return StreamSet(forward, *others, clock=HostClock(), stages=later)
     if kind == "cuda" and not behind:
         gpu = gpu or TorchCuda()
         return cuda_streams(gpu, device or gpu.current_device(), on_thread_start, notify)

@@ -12,6 +12,7 @@ Both copies are asynchronous, so the step's lease holds each slot until the step
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -19,6 +20,8 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from shared.core.latest import Latest
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
 Pinned = Callable[[int], torch.Tensor]  # takes a size in bytes; returns page-locked host memory, (bytes,) uint8
@@ -95,11 +98,16 @@ class Boundary(Protocol):
 
 
 class SameMemory:
+    """Makes one tensor of an array that several steps share."""
+
     is_device = False
     num_taken = 0
 
+    def __init__(self) -> None:
+        self._tensors: defaultdict[str, Latest[HostArray, torch.Tensor]] = defaultdict(lambda: Latest(as_tensor))
+
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
-        return {name: as_tensor(array) for name, array in arrays.items()}
+        return {name: self._tensors[name](array) for name, array in arrays.items()}
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
         return tensors

@@ -22,6 +22,7 @@ from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
 KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
+UNRESOLVED = torch.zeros(0, dtype=torch.int64)
 KNOB = "knob."  # prefix of the sampling parameters' names in an upload
 
 
@@ -42,7 +43,8 @@ class ForwardBatch:
     """One step on the device. `arrays` is read-only.
 
     - committed: (B,) int64, each row's exact length before the step.
-    - tag_ok: (B,) bool, as in Prepared; True for chunk rows.
+    - tag_ok: (B,) bool, as in Prepared; True for chunk rows. UNRESOLVED, like inputs.input_ids, until
+      `resolve_forward_inputs`.
     - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 
@@ -59,7 +61,7 @@ class ForwardBatch:
     def init_new(
         cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
     ) -> ForwardBatch:
-        """Upload the step's arrays in one copy. `resolve_forward_inputs` fills the token ids."""
+        """Upload the step's arrays in one copy."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = knobs_of(plan.sampling) if boundary.is_device else None
@@ -70,12 +72,8 @@ class ForwardBatch:
         arrays = StepArrays(**sent)
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
-        prepared = Prepared(
-            committed=committed,
-            tag_ok=torch.ones(plan.batch_size, dtype=torch.bool, device=arrays.rows.device),
-            positions=committed[arrays.token_rows] + arrays.offsets,
-            input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
-        )
+        positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
+        prepared = Prepared(committed, UNRESOLVED, positions, UNRESOLVED)
         return cls.on_device(plan, host, arrays, knobs, future, prepared)
 
     @classmethod
@@ -94,7 +92,7 @@ class ForwardBatch:
             cu_q_lens=arrays.cu_q_lens,
             page_table=arrays.page_table,
             logits_idx=arrays.logits_idx,
-            max_q_len=int(plan.q_lens.max()),
+            max_q_len=int(plan.q_lens.max()) if plan.num_prefill else plan.width,
             max_seq_len=plan.max_seq_len,
             adapters=arrays.adapters,
             encoder_lens=arrays.encoder_lens,
@@ -138,18 +136,20 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
         cu_q_lens=host.cu_q_lens,
         seq_lens=None if plan.lengths_relayed else plan.seq_lens_cpu,
         seq_lens_sum=None if plan.lengths_relayed else int(plan.seq_lens_cpu.sum()),
-        num_running=len(plan.mix_running_indices),
+        num_running=plan.batch_size - plan.num_prefill,
     )
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens, and each decode row's relayed token. The drafter adds the drafts."""
-    plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
-    if num_chunk:
-        ids[:num_chunk] = fb.arrays.chunk_ids
-    if plan.num_prefill == plan.batch_size:
+    """Set input_ids (S9) and tag_ok: chunk tokens, and each decode row's relayed token. The drafter adds the drafts."""
+    plan, device = fb.plan, fb.committed.device
+    if plan.has_one_token_each:
+        fb.inputs.input_ids, fb.tag_ok = future_map.gather(fb.future, fb.arrays.expect_step)
         return
-    tail = FutureIndices(fb.future.indices[plan.num_prefill :])
-    tokens, tag_ok = future_map.gather(tail, fb.arrays.expect_step[plan.num_prefill :])
-    ids[num_chunk :: plan.width] = tokens
-    fb.tag_ok[plan.num_prefill :] = tag_ok
+    num_chunk, first = fb.num_chunk_tokens, plan.num_prefill
+    ids = fb.inputs.input_ids = torch.empty(len(fb.host.token_rows), dtype=torch.int64, device=device)
+    fb.tag_ok = torch.ones(plan.batch_size, dtype=torch.bool, device=device)
+    ids[:num_chunk] = fb.arrays.chunk_ids
+    if first < plan.batch_size:
+        tail = FutureIndices(fb.future.indices[first:])
+        ids[num_chunk :: plan.width], fb.tag_ok[first:] = future_map.gather(tail, fb.arrays.expect_step[first:])

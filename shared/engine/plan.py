@@ -94,6 +94,10 @@ class StepPlan:
         return len(self.row_ids)
 
     @property
+    def has_one_token_each(self) -> bool:
+        return self.num_prefill == 0 and self.width == 1
+
+    @property
     def prompt_tokens(self) -> int:
         return int(self.q_lens[: self.num_prefill].sum())
 

@@ -6,8 +6,10 @@ outputs          (scored)  s               s   w   w   w   w     w   w   w   w  
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,25 +18,41 @@ from shared.engine.plan import HistorySeed, Int32s, Int64s, StepPlan
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 NOTHING = np.zeros(0, dtype=np.int64)
+NO_SEEDS = np.zeros(0, dtype=np.int32)
+MOST_LAYOUTS = 64
+
+
+class Layout(NamedTuple):
+    """The part of StepArrays that depends only on the rows' numbers of tokens and on which rows emit."""
+
+    q_lens: Int64s
+    emits: Int64s
+    emitting: Int64s
+    cu_q_lens: Int32s
+    token_rows: Int64s
+    offsets: Int64s
+    logits_idx: Int64s
+    output_rows: Int64s
+    output_of: Int64s
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
     """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted."""
 
-    rows: A  # request-pool rows
-    seq_lens: A  # the plan's lengths
     q_lens: A
-    expect_step: A
     emits: A  # 0 or 1
     emitting: A  # indices of the batch rows that emit
-    page_table: A  # (B, pages) int32
     cu_q_lens: A  # (B + 1,) int32
     token_rows: A  # (T,) batch rows
     offsets: A  # (T,) the token's index among its row's tokens of this step
     logits_idx: A  # (E,) index into T of each output's token
     output_rows: A  # (E,) batch rows
     output_of: A  # (B, width) index of row b's j-th sampled output, clamped if row b has fewer
+    rows: A  # request-pool rows
+    seq_lens: A  # the plan's lengths
+    expect_step: A
+    page_table: A  # (B, pages) int32
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
     history_tokens: A  # indices into T of tokens that enter the history before the forward
@@ -46,43 +64,74 @@ class StepArrays(Generic[A]):
     sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
-        values = ((name, getattr(self, name)) for name in NAMES)
-        return {name: value for name, value in values if value is not None}
+        return {name: value for name, value in zip(NAMES, VALUES(self), strict=True) if value is not None}
 
 
 NAMES = tuple(one.name for one in fields(StepArrays))
+VALUES = operator.attrgetter(*NAMES)
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """`chunk_ids`: the step's prompt tokens."""
+    """`chunk_ids`: the step's prompt tokens. The arrays are read-only: steps without prompts share layouts."""
+    layout = _layout(plan) if plan.num_prefill else _window_layout(plan.batch_size, plan.width)
+    sampled, scored = None, NOTHING
+    if plan.scores:
+        idx = np.sort(np.concatenate([layout.logits_idx, *_scored_idx(plan, layout.cu_q_lens)]))
+        sampled = np.searchsorted(idx, layout.logits_idx)
+        layout = layout._replace(logits_idx=idx, output_rows=layout.token_rows[idx])
+        scored = np.concatenate([share.targets for share in plan.scores])
+    keeps_history = plan.history_rows.any()
+    return StepArrays(
+        *layout,
+        rows=plan.req_pool_indices,
+        seq_lens=plan.seq_lens_cpu,
+        expect_step=plan.expect_step,
+        page_table=plan.page_table,
+        chunk_ids=chunk_ids,
+        next_prompt_ids=plan.next_prompt_ids,
+        history_tokens=_history_tokens(plan, layout.token_rows) if keeps_history else NOTHING,
+        history_rows=_history_rows(plan) if keeps_history else NOTHING,
+        seeded=flat_seeds(plan.history_seeds) if plan.history_seeds else NO_SEEDS,
+        scored=scored,
+        adapters=plan.adapters[layout.token_rows] if plan.adapters.any() else None,
+        encoder_lens=plan.encoder_lens,
+        sampled=sampled,
+    )
+
+
+def _layout(plan: StepPlan) -> Layout:
+    """Lay out a step whose outputs are all sampled."""
     token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
     cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
     np.cumsum(plan.q_lens, out=cu_q_lens[1:])
-    sampled_idx = _sampled_idx(plan, cu_q_lens)
-    logits_idx = np.sort(np.concatenate([sampled_idx, *_scored_idx(plan, cu_q_lens)])) if plan.scores else sampled_idx
-    return StepArrays(
-        rows=plan.req_pool_indices,
-        seq_lens=plan.seq_lens_cpu,
+    logits_idx = _sampled_idx(plan, cu_q_lens)
+    return Layout(
         q_lens=plan.q_lens.astype(np.int64),
-        expect_step=plan.expect_step,
         emits=plan.emits.astype(np.int64),
         emitting=np.flatnonzero(plan.emits),
-        page_table=plan.page_table,
         cu_q_lens=cu_q_lens,
         token_rows=token_rows,
         offsets=np.arange(len(token_rows)) - cu_q_lens[token_rows],
         logits_idx=logits_idx,
         output_rows=token_rows[logits_idx],
-        sampled=np.searchsorted(logits_idx, sampled_idx) if plan.scores else None,
         output_of=_output_of(plan),
-        chunk_ids=chunk_ids,
-        next_prompt_ids=plan.next_prompt_ids,
-        history_tokens=_history_tokens(plan, token_rows),
-        history_rows=np.flatnonzero(plan.history_rows[plan.num_prefill :]) + plan.num_prefill,
-        seeded=flat_seeds(plan.history_seeds),
-        scored=np.concatenate([share.targets for share in plan.scores]) if plan.scores else NOTHING,
-        adapters=plan.adapters[token_rows] if plan.adapters.any() else None,
-        encoder_lens=plan.encoder_lens,
+    )
+
+
+@functools.lru_cache(MOST_LAYOUTS)
+def _window_layout(num_rows: int, width: int) -> Layout:
+    """Lay out a step of decode rows, which all emit: the same arrays for each step."""
+    rows, tokens = np.arange(num_rows), np.arange(num_rows * width)
+    return Layout(
+        q_lens=np.full(num_rows, width),
+        emits=np.ones(num_rows, dtype=np.int64),
+        emitting=rows,
+        cu_q_lens=np.arange(num_rows + 1, dtype=np.int32) * np.int32(width),
+        token_rows=rows.repeat(width),
+        offsets=tokens % width,
+        logits_idx=tokens,
+        output_rows=rows.repeat(width),
+        output_of=tokens.reshape(num_rows, width),
     )
 
 
@@ -116,6 +165,10 @@ def _output_of(plan: StepPlan) -> Int64s:
     num_decode = plan.batch_size - num_prefill
     table[num_prefill:] = num_chunk_outputs + np.arange(num_decode * plan.width).reshape(num_decode, plan.width)
     return table
+
+
+def _history_rows(plan: StepPlan) -> Int64s:
+    return np.flatnonzero(plan.history_rows[plan.num_prefill :]) + plan.num_prefill
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:

@@ -52,8 +52,6 @@ class Verified:
     accept_lens: torch.Tensor  # (B,) 0 for rows that don't emit
     seq_lens: torch.Tensor  # (B,) committed tokens after the step
     next_token: torch.Tensor  # (B,) the bonus token: the next step's input
-    next_ids: torch.Tensor  # (T,) the token after each input token
-    last_token_idx: torch.Tensor  # (B,) index into T of the last committed token
     sampled: SampleOutput
     output_of: torch.Tensor  # (B, k) as in StepArrays
     tag_ok: torch.Tensor
@@ -69,30 +67,51 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
     A tree's accepted path becomes a chain: this function moves the outputs, and `compact` moves the KV.
     """
     num_prefill = fb.plan.num_prefill
-    output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
+    output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits
     order: torch.Tensor | None = None
     if drafts is not None:
         accepted, path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
-        accept_lens[num_prefill:] *= accepted
+        accept_lens = torch.cat((accept_lens[:num_prefill], accept_lens[num_prefill:] * accepted))
         if drafts.parents is not None:
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
-    tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
-    advance = fb.arrays.q_lens.clone()
-    advance[num_prefill:] = accept_lens[num_prefill:]
-    last = (accept_lens - 1).clamp(min=0).unsqueeze(1)
+    if num_prefill == 0:
+        tokens = sampled.ids.view(output_of.shape)
+    else:
+        tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
+    advance = accept_lens
+    if num_prefill:
+        advance = torch.cat((fb.arrays.q_lens[:num_prefill], accept_lens[num_prefill:]))
     return Verified(
         tokens=tokens,
         accept_lens=accept_lens,
         seq_lens=fb.committed + advance,
-        next_token=tokens.gather(1, last).squeeze(1),
-        next_ids=_next_ids(fb, sampled),
-        last_token_idx=fb.inputs.cu_q_lens[:-1].to(torch.int64) + advance - 1,
+        next_token=tokens[:, 0] if fb.plan.width == 1 else _last_of(tokens, accept_lens),
         sampled=sampled,
         output_of=output_of,
         tag_ok=fb.tag_ok,
         order=order,
     )
+
+
+def next_ids(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
+    """Return the token after each input token, (T,) int64.
+
+    After a chunk's last token comes the next prompt token (hazard H11). After a prompt's last token or a window token
+    comes the sampled token.
+    """
+    ids = fb.inputs.input_ids
+    following = torch.roll(ids, -1)
+    ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1
+    following[ends] = fb.arrays.next_prompt_ids
+    following[fb.inputs.logits_idx] = verified.sampled.ids
+    return following
+
+
+def last_token_idx(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
+    """Return the index into T of each row's last committed token, (B,) int64."""
+    advance = verified.seq_lens - fb.committed
+    return fb.inputs.cu_q_lens[:-1].to(torch.int64) + advance - 1
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
@@ -135,15 +154,7 @@ def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
     return SampleOutput(sampled.ids[rows], sampled.logprobs[rows], sampled.top_ids[rows], sampled.top_logprobs[rows])
 
 
-def _next_ids(fb: ForwardBatch, sampled: SampleOutput) -> torch.Tensor:
-    """Return Verified.next_ids.
-
-    After a chunk's last token comes the next prompt token (hazard H11). After a prompt's last token or a window token
-    comes the sampled token.
-    """
-    ids = fb.inputs.input_ids
-    following = torch.roll(ids, -1)
-    ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1
-    following[ends] = fb.arrays.next_prompt_ids
-    following[fb.inputs.logits_idx] = sampled.ids
-    return following
+def _last_of(tokens: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+    """Return each row's last accepted token (B,); its first token if it accepts none."""
+    last = (accept_lens - 1).clamp(min=0).unsqueeze(1)
+    return tokens.gather(1, last).squeeze(1)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shared.core.handover import hand_over
 from shared.core.latest import Latest
 from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
@@ -65,6 +66,7 @@ class Worker:
         self.future_map = future_map
         self.drafter = drafter
         self.boundary: Boundary = boundary or SameMemory()
+        self._is_program = getattr(model, "is_program", False)
         self._runner = runner or Whole()
         self.knobs = Latest[SamplingBatch, Knobs[np.ndarray]](lambda batch: knobs_of(batch, model.spec.vocab_size))
 
@@ -137,6 +139,9 @@ class Worker:
         return self.drafter.propose(fb, self.future_map, self.kv)
 
     def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
+        # A program does so itself, once it is prepared.
+        if not self._is_program:
+            hand_over()
         return self._runner.forward(self.model, fb.inputs, self.kv)
 
     def extend(self, fb: ForwardBatch, output: ModelOutput, verified: Verified) -> None:
@@ -144,10 +149,12 @@ class Worker:
             verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
 
     def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
+        future, tokens, state = fb.future, verified.next_token, verified.draft_state
         emitting = fb.arrays.emitting
-        extras = {name: value[emitting] for name, value in verified.draft_state.items()}
-        future = FutureIndices(fb.future.indices[emitting])
-        self.future_map.stash(future, verified.next_token[emitting], step, **extras)
+        if len(emitting) < fb.plan.batch_size:
+            future, tokens = FutureIndices(future.indices[emitting]), tokens[emitting]
+            state = {name: value[emitting] for name, value in state.items()}
+        self.future_map.stash(future, tokens, step, **state)
 
     def record_inputs(self, fb: ForwardBatch) -> None:
         """Write chunk tokens and decode rows' first tokens to the history."""
@@ -175,7 +182,7 @@ class Worker:
             history = self.future_map.history_of(fb.future)
             if drafts is not None:
                 history.common, history.drafted = counted_tokens(fb, drafts)
-        positions = fb.inputs.positions[fb.inputs.logits_idx]
+        positions = fb.inputs.positions if fb.plan.num_prefill == 0 else fb.inputs.positions[fb.inputs.logits_idx]
         host_rows, rows, left = fb.host.output_rows, fb.arrays.output_rows, fb.arrays.sampled
         if left is not None:
             host_rows, rows = host_rows[fb.host.sampled], rows[left]

@@ -96,9 +96,13 @@ def most_run_tokens(row: int, group: int, head_dim: int) -> int:
 
 def run_sizes(num_keys: int, num_tokens: int, group: int, head_dim: int) -> RunSizes:
     """A run's length divides BLOCK, so that all its tokens read equally many blocks."""
-    sizes = score_row(num_keys), group, head_dim
-    tokens = min(most_run_tokens(*sizes), 1 << (num_tokens - 1).bit_length())
-    return RunSizes(tokens, 4 * sizes[0], run_bytes(tokens, *sizes))
+    return _run_sizes(score_row(num_keys), 1 << (num_tokens - 1).bit_length(), group, head_dim)
+
+
+@functools.lru_cache(maxsize=4096)
+def _run_sizes(row: int, num_tokens: int, group: int, head_dim: int) -> RunSizes:
+    tokens = min(most_run_tokens(row, group, head_dim), num_tokens)
+    return RunSizes(tokens, 4 * row, run_bytes(tokens, row, group, head_dim))
 
 
 def query_bytes(head_dim: int) -> int:

@@ -93,13 +93,14 @@ class AttentionStep:
         self._shape, self._num_threads = shape, num_threads
         self.num_shares = num_threads  # shares of the attend task
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
+        self._shortest = min(table.shape[0] for table in self._tables)
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Hold a step's inputs until the next step."""
-        shape, num_tokens = self._shape, len(inputs.positions)
+        shape, num_tokens = self._shape, inputs.positions.shape[0]
         bounds = inputs.cu_q_lens.numpy()
         self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
@@ -175,8 +176,7 @@ class AttentionStep:
         """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
-        shortest = min(table.shape[0] for table in self._tables)
-        limit = min(inputs.max_seq_len, shortest, self._table.shape[1] * self._kv.shape[4])
+        limit = min(inputs.max_seq_len, self._shortest, self._table.shape[1] * self._kv.shape[4])
         check_range("positions", self._positions, limit)
         if inputs.slots is not None:
             check_range("slots", self._slots, limit)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+
+UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
 def check_range(name: str, values: torch.Tensor, limit: int) -> None:
     """Raise IndexError unless all `values`, integers on the CPU, lie in 0 .. limit - 1."""
     numbers = values.numpy()
-    if numbers.size == 0:
-        return
-    low, high = int(numbers.min()), int(numbers.max())
-    if low < 0 or high >= limit:
-        raise IndexError(f"{name} {low}..{high}, but only 0..{limit - 1} exist")
+    unsigned = numbers.view(UNSIGNED[numbers.dtype])  # negative numbers become large ones
+    if numbers.size and unsigned.max() >= limit:
+        raise IndexError(f"{name} {numbers.min()}..{numbers.max()}, but only 0..{limit - 1} exist")

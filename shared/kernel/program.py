@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.core.handover import hand_over
 from shared.kernel.jit import NUM_SHARES
 from shared.kernel.team import Team
 from shared.kernel.team_code import COUNTER_WORDS
@@ -30,10 +31,13 @@ class Program:
         rows = words.ctypes.data + words.strides[0] * np.arange(len(tasks))
         self._tasks = np.stack((np.array([task.address for task in tasks], np.int64), rows.astype(np.int64)), axis=1)
         self._counters = torch.zeros(len(tasks), COUNTER_WORDS, dtype=torch.int64).numpy()  # cache-aligned
+        self._tables = self._tasks.ctypes.data, self._counters.ctypes.data
 
     def run(self, stop: int | None = None, start: int = 0) -> None:
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
-        tasks = self._tasks.ctypes.data + start * self._tasks.strides[0]
-        counters = self._counters.ctypes.data + start * self._counters.strides[0]
-        self._team.run(tasks, counters, stop - start)
+        tasks, counters = self._tables
+        hand_over()
+        self._team.run(
+            tasks + start * self._tasks.strides[0], counters + start * self._counters.strides[0], stop - start
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,30 +27,42 @@ _I32, _U32 = np.dtype(np.int32), np.dtype(np.uint32)
 OUTPUTS_DTYPES: tuple[np.dtype[Any], ...] = (_I64, _I64, _I64, _I32, _I64, _I32, _I64, _U32)
 
 
-def sample_outputs(
-    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64], team: Team
-) -> None:
-    """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
+class TeamSampler:
+    """Draws on one team, one batch at a time."""
 
-    Raise TypeError for a wrong dtype or a non-contiguous array."""
-    words = [0] * ARRAYS + _words_of((logits, ids), (_F32, _I64))
-    words += _words_of_params(params) + _words_of(outputs, OUTPUTS_DTYPES)
-    program = Program(team, [make_sampler()], np.array([words], np.int64))
-    program.words[0, NUM_SHARES] = len(ids)
-    program.run()
+    def __init__(self, team: Team) -> None:
+        self._lock = threading.Lock()
+        self._words_of_params = Latest[RowParams, list[int]](_words_of_params)
+        self._words_of_outputs = [Latest(functools.partial(_words_of, dtype)) for dtype in OUTPUTS_DTYPES]
+        num_words = ARRAYS + 3 * (2 + len(PARAMS_DTYPES) + len(OUTPUTS_DTYPES))
+        self._program = Program(team, [make_sampler()], np.zeros((1, num_words), np.int64))
+
+    def draw(
+        self, logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
+    ) -> None:
+        """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
+
+        Raise TypeError for a wrong dtype or a non-contiguous array."""
+        with self._lock:
+            words = [*_words_of(_F32, logits), *_words_of(_I64, ids), *self._words_of_params(params)]
+            for words_of, array in zip(self._words_of_outputs, outputs, strict=True):
+                words += words_of(array)
+            self._program.words[0, ARRAYS:] = words
+            self._program.words[0, NUM_SHARES] = len(ids)
+            self._program.run()
 
 
-def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]]) -> list[int]:
+def _words_of(dtype: np.dtype[Any], array: npt.NDArray[Any]) -> tuple[int, int, int]:
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(f"the sampler takes contiguous {dtype}, not {array.dtype} {array.strides}")
+    return array.ctypes.data, array.shape[0], array.shape[-1]
+
+
+def _words_of_params(params: Sequence[npt.NDArray[Any]]) -> list[int]:
     words: list[int] = []
-    for array, dtype in zip(arrays, dtypes, strict=True):
-        if array.dtype != dtype or not array.flags.c_contiguous:
-            raise TypeError(f"the sampler takes contiguous {dtype}, not {array.dtype} {array.strides}")
-        words += array.ctypes.data, array.shape[0], array.shape[-1]
+    for dtype, array in zip(PARAMS_DTYPES, params, strict=True):
+        words += _words_of(dtype, array)
     return words
-
-
-# `Latest` keeps the arrays alive, whose addresses are in the words
-_words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 
 @functools.cache

@@ -64,6 +64,7 @@ class KVPool:
         self.page_size = page_size
         self.page_bytes = page_bytes(planes)
         self.device = torch.device(device)
+        self._views: dict[str, torch.Tensor] = {}
         self._fd: int | None = None
         on_cpu = self.device.type == "cpu"
         if shared and not on_cpu:
@@ -101,6 +102,12 @@ class KVPool:
 
     def plane(self, name: str) -> torch.Tensor:
         """Return a writable view (num_pages, *shape) in the plane's dtype, strided over whole pages."""
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = self._view_of(name)
+        return view
+
+    def _view_of(self, name: str) -> torch.Tensor:
         offset = 0
         for plane in self.planes:
             if plane.name == name:
@@ -139,6 +146,7 @@ class KVPool:
     def close(self) -> None:
         """The memory stays mapped until its last view, such as a model's planes, is freed."""
         self._host = None
+        self._views.clear()
         self.pages_bytes = torch.empty((0, self.page_bytes), dtype=torch.uint8)
         self.generation = np.zeros(self.num_pages, np.uint64)
         if self._fd is not None:

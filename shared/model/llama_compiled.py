@@ -159,7 +159,7 @@ class CompiledLlama:
         return output
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
-        num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
+        num_tokens, num_outputs = inputs.input_ids.shape[0], inputs.logits_idx.shape[0]
         check_range("input ids", inputs.input_ids, self.config.vocab_size)
         check_range("logits_idx", inputs.logits_idx, num_tokens)
         scales = None if self.spec.kv_dtype == "auto" else kv.plane(SCALE_PLANE)
@@ -182,11 +182,12 @@ class CompiledLlama:
 
     def _run_to_end(self, wanted: torch.Tensor, layers: LayerMarks | None) -> ModelOutput:
         at, words, head = self._at, self._words, as_task(self._weights.head)
-        hidden, logits = torch.empty(len(wanted), self.config.hidden_size, dtype=self._dtype), head.empty(len(wanted))
-        words[[at.take_residual, at.take_attended], blocks.WEIGHT] = wanted.data_ptr()
+        num_wanted = wanted.shape[0]
+        hidden, logits = torch.empty(num_wanted, self.config.hidden_size, dtype=self._dtype), head.empty(num_wanted)
+        words[at.take_residual, blocks.WEIGHT] = words[at.take_attended, blocks.WEIGHT] = wanted.data_ptr()
         words[at.last_norm, blocks.OUT] = words[at.head, product.X] = hidden.data_ptr()
         words[at.head, product.OUT] = logits.data_ptr()
-        self._run(None if len(wanted) else at.take_residual, layers)
+        self._run(None if num_wanted else at.take_residual, layers)
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:

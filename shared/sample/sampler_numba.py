@@ -13,13 +13,16 @@ from shared.core.latest import Latest
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.sample_cpu import logprobs
 from shared.kernel.sample_edits import Outputs, RowParams
-from shared.kernel.sample_team import sample_outputs
+from shared.kernel.sample_team import TeamSampler
 from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
 PARALLEL_FROM = 1 << 18  # with fewer logits, waking a team's threads does not pay
 NO_TOKEN = -1  # fills top_ids where a row requested fewer tokens than others
+MOST_SIZES = 64  # numbers of outputs whose constant arrays are kept
+NO_ROWS, NO_HISTORY = np.zeros(0, np.int64), np.zeros((1, 1), np.int32)
+NO_MASKS = np.zeros((0, 0), np.uint32)
 
 
 def sample_cpu(
@@ -32,18 +35,20 @@ def sample_cpu(
 ) -> SampleOutput:
     values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history, masks)
     ids = np.zeros(len(values), dtype=np.int64)
-    sample_outputs(values, params, outputs, ids, team_for(values.size))
+    sampler_for(values.size).draw(values, params, outputs, ids)
+    if _most_logprobs(batch) < 0:
+        return SampleOutput(torch.from_numpy(ids), *_no_logprobs(len(ids)))
     return with_logprobs(values, batch.num_logprobs[outputs.rows], ids)
 
 
-def team_for(num_logits: int) -> Team:
-    """Return a team of torch's number of threads, or of one thread for few logits."""
-    return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
+def sampler_for(num_logits: int) -> TeamSampler:
+    """Return a sampler on torch's number of threads, or on one thread for few logits."""
+    return sampler_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 
 @functools.cache
-def team_of(size: int) -> Team:
-    return Team(size)
+def sampler_of(num_threads: int) -> TeamSampler:
+    return TeamSampler(Team(num_threads))
 
 
 def kernel_inputs(
@@ -54,25 +59,49 @@ def kernel_inputs(
     history: History | None,
     masks: TokenMasks | None = None,
 ) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
-    history = history or History(torch.zeros((1, 1), dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
     outputs = outputs_of(row_of, positions, history, masks)
     _check_range(outputs, len(batch), needs_history(batch))
-    check_masks(outputs.mask_rows, outputs.masks, len(row_of), logits.shape[1])
+    if masks is not None:
+        check_masks(masks.rows, masks.bits, len(row_of), logits.shape[1])
     return logits.contiguous().numpy(), row_params(batch), outputs
 
 
 def outputs_of(
-    row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History, masks: TokenMasks | None = None
+    row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History | None, masks: TokenMasks | None = None
 ) -> Outputs:
+    """Without a history, the kernels read neither `common` nor `drafted`."""
     where = positions.contiguous().numpy()
-    rows, tokens = history.rows.contiguous().numpy(), history.tokens.contiguous().numpy()
-    common, drafted = where + 1, np.zeros((len(where), 0), np.int32)
-    if history.common is not None and history.drafted is not None:
-        common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
-    mask_rows, bits = np.full(len(where), -1, np.int64), np.zeros((0, 0), np.uint32)
+    num_outputs = len(where)
+    rows, tokens, common, drafted = NO_ROWS, NO_HISTORY, where, _no_drafts(num_outputs)
+    if history is not None:
+        rows, tokens = history.rows.contiguous().numpy(), history.tokens.contiguous().numpy()
+        common = where + 1
+        if history.common is not None and history.drafted is not None:
+            common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
+    mask_rows, bits = _unmasked(num_outputs), NO_MASKS
     if masks is not None:
         mask_rows, bits = masks.rows, masks.bits
-    return Outputs(np.array(row_of, np.int64), where, rows, tokens, common, drafted, mask_rows, bits)
+    return Outputs(np.ascontiguousarray(row_of, np.int64), where, rows, tokens, common, drafted, mask_rows, bits)
+
+
+@functools.lru_cache(MOST_SIZES)
+def _no_drafts(num_outputs: int) -> npt.NDArray[np.int32]:
+    return np.zeros((num_outputs, 0), np.int32)
+
+
+@functools.lru_cache(MOST_SIZES)
+def _unmasked(num_outputs: int) -> npt.NDArray[np.int64]:
+    return np.full(num_outputs, -1, np.int64)
+
+
+@functools.lru_cache(MOST_SIZES)
+def _no_logprobs(num_outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the rest of a SampleOutput, which many steps share."""
+    none = torch.zeros((num_outputs, 0))
+    return torch.zeros(num_outputs), none.to(torch.int64), none
+
+
+_most_logprobs = Latest[SamplingBatch, int](lambda batch: int(batch.num_logprobs.max(initial=-1)))
 
 
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:

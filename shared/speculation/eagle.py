@@ -19,7 +19,7 @@ import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
-from shared.engine.verify import Drafts, Verified
+from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
@@ -76,11 +76,11 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
+        hidden = self._head.forward(next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv)
         rows = fb.arrays.emitting
         if not len(rows):
             return {}
-        last = hidden[verified.last_token_idx[rows]]
+        last = hidden[last_token_idx(fb, verified)[rows]]
         draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
         bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
         state = {"hidden_states": last}

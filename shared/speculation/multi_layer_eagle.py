@@ -19,7 +19,7 @@ import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
-from shared.engine.verify import Drafts, Verified
+from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
@@ -72,20 +72,20 @@ class MultiLayerEagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        view, kept = view_of(fb), KeptHidden(fb, kv)
+        view, kept, ids = view_of(fb), KeptHidden(fb, kv), next_ids(fb, verified)
         features = features_of(self._layers[0], output)
-        first = hidden = self._layers[0].forward(verified.next_ids, features, view, kv)
+        first = hidden = self._layers[0].forward(ids, features, view, kv)
         for i, layer in enumerate(self._layers[1:]):
             features = kept.one_slot_back(hidden, i)
             kept.keep(hidden, i)
-            hidden = layer.forward(verified.next_ids, features, view, kv)
+            hidden = layer.forward(ids, features, view, kv)
         rows = fb.arrays.emitting
         if not len(rows):
             return {}
         draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
-        last = first[verified.last_token_idx[rows]]
-        ids = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
-        state = {"topk_index": ids.unsqueeze(1)}
+        last = first[last_token_idx(fb, verified)[rows]]
+        drafts = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
+        state = {"topk_index": drafts.unsqueeze(1)}
         return per_row(state, rows, fb.plan.batch_size)
 
 

@@ -70,5 +70,5 @@ def new_batch(plan: StepPlan, future_map: FutureMap, vocab_size: int = 1000) -> 
 
 def make_batch(plan: StepPlan) -> ForwardBatch:
     fb = new_batch(plan, FutureMap(plan.batch_size + 1, 200))
-    fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.inputs.input_ids))
+    fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.host.token_rows))
     return fb

@@ -281,7 +281,9 @@ def test_amx_needs_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(environments, "PROCESSORS", tmp_path / "cpuinfo")
     assert environments.llama_options() == environments.LLAMA_OPTIONS
     environments.PROCESSORS.write_text("flags : avx512_vnni amx_tile amx_int8")
-    assert set(environments.llama_options()) - set(environments.LLAMA_OPTIONS) == set(environments.LLAMA_OPTIONS_WITH_AMX)
+    assert set(environments.llama_options()) - set(environments.LLAMA_OPTIONS) == set(
+        environments.LLAMA_OPTIONS_WITH_AMX
+    )
 
 
 def test_a_package_is_unpacked_without_its_top_folder(tmp_path: Path):

@@ -11,7 +11,7 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.noise import noise_bits, row_keys
-from shared.kernel.sample_team import sample_outputs
+from shared.kernel.sample_team import TeamSampler
 from shared.kernel.team import Team
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
@@ -142,7 +142,7 @@ def test_threads_do_not_show(num_threads: int) -> None:
     case = Case(5)
     outputs = outputs_of(case.rows, case.positions, case.history)
     ids = np.full(len(case.rows), -1, np.int64)
-    sample_outputs(case.logits.numpy(), row_params(case.batch), outputs, ids, Team(num_threads))
+    TeamSampler(Team(num_threads)).draw(case.logits.numpy(), row_params(case.batch), outputs, ids)
     assert torch.equal(torch.from_numpy(ids), case.run(sample_cpu).ids)
 
 
@@ -156,7 +156,7 @@ def test_an_array_of_another_layout_is_refused() -> None:
         outputs._replace(history=np.asfortranarray(outputs.history)),
     ):
         with pytest.raises(TypeError, match="contiguous"):
-            sample_outputs(logits, params, wrong, ids, Team(1))
+            TeamSampler(Team(1)).draw(logits, params, wrong, ids)
 
 
 @BOTH
