@@ -1,6 +1,6 @@
 """CPU stream: a worker thread that runs closures in launch order, in inference_mode.
 
-The worker calls `notify` after each closure, to wake the node's loop. A missing wait is noticed only by chance, so
+The worker calls `notify` after each result, to wake the node's loop. A missing wait is noticed only by chance, so
 tests of the order of work use the simulated backend.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from shared.core.handover import hand_over, hold
+from shared.core.held_result import hold, release
 from shared.device.events import Event, Ticket
 from shared.device.gpu import Context
-from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
+from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_unsettled
 
 R = TypeVar("R")
 STOP_CHECK_S = 0.1
@@ -44,7 +44,9 @@ class CpuStream:
         notify: Callable[[], None] = do_nothing,
         computes: bool = False,
     ) -> None:
-        """`computes`: whether results are kept back while more work waits (handover.py)."""
+        """`computes`: whether results are kept back while more work waits (held_result.py).
+
+        A closure of such a stream calls `release` before it waits for another stream."""
         self.name = name
         self._computes = computes
         self._on_thread_start = on_thread_start
@@ -97,15 +99,15 @@ class CpuStream:
                 self._begin_stop()
             while (item := self._next()) is not None:
                 if isinstance(item, Event):
-                    hand_over()
+                    release()
                     self._block_on(item)
                 else:
                     self._run(item)
-            hand_over()
+            release()
 
     def _next(self) -> Work[Any] | Event | None:
         if self._items.empty():
-            hand_over()
+            release()
         return self._items.get()
 
     def _surroundings(self) -> Context:
@@ -113,19 +115,16 @@ class CpuStream:
 
     def _run(self, work: Work[Any]) -> None:
         if self._stopping.is_set():
-            self._then(functools.partial(work.skip, "the stream was stopped"))
-            return
-        # the ticket already holds any KeyboardInterrupt or SystemExit, so the worker can go on
-        with contextlib.suppress(BaseException):
-            run_work(work, self._epochs, self._then)
-
-    def _then(self, settle: Callable[[], None]) -> None:
-        if self._computes:
-            hold(functools.partial(self._settle, settle))
+            settle: Callable[[], None] = functools.partial(work.skip, "the stream was stopped")
         else:
-            self._settle(settle)
+            settle = run_unsettled(work, self._epochs)
+        give = functools.partial(self._give, settle)
+        if self._computes:
+            hold(give)
+        else:
+            give()
 
-    def _settle(self, settle: Callable[[], None]) -> None:
+    def _give(self, settle: Callable[[], None]) -> None:
         settle()
         self._notify()
 

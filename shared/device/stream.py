@@ -94,10 +94,6 @@ def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, e
     return Work(fn, tuple(fires), Ticket(label), epoch, label)
 
 
-def call(fn: Callable[[], None]) -> None:
-    fn()
-
-
 def run_to_end(fn: Closure[R]) -> R:
     out = fn()
     if not inspect.isgenerator(out):
@@ -110,19 +106,21 @@ def run_to_end(fn: Closure[R]) -> R:
             return cast(R, end.value)
 
 
-def run_work(work: Work[Any], epochs: StreamEpochs, then: Callable[[Callable[[], None]], None] = call) -> None:
-    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt.
+def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
+    """Run the work, or skip it if its epoch failed. Raise only BaseExceptions like KeyboardInterrupt."""
+    run_unsettled(work, epochs)()
+    error = work.ticket.error
+    if error is not None and not isinstance(error, Exception):
+        raise error
 
-    `then` gets the function that settles the work, and calls it at once or later."""
+
+def run_unsettled(work: Work[Any], epochs: StreamEpochs) -> Callable[[], None]:
+    """Return the function that settles the work. Raise nothing."""
     if epochs.has_failed(work.epoch):
-        then(functools.partial(work.skip, "its stream epoch failed"))
-        return
+        return functools.partial(work.skip, "its stream epoch failed")
     try:
         result = run_to_end(work.fn)
     except BaseException as error:
         epochs.fail(work.epoch)
-        then(functools.partial(work.settle, None, error))
-        if not isinstance(error, Exception):
-            raise
-    else:
-        then(functools.partial(work.settle, result, None))
+        return functools.partial(work.settle, None, error)
+    return functools.partial(work.settle, result, None)

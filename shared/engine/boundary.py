@@ -98,7 +98,7 @@ class Boundary(Protocol):
 
 
 class SameMemory:
-    """Makes one tensor of an array that several steps share."""
+    """Tensors share the arrays' memory. An array that several steps share is converted once."""
 
     is_device = False
     num_taken = 0

@@ -99,7 +99,7 @@ class StepPlan:
 
     @property
     def prompt_tokens(self) -> int:
-        return int(self.q_lens[: self.num_prefill].sum())
+        return int(self.q_lens[: self.num_prefill].sum()) if self.num_prefill else 0
 
     @property
     def mix_running_indices(self) -> Int64s:

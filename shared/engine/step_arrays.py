@@ -120,10 +120,10 @@ def _layout(plan: StepPlan) -> Layout:
 
 @functools.lru_cache(MOST_LAYOUTS)
 def _window_layout(num_rows: int, width: int) -> Layout:
-    """Lay out a step of decode rows, which all emit: the same arrays for each step."""
+    """Lay out a step of decode rows, which all emit."""
     rows, tokens = np.arange(num_rows), np.arange(num_rows * width)
     return Layout(
-        q_lens=np.full(num_rows, width),
+        q_lens=np.full(num_rows, width, dtype=np.int64),
         emits=np.ones(num_rows, dtype=np.int64),
         emitting=rows,
         cu_q_lens=np.arange(num_rows + 1, dtype=np.int32) * np.int32(width),

@@ -71,17 +71,15 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
     order: torch.Tensor | None = None
     if drafts is not None:
         accepted, path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
-        accept_lens = torch.cat((accept_lens[:num_prefill], accept_lens[num_prefill:] * accepted))
+        accept_lens = _chunks_first(accept_lens, accept_lens[num_prefill:] * accepted, num_prefill)
         if drafts.parents is not None:
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
     if num_prefill == 0:
-        tokens = sampled.ids.view(output_of.shape)
+        tokens, advance = sampled.ids.view(output_of.shape), accept_lens
     else:
         tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
-    advance = accept_lens
-    if num_prefill:
-        advance = torch.cat((fb.arrays.q_lens[:num_prefill], accept_lens[num_prefill:]))
+        advance = _chunks_first(fb.arrays.q_lens, accept_lens[num_prefill:], num_prefill)
     return Verified(
         tokens=tokens,
         accept_lens=accept_lens,
@@ -152,6 +150,10 @@ def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Te
 
 def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
     return SampleOutput(sampled.ids[rows], sampled.logprobs[rows], sampled.top_ids[rows], sampled.top_logprobs[rows])
+
+
+def _chunks_first(chunk_rows: torch.Tensor, decode_rows: torch.Tensor, num_prefill: int) -> torch.Tensor:
+    return torch.cat((chunk_rows[:num_prefill], decode_rows)) if num_prefill else decode_rows
 
 
 def _last_of(tokens: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from shared.core.handover import hand_over
+from shared.core.held_result import release
 from shared.core.latest import Latest
 from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
@@ -136,12 +136,13 @@ class Worker:
 
     def propose(self, fb: ForwardBatch) -> Drafts:
         assert self.drafter is not None
+        release()
         return self.drafter.propose(fb, self.future_map, self.kv)
 
     def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
-        # A program does so itself, once it is prepared.
+        # A program releases results itself, after its preparation.
         if not self._is_program:
-            hand_over()
+            release()
         return self._runner.forward(self.model, fb.inputs, self.kv)
 
     def extend(self, fb: ForwardBatch, output: ModelOutput, verified: Verified) -> None:

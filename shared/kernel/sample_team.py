@@ -33,7 +33,6 @@ class TeamSampler:
     def __init__(self, team: Team) -> None:
         self._lock = threading.Lock()
         self._words_of_params = Latest[RowParams, list[int]](_words_of_params)
-        self._words_of_outputs = [Latest(functools.partial(_words_of, dtype)) for dtype in OUTPUTS_DTYPES]
         num_words = ARRAYS + 3 * (2 + len(PARAMS_DTYPES) + len(OUTPUTS_DTYPES))
         self._program = Program(team, [make_sampler()], np.zeros((1, num_words), np.int64))
 
@@ -45,8 +44,7 @@ class TeamSampler:
         Raise TypeError for a wrong dtype or a non-contiguous array."""
         with self._lock:
             words = [*_words_of(_F32, logits), *_words_of(_I64, ids), *self._words_of_params(params)]
-            for words_of, array in zip(self._words_of_outputs, outputs, strict=True):
-                words += words_of(array)
+            words += _words_of_all(OUTPUTS_DTYPES, outputs)
             self._program.words[0, ARRAYS:] = words
             self._program.words[0, NUM_SHARES] = len(ids)
             self._program.run()
@@ -58,9 +56,13 @@ def _words_of(dtype: np.dtype[Any], array: npt.NDArray[Any]) -> tuple[int, int, 
     return array.ctypes.data, array.shape[0], array.shape[-1]
 
 
-def _words_of_params(params: Sequence[npt.NDArray[Any]]) -> list[int]:
+def _words_of_params(params: RowParams) -> list[int]:
+    return _words_of_all(PARAMS_DTYPES, params)
+
+
+def _words_of_all(dtypes: Sequence[np.dtype[Any]], arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
     words: list[int] = []
-    for dtype, array in zip(PARAMS_DTYPES, params, strict=True):
+    for dtype, array in zip(dtypes, arrays, strict=True):
         words += _words_of(dtype, array)
     return words
 

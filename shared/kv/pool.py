@@ -104,7 +104,8 @@ class KVPool:
         """Return a writable view (num_pages, *shape) in the plane's dtype, strided over whole pages."""
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = self._view_of(name)
+            with torch.inference_mode(False):  # so that all may write
+                view = self._views[name] = self._view_of(name)
         return view
 
     def _view_of(self, name: str) -> torch.Tensor:

@@ -96,7 +96,7 @@ def _unmasked(num_outputs: int) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(MOST_SIZES)
 def _no_logprobs(num_outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the rest of a SampleOutput, which many steps share."""
+    """Return the rest of a SampleOutput."""
     none = torch.zeros((num_outputs, 0))
     return torch.zeros(num_outputs), none.to(torch.int64), none
 
@@ -106,6 +106,8 @@ _most_logprobs = Latest[SamplingBatch, int](lambda batch: int(batch.num_logprobs
 
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
     """Raise IndexError for wrong indices, which the kernels do not check."""
+    if len(outputs.positions) != len(outputs.rows):
+        raise IndexError(f"{len(outputs.rows)} outputs, but {len(outputs.positions)} positions")
     if outputs.rows.size == 0:
         return
     if outputs.rows.min() < 0 or outputs.rows.max() >= num_rows:

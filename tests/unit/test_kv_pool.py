@@ -66,6 +66,14 @@ def test_planes_are_views_of_whole_pages() -> None:
     assert not pool.page_view(1).any() and not pool.page_view(3).any()
 
 
+def test_a_plane_can_be_written_in_and_outside_inference_mode() -> None:
+    pool = KVPool(PLANES, NUM_PAGES, 4)
+    with torch.inference_mode():
+        pool.plane("kv")[1] = 1.0
+    pool.plane("kv")[1] = 2.0
+    assert (pool.plane("kv")[1] == 2.0).all()
+
+
 def test_a_page_copied_as_bytes_is_the_same_page() -> None:
     pool = KVPool(PLANES, NUM_PAGES, 4)
     pool.plane("kv")[1] = torch.randn(2, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -253,6 +253,8 @@ def test_misuse_is_refused() -> None:
         sample(case.logits, case.batch, case.rows + 1, case.positions, case.history)
     with pytest.raises(IndexError, match="past the history"):
         sample(case.logits, case.batch, case.rows, case.positions + 40, case.history)
+    with pytest.raises(IndexError, match="positions"):
+        sample(case.logits, case.batch, case.rows, case.positions[:1], case.history)
 
 
 @BOTH

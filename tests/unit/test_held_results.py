@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shared.core.handover import hand_over, hold
+from shared.core.held_result import hold, release
 from shared.device.cpu import CpuStream
 from shared.device.events import Event, StreamSkipped, Ticket
 from shared.engine.future_map import FutureMap
@@ -44,11 +44,11 @@ class Case:
     def is_done(self) -> bool:
         return self.first.done.peek()
 
-    def is_handed_over(self) -> bool:
-        """Wait for the first result."""
-        handed = threading.Event()
-        self.first.done.add_callback(lambda _: handed.set())
-        return handed.wait(HANG_GUARD_S)
+    def is_released(self, ticket: Ticket[Any] | None = None) -> bool:
+        """Wait for the result, by default the first one."""
+        released = threading.Event()
+        (ticket or self.first).done.add_callback(lambda _: released.set())
+        return released.wait(HANG_GUARD_S)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def case() -> Iterator[Case]:
 def test_a_result_waits_until_the_next_closure_computes(case: Case) -> None:
     def second() -> list[bool]:
         before = case.is_done()
-        hand_over()
+        release()
         return [before, case.is_done()]
 
     assert case.run(second) == [[False, True]]
@@ -69,13 +69,13 @@ def test_a_result_waits_until_the_next_closure_computes(case: Case) -> None:
     assert case.notified == 2
 
 
-def test_a_closure_that_does_not_compute_hands_over_at_its_end(case: Case) -> None:
+def test_a_closure_that_does_not_compute_releases_at_its_end(case: Case) -> None:
     assert case.run(case.is_done, case.is_done) == [False, True]
 
 
-def test_a_result_without_later_work_is_handed_over_at_once(case: Case) -> None:
+def test_a_result_without_later_work_is_released_at_once(case: Case) -> None:
     case.run()
-    assert case.is_handed_over()
+    assert case.is_released()
 
 
 def test_a_result_does_not_wait_for_an_event(case: Case) -> None:
@@ -84,12 +84,12 @@ def test_a_result_does_not_wait_for_an_event(case: Case) -> None:
     case.stream.wait(event)
     later = case.stream.launch(lambda: "later")
     case.run()
-    assert case.is_handed_over() and not later.done.peek()
+    assert case.is_released() and not later.done.peek()
     event.fire()
     assert later.take(HANG_GUARD_S) == "later"
 
 
-def test_an_error_is_handed_over_before_what_it_skips(case: Case) -> None:
+def test_an_error_is_released_before_what_it_skips(case: Case) -> None:
     order: list[str] = []
 
     def fails() -> None:
@@ -106,20 +106,28 @@ def test_an_error_is_handed_over_before_what_it_skips(case: Case) -> None:
     assert order == ["first", "failed", "skipped"]
 
 
-def test_stop_hands_over(case: Case) -> None:
-    started = threading.Event()
-    case.stream.launch(lambda: started.set())
-    stopper = threading.Thread(target=case.stream.stop)
+def test_stop_releases(case: Case) -> None:
+    """The last closure ends with the stop already queued behind it."""
+    last = case.stream.launch(case.stream.stop)
     case.run()
-    assert started.wait(HANG_GUARD_S)
-    stopper.start()
-    stopper.join(HANG_GUARD_S)
-    assert case.first.take(HANG_GUARD_S) == "first" and case.notified == 2
+    assert case.is_released(last) and last.error is None and case.is_done()
+
+
+def test_a_result_is_not_lost_if_giving_the_one_before_fails() -> None:
+    given: list[str] = []
+
+    def fails() -> None:
+        raise SystemExit
+
+    hold(fails)
+    with pytest.raises(SystemExit):
+        hold(lambda: given.append("second"))
+    release()
+    release()
+    assert given == ["second"]
 
 
 def test_another_stream_keeps_nothing_back() -> None:
-    case = Case()
-    case.stream.stop()
     stream, gate = CpuStream("copy"), threading.Event()
     first = stream.launch(lambda: gate.wait(HANG_GUARD_S))
     second = stream.launch(first.done.peek)
@@ -128,18 +136,18 @@ def test_another_stream_keeps_nothing_back() -> None:
     stream.stop()
 
 
-def test_a_program_hands_over_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_releases_a_result_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(Team, "run", lambda *_: given.append("computed"))
     task = blocks_numba.make_take(64)
     program = Program(Team(1), [task], np.zeros((1, blocks_numba.NUM_WORDS), np.int64))
-    hold(lambda: given.append("handed over"))
+    hold(lambda: given.append("released"))
     program.run()
-    assert given == ["handed over", "computed"]
+    assert given == ["released", "computed"]
 
 
 @pytest.mark.parametrize("is_program", [False, True])
-def test_a_model_that_is_no_program_hands_over_first(is_program: bool) -> None:
+def test_a_model_that_is_no_program_releases_first(is_program: bool) -> None:
     """Otherwise a result would wait for a whole step."""
     given: list[str] = []
 
@@ -152,7 +160,7 @@ def test_a_model_that_is_no_program_hands_over_first(is_program: bool) -> None:
 
     model = cast("Any", Anything())
     worker = Worker(model, model, FutureMap(1, 1), runner=model)
-    hold(lambda: given.append("handed over"))
+    hold(lambda: given.append("released"))
     worker.run_model(model)
-    hand_over()
-    assert given == (["forward", "handed over"] if is_program else ["handed over", "forward"])
+    release()
+    assert given == (["forward", "released"] if is_program else ["released", "forward"])
