@@ -11,12 +11,15 @@ output.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.sample.interface import SampleOutput
+
+MOST_WIDTHS = 64
 
 
 @dataclass(slots=True)
@@ -35,8 +38,7 @@ class Drafts:
     def __post_init__(self) -> None:
         num_rows, num_drafts = self.ids.shape
         if self.parents is None:
-            chain = torch.ones((num_drafts + 1,) * 2, dtype=torch.bool, device=self.ids.device).tril()
-            self.lineage = chain.expand(num_rows, -1, -1)
+            self.lineage = _chain(num_drafts + 1, self.ids.device).expand(num_rows, -1, -1)
         else:
             self.lineage = _lineage(self.parents)
 
@@ -119,6 +121,12 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
     starts = rows[num - num_rows * width :: width].unsqueeze(1)
     rows[num - num_rows * width :] = (starts + order).view(-1)
     return rows
+
+
+@functools.lru_cache(MOST_WIDTHS)
+def _chain(width: int, device: torch.device) -> torch.Tensor:
+    """Return a chain's lineage (width, width) bool: the same for each step."""
+    return torch.ones((width, width), dtype=torch.bool, device=device).tril()
 
 
 def _lineage(parents: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.eagle_head import EagleWeights
 from shared.model.kernels import attention_shape
-from shared.model.llama_compiled import NUM_WORDS, SCRATCH_WORDS, TaskLinear, as_task
+from shared.model.llama_compiled import NO_POOL, NUM_WORDS, SCRATCH_WORDS, TaskLinear, as_task
 
 EMBED, EMBED_NORM, FEATURE_NORM, QKV, WRITE, ATTEND, OUT, MLP_NORM, GATE_UP, GATE, DOWN, ADD = range(12)
 ATTENTION = np.array((WRITE, ATTEND))
@@ -53,6 +53,7 @@ class CompiledMidlayer:
         self._program = Program(team, tasks, self._words)
         self._fill_weights()
         self._capacity = 0
+        self._rows_filled, self._pool_filled = -1, NO_POOL
 
     def add_to(
         self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
@@ -60,14 +61,19 @@ class CompiledMidlayer:
         check_range("next ids", next_ids, self._config.vocab_size)
         ids, words = next_ids.contiguous(), self._words
         self._step.begin(view, plane)
-        self._reserve(len(ids))
-        words[:, NUM_ROWS] = len(ids)
+        num_rows = ids.shape[0]
+        self._reserve(num_rows)
+        if self._rows_filled != num_rows:
+            self._rows_filled = num_rows
+            words[:, NUM_ROWS] = num_rows
+            for task, linear in self._products:
+                words[task, product.DEALT] = num_rows, *cut(linear.work, num_rows, self._team.size)
         words[ATTEND, NUM_SHARES] = self._step.num_shares
-        for task, linear in self._products:
-            words[task, product.DEALT] = len(ids), *cut(linear.work, len(ids), self._team.size)
         words[EMBED, blocks.SOURCE] = ids.data_ptr()
         words[[FEATURE_NORM, MLP_NORM, ADD], blocks.SOURCE] = residual.data_ptr()
-        self._step.fill(words, ATTENTION, np.zeros(2, np.int64))
+        if self._pool_filled != self._step.pool:
+            self._pool_filled = self._step.pool
+            self._step.fill(words, ATTENTION, np.zeros(2, np.int64))
         self._program.run()
 
     def _make_tasks(self) -> list[Any]:

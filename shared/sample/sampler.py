@@ -70,11 +70,14 @@ def _needs_history(batch: SamplingBatch) -> bool:
 needs_history = Latest(_needs_history)
 
 
-def takes_largest(batch: SamplingBatch) -> bool:
+def _takes_largest(batch: SamplingBatch) -> bool:
     """Return whether every row takes its largest logit, without edits."""
     lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
     edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())
+
+
+takes_largest = Latest(_takes_largest)
 
 
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:

@@ -64,11 +64,13 @@ class NoLease:
 
 
 def new_batch(plan: StepPlan, future_map: FutureMap, vocab_size: int = 1000) -> ForwardBatch:
-    """The plan on the CPU, without its prompt tokens."""
-    return ForwardBatch.init_new(plan, NoLease(), future_map, SameMemory(), vocab_size)
+    """The plan on the CPU, with room for its tokens."""
+    fb = ForwardBatch.init_new(plan, NoLease(), future_map, SameMemory(), vocab_size)
+    fb.inputs.input_ids = torch.zeros(len(fb.host.token_rows), dtype=torch.int64)
+    return fb
 
 
 def make_batch(plan: StepPlan) -> ForwardBatch:
     fb = new_batch(plan, FutureMap(plan.batch_size + 1, 200))
-    fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.host.token_rows))
+    fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.inputs.input_ids))
     return fb
