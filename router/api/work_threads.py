@@ -40,6 +40,7 @@ class WorkThreads:
             self._ended(own)
             raise
         running.add_done_callback(lambda _: self._ended(own))
+        running.add_done_callback(_retrieve)
         try:
             return await asyncio.shield(running)
         except RecursionError:  # too deep for a template
@@ -48,6 +49,12 @@ class WorkThreads:
     def _ended(self, hold: BodyHold) -> None:
         hold.let_go()
         self._free.release()
+
+
+def _retrieve(done: asyncio.Future[T]) -> None:
+    """Keep asyncio from logging the error of a caller that was cancelled."""
+    if not done.cancelled():
+        done.exception()
 
 
 class BodyWork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -25,7 +26,7 @@ from router.tenants.book import Tenants
 from router.tenants.desk import Desk
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
-from shared.core.errors import NoNodes
+from shared.core.errors import InvalidRequest, NoNodes
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
 from tests.support.patience import HANG_GUARD_S
@@ -143,6 +144,34 @@ def test_a_running_thread_holds_the_body_that_it_reads() -> None:
         await until(lambda: not budget.used)
 
     run(told)
+
+
+def test_an_error_for_a_client_that_left_is_not_logged() -> None:
+    """The defect: asyncio logged it as an exception that was never retrieved."""
+    complaints: list[dict[str, Any]] = []
+
+    async def told(site: Site, go: threading.Event) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+        hold, begun = BodyHold(site.budget, "a"), threading.Event()
+        hold.take(5)
+
+        def work() -> None:
+            begun.set()
+            go.wait()
+            raise InvalidRequest("no such tool")
+
+        task = asyncio.create_task(site.handlers._work.in_time(LONG, work, hold))
+        await until(begun.is_set)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        hold.let_go()
+        go.set()
+        await until(lambda: not site.budget.used)
+        await asyncio.sleep(0)
+        gc.collect()
+
+    run(told)
+    assert not complaints
 
 
 def test_an_answer_without_a_client_holds_its_body() -> None:
