@@ -1,9 +1,11 @@
 """Derive every wait for a silent peer from one setting: `--node-silence-s` on routers, `--silence-s` on nodes.
 
-loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
-       because a step of a large prompt may hold a core, or the interpreter, for seconds.
-link   The connection doesn't answer. The peer counts as lost after a third of the setting. libzmq's I/O thread
-       answers in microseconds, without the interpreter, so only a dead, cut-off or frozen host is silent that long.
+    loop   The peer's loop sends nothing, but its connection answers. The peer counts as lost after the whole setting,
+           because a step of a large prompt may hold a core, or the interpreter, for seconds.
+    link   The connection doesn't answer. The peer counts as lost after a third of the setting.
+
+libzmq's I/O thread answers in microseconds, without the interpreter. So only a dead, cut-off or frozen host is silent
+that long.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def run_work(work: Work[Any], epochs: StreamEpochs) -> None:
 
 
 def run_unsettled(work: Work[Any], epochs: StreamEpochs) -> Callable[[], None]:
-    """Return the function that settles the work. Raise nothing."""
+    """Run or skip the work. Return what settles it. Raise nothing."""
     if epochs.has_failed(work.epoch):
         return functools.partial(work.skip, "its stream epoch failed")
     try:

@@ -98,7 +98,7 @@ class Boundary(Protocol):
 
 
 class SameMemory:
-    """Tensors share the arrays' memory. An array that several steps share is converted once."""
+    """Converts an array that several steps share only once."""
 
     is_device = False
     num_taken = 0

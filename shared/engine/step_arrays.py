@@ -72,7 +72,7 @@ VALUES = operator.attrgetter(*NAMES)
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
-    """`chunk_ids`: the step's prompt tokens. The arrays are read-only: steps without prompts share layouts."""
+    """`chunk_ids`: the step's prompt tokens. The arrays are read-only: steps share them."""
     layout = _layout(plan) if plan.num_prefill else _window_layout(plan.batch_size, plan.width)
     sampled, scored = None, NOTHING
     if plan.scores:
@@ -82,7 +82,7 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
         scored = np.concatenate([share.targets for share in plan.scores])
     keeps_history = plan.history_rows.any()
     return StepArrays(
-        *layout,
+        **layout._asdict(),
         rows=plan.req_pool_indices,
         seq_lens=plan.seq_lens_cpu,
         expect_step=plan.expect_step,

@@ -125,7 +125,7 @@ def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
 
 @functools.lru_cache(MOST_WIDTHS)
 def _chain(width: int, device: torch.device) -> torch.Tensor:
-    """Return a chain's lineage (width, width) bool: the same for each step."""
+    """Return a chain's lineage (width, width) bool."""
     return torch.ones((width, width), dtype=torch.bool, device=device).tril()
 
 

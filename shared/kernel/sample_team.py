@@ -32,7 +32,8 @@ class TeamSampler:
 
     def __init__(self, team: Team) -> None:
         self._lock = threading.Lock()
-        self._words_of_params = Latest[RowParams, list[int]](_words_of_params)
+        # keeps alive the arrays at these addresses
+        self._words_of_params = Latest[RowParams, list[int]](functools.partial(_words_of_all, PARAMS_DTYPES))
         num_words = ARRAYS + 3 * (2 + len(PARAMS_DTYPES) + len(OUTPUTS_DTYPES))
         self._program = Program(team, [make_sampler()], np.zeros((1, num_words), np.int64))
 
@@ -54,10 +55,6 @@ def _words_of(dtype: np.dtype[Any], array: npt.NDArray[Any]) -> tuple[int, int, 
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise TypeError(f"the sampler takes contiguous {dtype}, not {array.dtype} {array.strides}")
     return array.ctypes.data, array.shape[0], array.shape[-1]
-
-
-def _words_of_params(params: RowParams) -> list[int]:
-    return _words_of_all(PARAMS_DTYPES, params)
 
 
 def _words_of_all(dtypes: Sequence[np.dtype[Any]], arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
