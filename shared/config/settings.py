@@ -23,7 +23,8 @@ class ModelConfig:
     model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
     dtype: str = option(
         "auto",
-        "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's own blocks, mostly with int8 KV",
+        "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's own blocks (with AMX codes for "
+        "them), mostly with int8 KV",
         choices=("auto", "bfloat16", "float32"),
     )
     kv_dtype: str = option(
@@ -35,9 +36,10 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "format of weights; auto: as --dtype; file: a GGUF file's own blocks; int8: one byte per weight; fp8: one "
-        "scale per output. file and int8 are fast with AVX-512 VNNI, and with AMX int8 computes prompts fastest",
-        choices=("auto", "file", "int8", "fp8"),
+        "format of weights; auto: as --dtype; file: a GGUF file's own blocks; codes: the same, but 4-bit blocks are "
+        "rounded slightly for AMX, and auto means this where there is AMX; int8: one byte per weight; fp8: one scale "
+        "per output. file and int8 are fast with AVX-512 VNNI, and with AMX int8 computes prompts fastest",
+        choices=("auto", "file", "codes", "int8", "fp8"),
     )
     served_model_name: str = option("", "name that clients use; empty: the model's own name", metavar="NAME")
     max_context: int = option(0, "longest prompt + answer in tokens; 0: as long as the model was trained for", low=0)

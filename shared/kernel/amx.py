@@ -4,7 +4,8 @@
     product:   16 rows x 64 inputs, times 64 inputs x 16 columns, added to 16 x 16 words: exact
 
 A register of weights holds 16 quads of a column block, as block_product.py packs them. Registers 0 to 3 hold the sums
-of four column blocks. Sums can only be scaled in memory; with short blocks that takes longer than the products.
+of four column blocks, or of two column blocks and both bytes of x. Sums can only be scaled in memory; with short blocks
+that takes longer than the products.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from shared.kernel.product import BLOCKS, LONG, write_at
 ROWS, ROW_BYTES = 16, 64
 REGISTER_BYTES = ROWS * ROW_BYTES
 DOTS_BYTES = BLOCKS * REGISTER_BYTES
-ROOM_BYTES = ROW_BYTES + DOTS_BYTES  # configuration, and the sums of four registers
-LEFT, RIGHT = BLOCKS, (BLOCKS + 1, BLOCKS + 2)  # registers of x, and of weights, used in turn
+ROOM_BYTES = ROW_BYTES + 2 * DOTS_BYTES  # configuration, and the sums of four registers, for two bytes of x
+SUMS = 4  # registers of sums, the first ones
+LEFT, RIGHT = (SUMS, SUMS + 1), (SUMS + 2, SUMS + 3)  # of the bytes of x, and of weights, used in turn
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # of Linux
 BYTE = ir.IntType(8)
 
@@ -72,34 +74,42 @@ def end_registers(typing_context: Any) -> Any:
 
 
 @emitted_for_constants
-def multiply_registers(typing_context: Any, block: Any, rows: Any, row_bytes: Any, numbers: Any, room: Any) -> Any:
+def multiply_registers(
+    typing_context: Any, block: Any, input_bytes: Any, rows: Any, low_rows: Any, row_bytes: Any, numbers: Any, room: Any
+) -> Any:
     """Emit the products of 16 rows of x and one block of a tile's weights.
 
-    Constant: block, a multiple of 64. Addresses: rows (signed bytes), numbers (unsigned), room (receives [4 column
-    blocks][row][column] int32 at ROW_BYTES)."""
-    if not isinstance(block, types.Literal):
-        raise TypeError("block must be a constant")
+    Constants: block, a multiple of 64; input_bytes. Addresses: rows, low_rows (PLANES), numbers, room (receives [byte
+    of x][4 column blocks][row][column] int32 at ROW_BYTES)."""
+    if not (isinstance(block, types.Literal) and isinstance(input_bytes, types.Literal)):
+        raise TypeError("block and input_bytes must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, rows_at, stride, numbers_at, room_at = args
-        num_inputs = block.literal_value
-        void, line = ir.VoidType(), LONG(ROW_BYTES)
-        for b in range(BLOCKS):
-            emit_call(builder, "llvm.x86.tilezero", void, [BYTE(b)])
-        for part in range(num_inputs // ROW_BYTES):
-            left_at = _pointer(builder, rows_at, part * ROW_BYTES)
-            emit_call(builder, "llvm.x86.tileloadd64", void, [BYTE(LEFT), left_at, stride])
-            for b in range(BLOCKS):
-                right = BYTE(RIGHT[b % 2])
-                right_at = _pointer(builder, numbers_at, b * num_inputs * 16 + part * REGISTER_BYTES)
-                emit_call(builder, "llvm.x86.tileloadd64", void, [right, right_at, line])
-                emit_call(builder, "llvm.x86.tdpbsud", void, [BYTE(b), BYTE(LEFT), right])
-        for b in range(BLOCKS):
-            target = _pointer(builder, room_at, ROW_BYTES + b * REGISTER_BYTES)
-            emit_call(builder, "llvm.x86.tilestored64", void, [BYTE(b), target, line])
+        _, _, rows_at, low_rows_at, stride, numbers_at, room_at = args
+        num_inputs, planes = block.literal_value, (rows_at, low_rows_at)[: input_bytes.literal_value]
+        void, line, together = ir.VoidType(), LONG(ROW_BYTES), SUMS // len(planes)
+        for first in range(0, BLOCKS, together):
+            for sums in range(SUMS):
+                emit_call(builder, "llvm.x86.tilezero", void, [BYTE(sums)])
+            for part in range(num_inputs // ROW_BYTES):
+                for left, plane in zip(LEFT, planes, strict=False):
+                    left_at = _pointer(builder, plane, part * ROW_BYTES)
+                    emit_call(builder, "llvm.x86.tileloadd64", void, [BYTE(left), left_at, stride])
+                for b in range(together):
+                    right, place = BYTE(RIGHT[b % 2]), (first + b) * num_inputs * 16 + part * REGISTER_BYTES
+                    right_at = _pointer(builder, numbers_at, place)
+                    emit_call(builder, "llvm.x86.tileloadd64", void, [right, right_at, line])
+                    for n in range(len(planes)):
+                        sums = BYTE(n * together + b)
+                        emit_call(builder, "llvm.x86.tdpbsud", void, [sums, BYTE(LEFT[n]), right])
+            for n in range(len(planes)):
+                for b in range(together):
+                    place = ROW_BYTES + n * DOTS_BYTES + (first + b) * REGISTER_BYTES
+                    target = _pointer(builder, room_at, place)
+                    emit_call(builder, "llvm.x86.tilestored64", void, [BYTE(n * together + b), target, line])
         return context.get_dummy_value()
 
-    return types.void(block, *(types.int64,) * 4), codegen
+    return types.void(block, input_bytes, *(types.int64,) * 5), codegen
 
 
 def _pointer(builder: Any, address: Any, num_bytes: int) -> Any:

@@ -128,7 +128,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
     group, out_bytes = num_heads // num_kv_heads, head_dim * (2 if is_half else 4)
     features = processor_features()
     dot, has_amx = best_dot(features), amx.has_amx(features)
-    key_kind, value_kind = (Kind(8, inputs, False, False, False, dot).packed() for inputs in (head_dim, BLOCK))
+    key_kind, value_kind = (Kind(8, inputs, dot).packed() for inputs in (head_dim, BLOCK))
     query_size, tiles_size = query_bytes(head_dim), tiles_bytes(head_dim)
 
     def attend(words: Any, share: int, worker: int) -> None:
@@ -215,13 +215,13 @@ def _multiply(
     if has_amx and num_rows >= FEWEST_AMX_ROWS:
         for row in range(0, num_rows, amx.ROWS):
             count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes
-            amx.multiply_registers(block, rows, row_bytes, tile, registers)
+            amx.multiply_registers(block, 1, rows, 0, row_bytes, tile, registers)
             own, result = before + row * before_bytes, out + row * out_bytes
             add_registers(
                 kind, True, rows, row_bytes, 0, 1, tile, registers, count, own, before_bytes, result, out_bytes
             )
     else:
-        multiply_rows(kind, x, row_bytes, num_rows, tile, 1, before, before_bytes, out, out_bytes, 0)
+        multiply_rows(kind, False, x, row_bytes, num_rows, tile, 1, before, before_bytes, out, out_bytes, 0)
 
 
 @inlined

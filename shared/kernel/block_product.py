@@ -3,6 +3,7 @@
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]   read in a straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
                       with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
+    codes:            packed_codes.py
     tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
 Each share rounds its own rows of x, because a separate task would make all threads wait.
@@ -19,12 +20,13 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel import amx
-from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_blocks
+from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_blocks, unpack_codes
 from shared.kernel.block_weights import BlockFormat, BlockWeights
-from shared.kernel.byte_rows import round_block, row_bytes_of
+from shared.kernel.byte_rows import BYTES_ONLY, PAIRS, PLANES, round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import compile_exact_task, copied, prefetch, processor_features
-from shared.kernel.packed import Packed, of_columns
+from shared.kernel.packed import Packed, by_block, of_columns, of_tiles
+from shared.kernel.packed_codes import pack_codes
 from shared.kernel.product import (
     BIAS,
     BLOCKS,
@@ -42,8 +44,8 @@ from shared.kernel.scratch import LINE_BYTES, Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
-MOST_ROWS = 4
-FEWEST_AMX_ROWS = 4  # fewer rows take as long without
+MOST_ROWS, MOST_PLANES_ROWS = 4, 2  # of a pass; PLANES need more sums
+FEWEST_AMX_ROWS, FEWEST_WIDE_AMX_ROWS = 4, 5  # of one-byte inputs, of two-byte inputs
 FEWEST_FETCHING_ROWS = 64  # with fewer, fetching ahead gains nothing
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 ROW_BYTES = 11  # of a rounded row
@@ -56,15 +58,24 @@ def packable(form: BlockFormat) -> BlockFormat:
 
 
 def uses_amx(form: BlockFormat) -> bool:
-    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low
+    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and (form.in_codes or not form.has_low)
     return is_fit and amx.has_amx(processor_features())
 
 
 def work_of(num_tiles: int, num_inputs: int, form: BlockFormat, by_amx: bool) -> Work:
-    row_bytes = row_bytes_of(num_inputs, form.block)
+    row_bytes = row_bytes_of(num_inputs, form.block, form.low_block, form.input_bytes)
     if by_amx:
-        return Work(num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8)
-    return Work(num_tiles, num_inputs, row_bytes, pass_rows=MOST_ROWS, rounding=1 if form.hadamard == 1 else 2)
+        return Work(num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8 // form.input_bytes)
+    pass_rows = MOST_PLANES_ROWS if layout_of(form) == PLANES else MOST_ROWS
+    rounding = 1 if form.hadamard == form.input_bytes == 1 else 2
+    return Work(num_tiles, num_inputs, row_bytes, pass_rows, rounding)
+
+
+def layout_of(form: BlockFormat) -> int:
+    """Return the layout of rounded rows without AMX."""
+    if form.in_codes:
+        return PAIRS
+    return BYTES_ONLY if form.input_bytes == 1 else PLANES
 
 
 class BlockTileLinear:
@@ -99,7 +110,8 @@ class BlockTileLinear:
 
     def scratch_bytes(self, num_rows: int) -> int:
         rows = -(-min(num_rows, self.work.most_rows) // amx.ROWS) * amx.ROWS  # AMX reads whole registers
-        return rows * (self.work.row_bytes + SUMS_BYTES) + amx.ROOM_BYTES
+        numbers = self.format.block * TILE_COLUMNS if self.format.in_codes else 0
+        return rows * (self.work.row_bytes + SUMS_BYTES) + amx.ROOM_BYTES + numbers
 
     def empty(self, num_rows: int) -> torch.Tensor:
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
@@ -127,26 +139,29 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
     """Return (tiles, blocks of k, bytes) uint8, padded with 0 to whole tiles."""
     num_columns, num_inputs = weight.shape
     tiles, depth, quads = -(-num_columns // TILE_COLUMNS), num_inputs // form.block, form.block // 4
-    numbers = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.uint8)
-    numbers[:num_columns] = weight.numbers
-    ordered = numbers.view(tiles, BLOCKS, COLUMNS, depth, quads, 4).permute(0, 3, 1, 4, 2, 5)
-    if form.bits == 4:
-        ordered = ordered[:, :, :, : quads // 2] | (ordered[:, :, :, quads // 2 :] << 4)
-    parts = [ordered.reshape(tiles, depth, -1)]
+    if weight.codes is None:
+        ordered = of_tiles(weight.numbers, tiles).view(tiles, BLOCKS, COLUMNS, depth, quads, 4)
+        ordered = ordered.permute(0, 3, 1, 4, 2, 5)
+        if form.bits == 4:
+            ordered = ordered[:, :, :, : quads // 2] | (ordered[:, :, :, quads // 2 :] << 4)
+        parts = [ordered.reshape(tiles, depth, -1)]
+    else:
+        parts = [pack_codes(weight.codes, tiles).view(tiles, depth, -1)]
     kind = torch.float16 if form.half_scales else torch.float32
-    for values in (weight.scales, weight.lows) if form.has_low else (weight.scales,):
-        assert values is not None
-        padded = torch.zeros(tiles * TILE_COLUMNS, depth, dtype=kind)
-        padded[:num_columns] = values
-        parts.append(padded.view(tiles, TILE_COLUMNS, depth).transpose(1, 2).contiguous().view(torch.uint8))
+    parts.append(by_block(weight.scales.to(torch.float32 if form.in_codes else kind), tiles))
+    if weight.lows is not None:
+        parts.append(by_block(weight.lows.to(kind), tiles).view(tiles, depth, -1))
     return torch.cat(parts, dim=2)
 
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_amx: bool) -> Any:
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
-    whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
+    whole = Kind(form.bits, form.block, dot, form.has_low, form.half_scales, out_half, form.in_codes, form.input_bytes)
     kind, step_bytes, block, size, zero = whole.packed(), whole.step_bytes, form.block, form.hadamard, form.zero
+    input_bytes, in_codes, layout = form.input_bytes, form.in_codes, layout_of(form)
+    low_block = form.low_block
+    fewest_amx_rows = FEWEST_AMX_ROWS if input_bytes == 1 else FEWEST_WIDE_AMX_ROWS
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
 
     def block_product(words: Any, share: int, worker: int) -> None:
@@ -154,10 +169,14 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
         num_inputs, out_bytes, tile_bytes = depth * block, num_tiles * TILE_COLUMNS * item, depth * step_bytes
         first, end, first_row, num_rows = share_of(words, share)
         room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
-        by_amx = has_amx and num_rows >= FEWEST_AMX_ROWS
-        rounded = room + amx.ROOM_BYTES + num_rows * SUMS_BYTES if by_amx else room
+        by_amx = has_amx and num_rows >= fewest_amx_rows
+        numbers = room + amx.ROOM_BYTES + num_rows * SUMS_BYTES
+        rounded = (numbers + block * TILE_COLUMNS if in_codes else numbers) if by_amx else room
         x = words[X] + first_row * num_inputs * in_item
-        _round_rows(block, size, zero, is_half, x, in_item, num_rows, depth, rounded, row_bytes)
+        if by_amx and in_codes:
+            _round_rows(block, low_block, size, zero, is_half, PLANES, x, in_item, num_rows, depth, rounded, row_bytes)
+        else:
+            _round_rows(block, low_block, size, zero, is_half, layout, x, in_item, num_rows, depth, rounded, row_bytes)
         if by_amx:
             amx.begin_registers(room)
         for tile in range(first, end):
@@ -166,10 +185,13 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
             out = words[OUT] + first_row * out_bytes + tile * TILE_COLUMNS * item
             if by_amx:
                 _multiply_by_amx(
-                    kind, block, step_bytes, rounded, row_bytes, num_rows, weight, depth, bias, room, out, out_bytes
-                )
+                    kind, block, input_bytes, in_codes, step_bytes, rounded, row_bytes, num_rows, weight, depth, bias,
+                    room, numbers, out, out_bytes,
+                )  # fmt: skip
             else:
-                multiply_rows(kind, rounded, row_bytes, num_rows, weight, depth, bias, 0, out, out_bytes, 1)
+                multiply_rows(
+                    kind, layout == PLANES, rounded, row_bytes, num_rows, weight, depth, bias, 0, out, out_bytes, 1
+                )
         if by_amx:
             amx.end_registers()
 
@@ -178,33 +200,34 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
 
 @copied
 def _round_rows(
-    block: int, size: int, zero: int, is_half: bool, x: int, in_item: int, num_rows: int, depth: int, rounded: int,
-    row_bytes: int,
+    block: int, low_block: int, size: int, zero: int, is_half: bool, layout: int, x: int, in_item: int, num_rows: int,
+    depth: int, rounded: int, row_bytes: int,
 ) -> None:  # fmt: skip
     for row in range(num_rows):
         source, data = x + row * depth * block * in_item, rounded + row * row_bytes
-        extra = data + depth * block
+        extra = data + depth * block * (1 if layout == BYTES_ONLY else 2)
         for g in range(depth):
             start = extra + g * 4
-            unit, total = start + depth * 4, start + depth * 8
+            unit, totals = start + depth * 4, extra + depth * 8 + g * (block // low_block) * 4
             at = source + g * block * in_item
-            round_block(block, size, zero, is_half, at, data + g * block, start, unit, total)
+            own, second = data + g * block * (2 if layout == PAIRS else 1), data + (depth + g) * block
+            round_block(block, low_block, size, zero, is_half, layout, at, own, second, start, unit, totals)
 
 
 @copied
 def multiply_rows(
-    kind: int, x: int, row_bytes: int, num_rows: int, weight: int, depth: int, before: int, before_bytes: int, out: int,
-    out_bytes: int, fetch: int,
+    kind: int, in_planes: bool, x: int, row_bytes: int, num_rows: int, weight: int, depth: int, before: int,
+    before_bytes: int, out: int, out_bytes: int, fetch: int,
 ) -> None:  # fmt: skip
     """Write to `out`: the rows at `before` plus the product of rounded rows and one tile."""
-    left = num_rows
+    left, most = num_rows, MOST_PLANES_ROWS if in_planes else MOST_ROWS
     while left > 0:
-        passes = (left + MOST_ROWS - 1) // MOST_ROWS
+        passes = (left + most - 1) // most
         # 5 rows: passes of 3 and 2 instead of 4 and 1
         rows = (left + passes - 1) // passes
-        if rows == 4:
+        if not in_planes and rows == 4:
             multiply_blocks(4, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
-        elif rows == 3:
+        elif not in_planes and rows == 3:
             multiply_blocks(3, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
         elif rows == 2:
             multiply_blocks(2, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
@@ -219,14 +242,18 @@ def multiply_rows(
 
 @copied
 def _multiply_by_amx(
-    kind: int, block: int, step_bytes: int, rounded: int, row_bytes: int, num_rows: int, weight: int, depth: int,
-    bias: int, room: int, out: int, out_bytes: int,
+    kind: int, block: int, input_bytes: int, in_codes: bool, step_bytes: int, rounded: int, row_bytes: int,
+    num_rows: int, weight: int, depth: int, bias: int, room: int, unpacked: int, out: int, out_bytes: int,
 ) -> None:  # fmt: skip
     """Take all rows through one block before the next, which keeps its weights in cache."""
     sums = room + amx.ROOM_BYTES
     before, before_bytes = bias, 0
     for g in range(depth):
         step = weight + g * step_bytes
+        numbers = step
+        if in_codes:
+            unpack_codes(kind, step, unpacked)
+            numbers = unpacked
         for row in range(0, num_rows, amx.ROWS):
             x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
             at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
@@ -234,7 +261,8 @@ def _multiply_by_amx(
                 begin, end = step_bytes * row // num_rows, step_bytes * (row + count) // num_rows
                 for line in range(begin, end, LINE_BYTES):
                     prefetch(step + step_bytes + line)
-            amx.multiply_registers(block, x + g * block, row_bytes, step, room)
+            data = x + g * block
+            amx.multiply_registers(block, input_bytes, data, data + depth * block, row_bytes, numbers, room)
             if g + 1 < depth:
                 add_registers(kind, False, x, row_bytes, g, depth, step, room, count, at, before_bytes, own, SUMS_BYTES)
             else:

@@ -2,36 +2,47 @@
 
     weight[n, k] = scale[n, g] * (number[n, k] - zero) + low[n, g]          g = k // block
 
-GGUF files store tensors this way. In int8's longer blocks a large input would cost the others their precision. So there
-x and the weights below are multiplied by a Hadamard matrix H (QuaRot, arXiv 2404.00456): x w = (H x) (H w / size). A
-product rounds each row of x to bytes, with a scale per block:
+GGUF files store tensors this way. A product rounds each row of x to integers of one byte, with a scale per block:
 
-    unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
-                                              both are 0 where the maximum is at most 2^-100
+    unit[r, g] = max |x[r, g]| / 127        input[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
+                                            both are 0 where the maximum is at most 2^-100
     y[r, n]    = bias[n], then for g = 0, 1, ...:
-                 + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
-                 + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
+                 + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * input[r, k]     one rounding (fma)
+                 + low[n, g] * (unit[r, g] * sum over k of input[r, k])                               one rounding (fma)
 
-Integer sums are exact, and float operations have a fixed order.
+Integer sums are exact, and float operations have a fixed order. In long blocks one large input would cost the others
+their precision. Two formats avoid that:
+
+    int8:    x and the weights above are multiplied by a Hadamard matrix H (QuaRot, arXiv 2404.00456):
+             x w = (H x) (H w / size)
+    codes:   inputs are integers of two bytes, up to 32,639 instead of 127. A file's 4-bit tensors keep their 4-bit
+             codes, and a low for each 32 inputs (h = k // 32), which are added in order:
+             number[n, k] = code[n, k] * step[n, h] // 16
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 LARGEST = 127.0
+MOST_INPUT = {1: LARGEST, 2: 32639.0}  # by input_bytes; 32,639 = 127 * 256 + 127, so that both bytes are signed
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
-LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256  # of int8_format
+LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256  # 256 * 255 * 32,639 < 2^31
+CODE_BLOCK, CODE_SHIFT, MOST_CODE, MOST_STEP = 32, 4, 15, 255
+MOST_HALF = torch.finfo(torch.float16).max
+TINY = torch.finfo(torch.float32).tiny
 AT_ONCE = 1 << 18  # numbers that fit into caches
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `hadamard`: size of H."""
+    """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `hadamard`: size of H.
+    `input_bytes`: of x's integers. `in_codes`: weights have Codes, and a low per CODE_BLOCK."""
 
     name: str
     bits: int  # 4 or 8
@@ -40,10 +51,20 @@ class BlockFormat:
     half_scales: bool = True
     block: int = 32
     hadamard: int = 1
+    input_bytes: int = 1
+    in_codes: bool = False
 
     @property
     def bytes_per_weight(self) -> float:
-        return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
+        small = 2 if self.half_scales else 4
+        if self.in_codes:
+            return 0.5 + (1 + small) / CODE_BLOCK + 4 / self.block
+        return self.bits / 8 + (1 + self.has_low) * small / self.block
+
+    @property
+    def low_block(self) -> int:
+        """Return the number of inputs per low."""
+        return CODE_BLOCK if self.in_codes else self.block
 
 
 def int8_format(num_inputs: int) -> BlockFormat | None:
@@ -55,6 +76,31 @@ def int8_format(num_inputs: int) -> BlockFormat | None:
     return BlockFormat("int8", 8, SIGN_BIT, half_scales=False, block=block, hadamard=size)
 
 
+def codes_format(num_inputs: int, in_codes: bool) -> BlockFormat | None:
+    """Return the format of `--weight-dtype codes`, for 4-bit weights or others, or None if no block fits."""
+    form = int8_format(num_inputs)
+    if form is None:
+        return None
+    form = replace(form, name="codes", hadamard=1, input_bytes=2)
+    return replace(form, zero=0, has_low=True, half_scales=True, in_codes=True) if in_codes else form
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """4-bit codes for bytes (N, K)."""
+
+    codes: torch.Tensor  # (N, K) uint8
+    steps: torch.Tensor  # (N, K / CODE_BLOCK) uint8
+
+    def numbers(self) -> torch.Tensor:
+        """Return (N, K) uint8."""
+        products: torch.Tensor = self.codes.short().unflatten(1, (-1, CODE_BLOCK)) * self.steps[..., None]
+        return (products >> CODE_SHIFT).to(torch.uint8).flatten(1)
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
+        return Codes(change(self.codes), change(self.steps))
+
+
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
     """A matrix (N outputs, K inputs)."""
@@ -62,25 +108,29 @@ class BlockWeights:
     format: BlockFormat
     numbers: torch.Tensor  # (N, K) uint8
     scales: torch.Tensor  # (N, K / block) float32
-    lows: torch.Tensor | None = None  # (N, K / block) float32, if the format has them
+    lows: torch.Tensor | None = None  # (N, K / low_block) float32, if the format has them
+    codes: Codes | None = None  # of `numbers`
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.numbers.shape[0], self.numbers.shape[1]
 
     def take(self, rows: torch.Tensor | slice) -> BlockWeights:
-        lows = None if self.lows is None else self.lows[rows]
-        return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], lows=lows)
+        return self._each(lambda values: values[rows])
 
     def to(self, device: torch.device) -> BlockWeights:
-        lows = None if self.lows is None else self.lows.to(device)
-        return replace(self, numbers=self.numbers.to(device), scales=self.scales.to(device), lows=lows)
+        return self._each(lambda values: values.to(device))
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BlockWeights:
+        lows = None if self.lows is None else change(self.lows)
+        codes = None if self.codes is None else self.codes.each(change)
+        return BlockWeights(self.format, change(self.numbers), change(self.scales), lows, codes)
 
     def dense(self) -> torch.Tensor:
         """Return (N, K) float32."""
         block = self.format.block
         values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
-        values = values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
+        values = values if self.lows is None else values + self.lows.repeat_interleave(self.format.low_block, dim=1)
         return hadamard(values, self.format.hadamard)
 
 
@@ -96,7 +146,7 @@ def hadamard(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def quantize_weight(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
-    """Quantize (N, K) floats to an int8_format."""
+    """Quantize (N, K) floats to an int8_format or codes_format."""
     rows_at_once = max(1, AT_ONCE // weight.shape[1])
     return concatenate([_quantized(rows, form) for rows in weight.split(rows_at_once)])
 
@@ -105,8 +155,41 @@ def _quantized(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
     blocks = (hadamard(weight.float(), form.hadamard) / form.hadamard).unflatten(1, (-1, form.block))
     largest = blocks.abs().amax(dim=2)
     scales = largest / torch.full_like(largest, LARGEST)
-    unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    unit = blocks / scales.clamp(min=TINY)[..., None]
     return BlockWeights(form, unit.round_().add_(SIGN_BIT).to(torch.uint8).flatten(1), scales)
+
+
+def has_codes(form: BlockFormat | None) -> bool:
+    """Return whether codes can stand for the numbers."""
+    return form is not None and form.bits == 4 and form.block == CODE_BLOCK
+
+
+def recode(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
+    """Turn a file's 4-bit blocks (N, K) into codes."""
+    rows_at_once = max(1, AT_ONCE // weight.shape[1])
+    starts = range(0, weight.shape[0], rows_at_once)
+    return concatenate([_recoded(weight.take(slice(start, start + rows_at_once)), form) for start in starts])
+
+
+def _recoded(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
+    """Round each scale to a step of the largest one. Lows keep the weights' means."""
+    per_scale, own = form.block // CODE_BLOCK, weight.scales.abs()
+    scales = own.unflatten(1, (-1, per_scale)).amax(dim=2) * ((1 << CODE_SHIFT) / MOST_STEP)
+    wide = scales.repeat_interleave(per_scale, dim=1)
+    steps = (own / wide.clamp(min=TINY) * (1 << CODE_SHIFT)).round().clamp(max=MOST_STEP).to(torch.uint8)
+    numbers = weight.numbers.unflatten(1, (-1, CODE_BLOCK))
+    codes = Codes(torch.where(weight.scales[..., None] < 0, MOST_CODE - numbers, numbers).flatten(1), steps)
+    made = codes.numbers()
+    wanted = (_means(weight.numbers) - weight.format.zero) * weight.scales
+    wanted = wanted if weight.lows is None else wanted + weight.lows
+    lows = (wanted - wide * _means(made)).clamp(-MOST_HALF, MOST_HALF).half().float()
+    return BlockWeights(form, made, scales, lows, codes)
+
+
+def _means(numbers: torch.Tensor) -> torch.Tensor:
+    """Return exact means, the same on all processors."""
+    sums: torch.Tensor = numbers.unflatten(1, (-1, CODE_BLOCK)).sum(dim=2, dtype=torch.int32)
+    return sums.float() / CODE_BLOCK
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
@@ -117,41 +200,47 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
         block = min(part.format.block for part in parts)
         parts = [_widened(part, block) for part in parts]
     lows = [part.lows for part in parts if part.lows is not None]
+    codes = [part.codes for part in parts if part.codes is not None]
     return BlockWeights(
         parts[0].format,
         torch.cat([part.numbers for part in parts]),
         torch.cat([part.scales for part in parts]),
         torch.cat(lows) if lows else None,
+        _joined(codes) if len(codes) == len(parts) else None,
     )
+
+
+def _joined(parts: list[Codes]) -> Codes:
+    return Codes(torch.cat([part.codes for part in parts]), torch.cat([part.steps for part in parts]))
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
     """Return the same weights as bytes, with a `zero` of 0, float32 scales, and lows that include the old `zero`."""
-    assert part.format.hadamard == 1
+    assert part.format.hadamard == part.format.input_bytes == 1
     wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales
     if part.lows is not None:
         lows = lows + part.lows
-    spread = (values.repeat_interleave(repeats, dim=1) for values in (part.scales, lows))
-    return BlockWeights(wide, part.numbers, *spread)
+    scales, lows = (values.repeat_interleave(repeats, dim=1) for values in (part.scales, lows))
+    return BlockWeights(wide, part.numbers, scales, lows)
 
 
-def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round x (M, K) to bytes (M, K) int8, with units (M, K / block) float32."""
-    blocks = x.float().unflatten(1, (-1, block))
+def quantize_rows(x: torch.Tensor, form: BlockFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round x (M, K) to integers (M, K) int16, with units (M, K / block) float32."""
+    blocks = x.float().unflatten(1, (-1, form.block))
     largest = blocks.abs().amax(dim=2)
     largest = torch.where(largest <= SMALLEST, 0.0, largest)
-    # torch would not divide by a plain 127, but multiply by its reciprocal
-    top = torch.full_like(largest, LARGEST)
-    inverse = torch.where(largest == 0, 0.0, top / largest)
-    return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / top
+    # torch would not divide by a plain number, but multiply by its reciprocal
+    most = torch.full_like(largest, MOST_INPUT[form.input_bytes])
+    inverse = torch.where(largest == 0, 0.0, most / largest)
+    return (blocks * inverse[..., None]).round().to(torch.int16).flatten(1), largest / most
 
 
 def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:
     """Return y (M, N) float32 for x (M, K) of any float dtype and bias (N,) float32."""
     block = weight.format.block
-    data, units = quantize_rows(hadamard(x.float(), weight.format.hadamard), block)
+    data, units = quantize_rows(hadamard(x.float(), weight.format.hadamard), weight.format)
     rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block) float64: sums are exact
     numbers = (weight.numbers.double() - weight.format.zero).unflatten(1, (-1, block)).transpose(0, 1)
     total = bias.float().expand(len(x), -1)
@@ -159,7 +248,9 @@ def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.
         scale = weight.scales[:, g] * units[:, g, None]
         total = fma((row @ number.T).float(), scale, total)
         if weight.lows is not None:
-            total = fma((units[:, g] * row.sum(dim=1).float())[:, None], weight.lows[:, g], total)
+            sums = row.unflatten(1, (-1, weight.format.low_block)).sum(dim=2).float() * units[:, g, None]
+            for low, own in zip(weight.lows[:, g * sums.shape[1] :].T, sums.T, strict=False):
+                total = fma(own[:, None], low, total)
     return total
 
 

@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 
 from shared.kernel.attend_numba import SCALE_BYTES
-from shared.kernel.byte_rows import Rounding
+from shared.kernel.byte_rows import BYTES_ONLY, Rounding
 from shared.kernel.exponent import emit_exp
 from shared.kernel.items import Items
 from shared.kernel.jit import emit_call, emitted, emitted_for_constants
@@ -74,7 +74,8 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
         with cgutils.for_range(builder, _blocks_of(builder, count)) as loop:
             at = builder.add(row_at, _place(builder, loop.index, 0))
             weights = code.read(at, BLOCK // COLUMNS, False)
-            code.write(weights, ZERO, at, *(builder.add(at, LONG(BLOCK + 4 * n)) for n in range(3)))
+            extra = (builder.add(at, LONG(BLOCK + 4 * n)) for n in range(3))
+            code.write(weights, BLOCK, ZERO, BYTES_ONLY, at, LONG(0), *extra)
         return folded(builder, builder.load(total))
 
     return types.float32(*(types.int64,) * 3, types.float32, types.float32), codegen

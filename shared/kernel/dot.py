@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from shared.kernel.jit import emit_call
@@ -54,6 +55,33 @@ def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: i
         else:
             added.append(builder.add(total, _pairs(builder, four, signed)))
     return builder.shuffle_vector(added[0], added[1], ir.Constant(STEPS, list(range(COLUMNS))))
+
+
+def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pair: Any) -> Any:
+    """Add products of 32 numbers (16 bits, at most 255) and 16 pairs of signed integers to 16 words."""
+    if dot is Dot.WHOLE:
+        # as assembly: LLVM would make two instructions of it
+        llvm.initialize_native_asmparser()
+        kind = ir.FunctionType(STEPS, [STEPS] * 3)
+        operands = [sums, builder.bitcast(numbers, STEPS), pair]
+        return builder.asm(kind, "vpdpwssd $3, $2, $0", "=v,0,v,v", operands, side_effect=False)
+    if dot is Dot.PLAIN:
+        return _add_short_words(builder, sums, builder.bitcast(numbers, STEPS), pair)
+    added = []
+    for half in range(2):
+        total, two, signed = (_half(builder, builder.bitcast(vector, STEPS), half) for vector in (sums, numbers, pair))
+        operands = [builder.bitcast(vector, SHORTS) for vector in (two, signed)]
+        added.append(builder.add(total, emit_call(builder, "llvm.x86.avx2.pmadd.wd", WORDS, operands)))
+    return builder.shuffle_vector(added[0], added[1], ir.Constant(STEPS, list(range(COLUMNS))))
+
+
+def _add_short_words(builder: Any, sums: Any, numbers: Any, pair: Any) -> Any:
+    sixteen = ir.Constant(STEPS, [16] * COLUMNS)
+    first = builder.mul(
+        builder.and_(numbers, ir.Constant(STEPS, [0xFFFF] * COLUMNS)), builder.ashr(builder.shl(pair, sixteen), sixteen)
+    )
+    second = builder.mul(builder.lshr(numbers, sixteen), builder.ashr(pair, sixteen))
+    return builder.add(sums, builder.add(first, second))
 
 
 def _half(builder: Any, vector: Any, half: int) -> Any:

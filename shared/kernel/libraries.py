@@ -15,6 +15,17 @@ def has_numba() -> bool:
 
 
 @functools.cache
+def has_amx() -> bool:
+    """Return whether compiled kernels multiply bytes with AMX here."""
+    if not has_numba():
+        return False
+    from shared.kernel import amx
+    from shared.kernel.jit import processor_features
+
+    return amx.has_amx(processor_features())
+
+
+@functools.cache
 def has_triton() -> bool:
     """Return whether triton can be imported."""
     return _can_import("triton", "plain torch kernels, much slower")

@@ -38,3 +38,16 @@ def of_columns(values: torch.Tensor | None, num_tiles: int) -> torch.Tensor:
     if values is not None:
         filled[: len(values)] = values
     return filled
+
+
+def of_tiles(values: torch.Tensor, num_tiles: int) -> torch.Tensor:
+    """Pad (N, n) values with zeros to the columns of all tiles."""
+    filled = torch.zeros(num_tiles * TILE_COLUMNS, values.shape[1], dtype=values.dtype)
+    filled[: len(values)] = values
+    return filled
+
+
+def by_block(values: torch.Tensor, num_tiles: int) -> torch.Tensor:
+    """Return (N, blocks of k) values as (tiles, blocks of k, bytes) uint8."""
+    padded = of_tiles(values, num_tiles).view(num_tiles, TILE_COLUMNS, -1)
+    return padded.transpose(1, 2).contiguous().view(torch.uint8)

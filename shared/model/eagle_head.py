@@ -69,8 +69,8 @@ def load_eagle_weights(
 ) -> EagleWeights:
     """Load weights in the embedding's dtype, on its device.
 
-    `in_blocks`: whether weights become int8 blocks if their inputs fill whole blocks. A target in blocks then gets a
-    small head. Blocks change drafts, but never the emitted tokens.
+    `in_blocks`: whether weights become int8 blocks if their inputs fill whole blocks. That changes drafts, but never
+    the emitted tokens.
     """
 
     def get(*names: str) -> Weight:

@@ -12,12 +12,13 @@ import torch
 import xxhash
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_weights import BlockWeights
+from shared.kernel.block_weights import BlockFormat, BlockWeights, codes_format, has_codes
 from shared.model.config import LlamaConfig, config_from_gguf
 from shared.model.gguf_blocks import LAYOUTS, blocks_of
 from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 ROWS_TOGETHER = 64
+AMX_INPUTS = 64
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 LAYER_NAMES = {
     "attn_norm": "attn_norm.weight",
@@ -99,15 +100,20 @@ class GgufFile:
     def has_blocks(self) -> bool:
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
-    def bytes_per_weight(self, plain_bytes: int) -> float:
+    @property
+    def has_codes(self) -> bool:
+        """Return whether AMX can multiply codes for most weights."""
+        matrices = [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        found = [one for one in matrices if has_codes(_form_of(one)) and one.shape[0] % AMX_INPUTS == 0]
+        return 2 * sum(map(_size, found)) > sum(map(_size, matrices))
+
+    def bytes_per_weight(self, plain_bytes: int, in_codes: bool = False) -> float:
         """Return the matrices' mean bytes per weight. `plain_bytes`: bytes per weight without blocks."""
-        sizes = [
-            (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
-            for tensor in self._tensors.values()
-            if len(tensor.shape) > 1
-        ]
-        kept = sum(count * (plain_bytes if found is None else found[0].bytes_per_weight) for count, found in sizes)
-        return kept / sum(count for count, _ in sizes)
+        matrices = [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        sizes = list(map(_size, matrices))
+        forms = [_recoded(tensor) if in_codes else _form_of(tensor) for tensor in matrices]
+        each = [plain_bytes if form is None else form.bytes_per_weight for form in forms]
+        return sum(size * one for size, one in zip(sizes, each, strict=True)) / sum(sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
         """Return the matrix in the file's blocks, or None for plain numbers."""
@@ -129,6 +135,19 @@ class GgufFile:
     def content_hash(self) -> str:
         """Hash the whole file: up to a second per 5 GB, if the file is in the page cache."""
         return hash_files((self.path,))
+
+
+def _size(tensor: gguf.ReaderTensor) -> int:
+    return int(np.prod(tensor.shape))
+
+
+def _form_of(tensor: gguf.ReaderTensor) -> BlockFormat | None:
+    found = LAYOUTS.get(tensor.tensor_type.name)
+    return None if found is None else found[0]
+
+
+def _recoded(tensor: gguf.ReaderTensor) -> BlockFormat | None:
+    return codes_format(int(tensor.shape[0]), has_codes(_form_of(tensor)))
 
 
 def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:

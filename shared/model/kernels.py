@@ -34,7 +34,7 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may keep GGUF blocks ("file")."""
+    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also be "file" or "codes"."""
 
     kv: str = "auto"
     # format of the layers' products. The head has the same format, but never "fp8"; the embedding keeps the dtype
@@ -78,7 +78,7 @@ def pick_kernels(
     `asked` "fixed": Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
     Raises ConfigError.
     """
-    if device.type != "cpu" and formats.weights in ("int8", "file"):
+    if device.type != "cpu" and formats.weights in ("int8", "file", "codes"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if asked == "fixed":
         return fixed_kernels(config, dtype, device, formats)

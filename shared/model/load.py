@@ -37,9 +37,9 @@ from shared.model.opened import (
     open_named,
     settled,
 )
-from shared.model.packed_weights import IN_BLOCKS, map_weights
+from shared.model.packed_weights import map_weights
 from shared.model.span import Span
-from shared.model.weights import LlamaWeights, load_weights
+from shared.model.weights import IN_BLOCKS, LlamaWeights, load_weights
 
 WARM_PAGE = 8
 HOST_CODE = "computes in the host's memory"  # part of an error about HashLM and the scripted model
@@ -163,9 +163,8 @@ def load_eagle_head(
 ) -> EagleHead:
     """Load a draft head's folder. Raises ConfigError.
 
-    If `name` is "auto", load the head shipped for `model`, the name by which the target was loaded. Device, dtype,
-    embedding and context are the target's. For a target in blocks, the head is in int8 blocks. `team` (default: one
-    thread) and `kernels`: as in LoadOptions.
+    If `name` is "auto", load the head shipped for `model`, the target's name. Device, dtype, embedding and context are
+    the target's. `team` (default: one thread) and `kernels`: as in LoadOptions.
     """
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed

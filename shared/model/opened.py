@@ -23,6 +23,7 @@ from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
 from shared.kernel.attention import page_hadamard
 from shared.kernel.block_weights import int8_format
+from shared.kernel.libraries import has_amx
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -31,16 +32,17 @@ from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pi
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
-from shared.model.weights import TensorSource, weights_bytes
+from shared.model.weights import IN_BLOCKS, OF_FILES, TensorSource, weights_bytes
 
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
 # number of positions that a step may use past the context
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
 # suffixes of the weights' hash: nodes with different formats must not pair
-HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
+HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks", "codes": " file codes"}
 # --deterministic adds this suffix, because the flag promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
+COMPILED = ("auto", "separate")  # LoadOptions.kernels
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -122,8 +124,8 @@ class OpenedModel:
             return None, 4
         if form == "fp8":
             return 1, 4
-        if form == "file" and isinstance(self.source, GgufFile):
-            in_blocks = self.source.bytes_per_weight(self.dtype.itemsize)
+        if form in OF_FILES and isinstance(self.source, GgufFile):
+            in_blocks = self.source.bytes_per_weight(self.dtype.itemsize, in_codes=form == "codes")
         else:
             in_blocks = int8_bytes_per_weight(self.source.config, self.dtype.itemsize)
         return in_blocks, in_blocks
@@ -162,26 +164,27 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
         return EncoderFolder(path)
     source = open_model(path)
     options = settled(options, source, device)
-    if options.formats.weights == "file" and not in_blocks(source):
-        raise ConfigError(f"--weight-dtype file: {path} has plain numbers: take auto or int8")
+    if options.formats.weights in OF_FILES and not in_blocks(source):
+        raise ConfigError(f"--weight-dtype {options.formats.weights}: {path} has plain numbers: take auto or int8")
     context = context_of(source, options.max_context)
     folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}
     return OpenedModel(source, options, context, folders)
 
 
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
-    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, unless a weight format is given.
-    With weights in blocks, keys and values become int8 if attention multiplies them as integers.
+    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or with AMX codes for them. With
+    weights in blocks, keys and values become int8 if attention multiplies them as integers.
 
-    Only the file and the kind of device decide, so that unequal machines agree.
+    So machines with and without AMX disagree.
     """
     if options.dtype != AUTO:
         return options
     formats = options.formats
     if device == "cpu" and source is not None:
-        if formats.weights == "auto" and in_blocks(source):
-            formats = replace(formats, weights="file")
-        if formats.kv == "auto" and formats.weights in ("file", "int8") and keeps_integers(source.config):
+        if formats.weights == "auto" and isinstance(source, GgufFile) and source.has_blocks:
+            uses_codes = source.has_codes and options.kernels in COMPILED and has_amx()
+            formats = replace(formats, weights="codes" if uses_codes else "file")
+        if formats.kv == "auto" and formats.weights in IN_BLOCKS and keeps_integers(source.config):
             formats = replace(formats, kv="int8")
     return replace(options, dtype="bfloat16", formats=formats)
 

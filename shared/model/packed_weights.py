@@ -27,10 +27,9 @@ from shared.model.kernels import Kernels, Packing
 from shared.model.opened import OpenedModel
 from shared.model.packed_file import MappedFile, PackedWriter
 from shared.model.packed_folder import PackedKey, PackedRefused
-from shared.model.weights import products_of, read_product
+from shared.model.weights import IN_BLOCKS, products_of, read_product
 
 EMBED = "embed"
-IN_BLOCKS = ("file", "int8")  # formats that our kernels multiply on every processor
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")

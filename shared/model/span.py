@@ -43,8 +43,8 @@ def all_layers(config: LlamaConfig) -> Span:
 def cut(config: LlamaConfig, num_stages: int, heads_every_row: bool) -> tuple[Span, ...]:
     """Cut a model into stages of neighbouring layers, at least one layer each.
 
-    `heads_every_row`: whether all rows go through the head, as in decoding. The head then weighs as much as layers
-    with equally many parameters, so the last stage gets fewer layers.
+    `heads_every_row`: whether all rows go through the head, as in decoding. The head then counts as layers
+    with as many parameters.
     """
     num_layers = config.num_layers
     if num_stages > num_layers:

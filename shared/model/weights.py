@@ -8,7 +8,15 @@ from typing import Protocol
 
 import torch
 
-from shared.kernel.block_weights import BlockWeights, concatenate, int8_format, quantize_weight
+from shared.kernel.block_weights import (
+    BlockWeights,
+    codes_format,
+    concatenate,
+    has_codes,
+    int8_format,
+    quantize_weight,
+    recode,
+)
 from shared.kernel.experts import Experts
 from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
 from shared.kernel.packed import Packed
@@ -49,6 +57,8 @@ class Product:
 
 
 HEAD = "head"
+OF_FILES = ("file", "codes")  # formats that need a GGUF file's blocks
+IN_BLOCKS = (*OF_FILES, "int8")  # formats that our kernels multiply on every processor
 FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 ATTENTION = ("qkv", "out")  # products that may have a bias
 
@@ -95,8 +105,7 @@ def load_weights(
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
 
-    Source tensors are dropped once converted, so peak memory is the result plus the source tensors of one layer and the
-    head.
+    Source tensors are dropped once converted.
     """
     config = source.config
     embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
@@ -167,19 +176,34 @@ def read_weight(
 ) -> Weight:
     """Return one product's weight: the tensors `names`, stacked by rows.
 
-    `form` chooses the file's blocks, int8 blocks or the dtype's numbers. If a row
-    can't be divided into whole blocks, the weight keeps the dtype's numbers.
+    `form`: Formats.weights. If rows can't be divided into whole blocks, the weight keeps the dtype's numbers.
     """
-    if form == "file":
-        blocks = [part for part in map(source.blocks, names) if part is not None]
-        if len(blocks) == len(names):
-            return concatenate(blocks).to(device)
-    tensors = [source.tensor(name) for name in names]
-    blocks_form = int8_format(tensors[0].shape[1]) if form == "int8" else None
-    if blocks_form is not None:
-        return concatenate([quantize_weight(tensor, blocks_form) for tensor in tensors]).to(device)
-    parts = [tensor.to(device, dtype) for tensor in tensors]
+    blocks = _in_codes(source, names) if form == "codes" else [_in_blocks(source, name, form) for name in names]
+    found = [part for part in blocks if part is not None]
+    if len(found) == len(names):
+        return concatenate(found).to(device)
+    parts = [source.tensor(name).to(device, dtype) for name in names]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _in_blocks(source: TensorSource, name: str, form: str) -> BlockWeights | None:
+    if form == "file":
+        return source.blocks(name)
+    tensor = source.tensor(name) if form == "int8" else None
+    wanted = None if tensor is None else int8_format(tensor.shape[1])
+    return None if tensor is None or wanted is None else quantize_weight(tensor, wanted)
+
+
+def _in_codes(source: TensorSource, names: Sequence[str]) -> list[BlockWeights | None]:
+    """Return codes if all tensors have 4-bit blocks, else bytes."""
+    blocks = [part for part in map(source.blocks, names) if part is not None]
+    in_codes = len(blocks) == len(names) and all(has_codes(part.format) for part in blocks)
+    if in_codes:
+        form = codes_format(blocks[0].shape[1], in_codes)
+        return [None if form is None else recode(part, form) for part in blocks]
+    tensors = [source.tensor(name) for name in names]
+    form = codes_format(tensors[0].shape[1], in_codes)
+    return [None if form is None else quantize_weight(tensor, form) for tensor in tensors]
 
 
 def _on(device: torch.device, tables: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,8 +39,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Raise ConfigError if something doesn't fit.
 
-    The pool gets at most the pages that all rows use at full length. max_context: the model's limit. depth: the loop's
-    depth. available: free bytes of the host. gpu: None for a pool in host memory.
+    The pool gets at most the pages that all rows use at full length. available: free bytes of the host. gpu: None
+    for a pool in host memory.
     """
     memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
     most = memory.max_running * page_count(max_context + past_end, memory.page_size)

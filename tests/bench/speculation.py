@@ -217,7 +217,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--weights", default="auto", choices=("auto", "file", "int8"), help="as --weight-dtype")
+    parser.add_argument(
+        "--weights", default="auto", choices=("auto", "file", "codes", "int8"), help="as --weight-dtype"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--head", default="auto", help="folder of an EAGLE-3 head")
     parser.add_argument("--width", type=int, default=SpecConfig().spec_width)

@@ -65,15 +65,16 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     loaded_twice(tmp_path / "model", LoadOptions("float32"), tmp_path)
 
 
+@pytest.mark.parametrize("form", ["file", "codes"])
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_0, Kind.Q8_0])
-def test_a_file_s_own_blocks(kind: Kind, tmp_path: Path) -> None:
+def test_a_file_s_own_blocks(kind: Kind, form: str, tmp_path: Path) -> None:
     names = ("attn_q", "attn_k", "ffn_down")
     blocks = {
         f"blk.0.{name}.weight": gguf.quants.quantize(tiny_gguf.network("llama")[f"blk.0.{name}.weight"][0], kind)
         for name in names
     }
     path = tiny_gguf.write(tmp_path / "m.gguf", {name: (value, kind) for name, value in blocks.items()})
-    loaded_twice(path, LoadOptions("bfloat16", formats=Formats(weights="file")), tmp_path)
+    loaded_twice(path, LoadOptions("bfloat16", formats=Formats(weights=form)), tmp_path)
 
 
 def test_stages_and_single_kernels_map_the_same_file(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ADVICE = {
     "protocol": "install the same version of Baton on both",
     "numerics": "install the same version of Baton on both",
     "model": "start both with the same --model",
-    "weights": "start both with the same model file and --weight-dtype, since --dtype auto picks another one on a GPU",
+    "weights": "start both with the same model file and --weight-dtype; --dtype auto picks others on GPUs and with AMX",
     "dtype": "start both with the same --dtype",
     "page_size": "start both with the same --page-size",
     "page_layout": "start both with the same --model, --dtype and --spec",

@@ -35,8 +35,9 @@ BATON_FORMATS = {
     "float32": BatonFormat("float32"),
     "int8": BatonFormat("bfloat16", "int8", "int8"),
     "file": BatonFormat("bfloat16", "file", "int8"),  # as --dtype auto
+    "codes": BatonFormat("bfloat16", "codes", "int8"),  # as --dtype auto with AMX
 }
-SERVED_FORMATS = ("bfloat16", "int8", "file")  # float32 is exact, and never the fastest
+SERVED_FORMATS = ("bfloat16", "int8", "file", "codes")  # float32 is exact, and never the fastest
 
 
 def baton_engine(name: str, threads: int, console: Console) -> dict[str, float]:
