@@ -23,8 +23,7 @@ class ModelConfig:
     model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
     dtype: str = option(
         "auto",
-        "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's own blocks (with AMX codes for "
-        "them), mostly with int8 KV",
+        "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's blocks or codes, mostly with int8 KV",
         choices=("auto", "bfloat16", "float32"),
     )
     kv_dtype: str = option(
@@ -36,9 +35,8 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "format of weights; auto: as --dtype; file: a GGUF file's own blocks; codes: the same, but 4-bit blocks are "
-        "rounded slightly for AMX, and auto means this where there is AMX; int8: one byte per weight; fp8: one scale "
-        "per output. file and int8 are fast with AVX-512 VNNI, and with AMX int8 computes prompts fastest",
+        "format of weights; auto: as --dtype; file: a GGUF file's own blocks, fast with VNNI; codes: these, rounded "
+        "for AMX (auto, if there is AMX); int8: one byte per weight, fastest for prompts; fp8: one scale per output",
         choices=("auto", "file", "codes", "int8", "fp8"),
     )
     served_model_name: str = option("", "name that clients use; empty: the model's own name", metavar="NAME")

@@ -215,16 +215,17 @@ class Block:
         self._builder, self.kind = builder, kind
 
     def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:
-        build, block = self._builder, LONG(self.kind.block)
-        plane, own = build.mul(depth, block), build.add(row_at, build.mul(index, block))
-        planes = [build.mul(plane, LONG(n)) for n in range(self.kind.input_bytes + 1)]
-        start = build.add(build.add(row_at, planes.pop()), build.mul(index, LONG(4)))
-        unit = build.add(start, build.mul(depth, LONG(4)))
-        others = build.mul(index, LONG(4 * self.kind.num_lows - 4)) if self.kind.num_lows > 1 else LONG(0)
-        sums = build.add(build.add(unit, build.mul(depth, LONG(4))), others)
-        if self.kind.in_codes:
-            return _RowBlock([build.add(row_at, build.mul(index, LONG(2 * self.kind.block)))], start, unit, sums)
-        return _RowBlock([build.add(own, skipped) for skipped in planes], start, unit, sums)
+        build, kind = self._builder, self.kind
+
+        def at(first: Any, per_depth: int, per_index: int) -> Any:
+            skipped = build.mul(depth, LONG(per_depth)), build.mul(index, LONG(per_index))
+            return build.add(build.add(first, skipped[0]), skipped[1])
+
+        extra = at(row_at, kind.block * kind.input_bytes, 0)
+        places = at(extra, 0, 4), at(extra, 4, 4), at(extra, 8, 4 * kind.num_lows)
+        if kind.in_codes:
+            return _RowBlock([at(row_at, 0, 2 * kind.block)], *places)
+        return _RowBlock([at(row_at, n * kind.block, kind.block) for n in range(kind.input_bytes)], *places)
 
     def row_sums(self, row: _RowBlock) -> list[Any]:
         skips = [LONG(4 * n) for n in range(self.kind.num_lows)]

@@ -30,6 +30,7 @@ from shared.kernel.packed import Packed
 from shared.kernel.quantized import DTYPES
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
+from shared.model.weights import IN_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def pick_kernels(
     `asked` "fixed": Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
     Raises ConfigError.
     """
-    if device.type != "cpu" and formats.weights in ("int8", "file", "codes"):
+    if device.type != "cpu" and formats.weights in IN_BLOCKS:
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if asked == "fixed":
         return fixed_kernels(config, dtype, device, formats)

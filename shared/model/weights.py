@@ -189,9 +189,11 @@ def read_weight(
 def _in_blocks(source: TensorSource, name: str, form: str) -> BlockWeights | None:
     if form == "file":
         return source.blocks(name)
-    tensor = source.tensor(name) if form == "int8" else None
-    wanted = None if tensor is None else int8_format(tensor.shape[1])
-    return None if tensor is None or wanted is None else quantize_weight(tensor, wanted)
+    if form != "int8":
+        return None
+    tensor = source.tensor(name)
+    wanted = int8_format(tensor.shape[1])
+    return None if wanted is None else quantize_weight(tensor, wanted)
 
 
 def _in_codes(source: TensorSource, names: Sequence[str]) -> list[BlockWeights | None]:
