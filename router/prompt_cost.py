@@ -145,8 +145,8 @@ class PromptFigures:
 def speeds_of(nodes: Sequence[PromptFigures], now: float) -> list[PromptSpeed] | None:
     """Return a line for each node; None if one of them has too few recent steps.
 
-    Nodes that have only a rate get another node's line, scaled as in `speed_beside`. Otherwise long prompts would go to
-    the nodes with lines, because a rate counts the fixed part of a step once for each token."""
+    Nodes that have only a rate get another node's line, scaled as in `speed_beside`: a rate counts a step's fixed part
+    for each token, and would send long prompts to the others."""
     speeds = [speed for node in nodes if node.is_settled and (speed := node.speed(now)) is not None]
     if len(speeds) < len(nodes):
         return None

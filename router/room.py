@@ -23,7 +23,7 @@ def tokens_in(load: NodeLoad, page_size: int) -> int:
     """Return the tokens that free pages can take; 0 without a free row.
 
     A node keeps pages for the next step of each row (rule a of `shared/sched/page_budget.py`). It keeps none for rows
-    that a prefill node has handed off, but the report does not show which rows these are."""
+    that a prefill node has handed off, which the report does not show."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0

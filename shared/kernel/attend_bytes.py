@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared.kernel import amx
+from shared.kernel.amx_code import add_registers
 from shared.kernel.attend_numba import (
     MOST_RUN_TOKENS,
     MOST_SCRATCH,
@@ -45,7 +46,7 @@ from shared.kernel.attention_words import (
     VALUE_SCALES,
     VALUES,
 )
-from shared.kernel.block_code import Kind, add_registers
+from shared.kernel.block_code import Kind
 from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
 from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
@@ -65,6 +66,7 @@ from shared.kernel.product import COLUMNS
 from shared.kernel.scratch import LINE_BYTES
 
 _f32 = np.float32
+ROOM_BYTES = amx.CONFIG_BYTES + amx.DOTS_BYTES
 VALUE_TILE = tile_bytes(BLOCK)
 
 
@@ -78,7 +80,7 @@ def tiles_bytes(head_dim: int) -> int:
 
 
 def fixed_bytes(row: int, head_dim: int) -> int:
-    return amx.ROOM_BYTES + tiles_bytes(head_dim) + 2 * 8 * BLOCK + 4 * row + 4 * BLOCK
+    return ROOM_BYTES + tiles_bytes(head_dim) + 2 * 8 * BLOCK + 4 * row + 4 * BLOCK
 
 
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
@@ -112,7 +114,7 @@ def query_bytes(head_dim: int) -> int:
 class Room(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head. N: number of keys."""
 
-    registers: int  # amx.ROOM_BYTES
+    registers: int  # ROOM_BYTES
     tile: int  # what turn_keys or turn_values wrote
     items: int  # (BLOCK,) int64: addresses of a block's keys or values
     scales: int  # (BLOCK,) int64: addresses of the keys' scales
@@ -137,7 +139,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
         room = _room_at(memory, tiles_size, step[SCORE_BYTES], step[RUN_TOKENS] * group * head_dim * 4)
         fill(room.zeros, BLOCK, _f32(0.0))
         if has_amx:
-            amx.begin_registers(room.registers)
+            amx.begin_registers(room.registers, amx.ROWS)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
             run, head = run_at(step, 0, index // num_kv_heads, BLOCK), index % num_kv_heads
             rows = head * step[PAGE_SIZE]
@@ -197,7 +199,7 @@ def _weigh_run(
 
 @inlined
 def _room_at(memory: int, tiles_size: int, stride: int, sums_size: int) -> Room:
-    tile = memory + amx.ROOM_BYTES
+    tile = memory + ROOM_BYTES
     items = tile + tiles_size
     scales = items + BLOCK * 8
     zeros = scales + BLOCK * 8
@@ -215,11 +217,11 @@ def _multiply(
     if has_amx and num_rows >= FEWEST_AMX_ROWS:
         for row in range(0, num_rows, amx.ROWS):
             count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes
-            amx.multiply_registers(block, 1, rows, 0, row_bytes, tile, registers)
+            dots = registers + amx.CONFIG_BYTES
+            amx.multiply_registers(block, 1, rows, 0, row_bytes, tile)
+            amx.store_registers(dots)
             own, result = before + row * before_bytes, out + row * out_bytes
-            add_registers(
-                kind, True, rows, row_bytes, 0, 1, tile, registers, count, own, before_bytes, result, out_bytes
-            )
+            add_registers(kind, rows, row_bytes, 0, 1, tile, dots, count, own, before_bytes, result, out_bytes)
     else:
         multiply_rows(kind, False, x, row_bytes, num_rows, tile, 1, before, before_bytes, out, out_bytes, 0)
 

@@ -308,7 +308,7 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
                     target = step[QUERIES] + nth * query_bytes
                     start, unit, total = target + head_dim, target + head_dim + 4, target + head_dim + 8
                     _rotate(source, cos, sin, words[Q_NORM], eps, key, head_dim, is_half, False)
-                    round_block(head_dim, head_dim, size, zero, False, BYTES_ONLY, key, target, 0, start, unit, total)
+                    round_block(head_dim, size, zero, False, BYTES_ONLY, key, target, 0, start, unit, total)
                 else:
                     target = step[QUERIES] + (token * num_heads + head) * query_bytes
                     _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +11,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel import amx
 from shared.kernel.block_weights import CODE_BLOCK
+from shared.kernel.byte_rows import CODED_INPUTS_BYTES, data_bytes_of
 from shared.kernel.dot import Dot, emit_dot, emit_pair_dot
 from shared.kernel.jit import emit_for_floats, emit_prefetch, emitted_for_constants
-from shared.kernel.packed_codes import CODED_PART_BYTES, QUAD_PAIRS, CodedColumns
+from shared.kernel.packed_codes import CODED_PART_BYTES, CodedColumns
 from shared.kernel.product import (
     BLOCKS,
     COLUMNS,
@@ -31,7 +32,6 @@ from shared.kernel.product import (
 from shared.kernel.shares import TILE_COLUMNS
 
 MOST_PART = 64  # inputs that are multiplied without a loop
-SUMS_BYTES = TILE_COLUMNS * 4  # of a row, in a share that uses AMX
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
 
@@ -73,84 +73,12 @@ class Kind(NamedTuple):
         return self.block // self.part
 
     @property
-    def low_bytes(self) -> int:
+    def scale_bytes(self) -> int:
         return 2 if self.half_scales else 4
 
     @property
-    def scale_bytes(self) -> int:
-        return 4 if self.in_codes else self.low_bytes
-
-    @property
-    def num_lows(self) -> int:
-        """Return the number of lows per block and column."""
-        return self.num_parts if self.in_codes else int(self.has_low)
-
-    @property
     def step_bytes(self) -> int:
-        return self.number_bytes + TILE_COLUMNS * (self.scale_bytes + self.num_lows * self.low_bytes)
-
-
-@emitted_for_constants
-def add_registers(
-    typing_context: Any, kind: Any, is_last: Any, x: Any, x_stride: Any, index: Any, depth: Any, step: Any, room: Any,
-    count: Any, before: Any, before_stride: Any, after: Any, after_stride: Any,
-) -> Any:  # fmt: skip
-    """Emit code that scales one block's integers (amx.multiply_registers), and adds them to the sums of `count` rows.
-
-    Constants: kind; is_last: whether to write results. Addresses: x, step (the block's weights), before (sums or
-    biases), after (sums or results)."""
-    if not (isinstance(kind, types.Literal) and isinstance(is_last, types.Literal)):
-        raise TypeError("kind and is_last must be constants")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, x_at, row_bytes, block_index, num_blocks, step_at, room_at, num_rows, *places = args
-        before_at, before_bytes, after_at, after_bytes = places
-        code = Block(builder, Kind.unpacked(kind.literal_value))
-        is_half = is_last.literal_value and code.kind.out_half
-        item = 2 if is_half else 4
-        scales, lows = ([read(step_at, b) for b in range(BLOCKS)] for read in (code.scale, code.lows))
-        with cgutils.for_range(builder, num_rows) as loop:
-            at = {
-                start: builder.add(start, builder.mul(loop.index, stride))
-                for start, stride in ((x_at, row_bytes), (before_at, before_bytes), (after_at, after_bytes))
-            }
-            row = code.row_block(at[x_at], block_index, num_blocks)
-            unit, sums = code.splat(row.unit), code.row_sums(row)
-            start = spread(builder, read_at(builder, row.start, LONG(0), WORD))
-            dots_at = builder.add(room_at, builder.mul(loop.index, LONG(amx.ROW_BYTES)))
-            for b, scale in enumerate(scales):
-                planes = range(code.kind.input_bytes)
-                skips = [amx.ROW_BYTES + n * amx.DOTS_BYTES + b * amx.REGISTER_BYTES for n in planes]
-                dot = code.joined([read_at(builder, dots_at, LONG(skip), STEPS) for skip in skips])
-                total = read_at(builder, at[before_at], LONG(4 * COLUMNS * b), SUMS)
-                total = code.add_block(unit, sums, builder.add(start, dot), scale, lows[b], total)
-                value = round_to_half(builder, total) if is_half else total
-                write_at(builder, builder.add(at[after_at], LONG(item * COLUMNS * b)), value, item)
-        return context.get_dummy_value()
-
-    return types.void(kind, is_last, *(types.int64,) * 11), codegen
-
-
-@emitted_for_constants
-def unpack_codes(typing_context: Any, kind: Any, step: Any, out: Any) -> Any:
-    """Emit code that writes one block's numbers, as block_product.py packs 8 bits. Constant: kind."""
-    if not isinstance(kind, types.Literal):
-        raise TypeError("kind must be a constant")
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, step_at, out_at = args
-        code = Block(builder, Kind.unpacked(kind.literal_value))
-        with cgutils.for_range(builder, LONG(code.kind.num_parts)) as loop:
-            part_at = builder.add(step_at, builder.mul(loop.index, LONG(CODED_PART_BYTES)))
-            code.fetch_share(step_at, loop.index)
-            target = builder.add(out_at, builder.mul(loop.index, LONG(CODE_BLOCK * COLUMNS)))
-            for b in range(BLOCKS):
-                for quad in code.quads(part_at, b):
-                    place = LONG(b * code.kind.block * COLUMNS + quad.place * 64)
-                    write_at(builder, builder.add(target, place), quad.numbers)
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64), codegen
+        return self.number_bytes + TILE_COLUMNS * self.scale_bytes * (1 + self.has_low)
 
 
 @emitted_for_constants
@@ -178,11 +106,11 @@ def multiply_blocks(
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.kind.step_bytes)))
             block_of = [code.row_block(at, loop.index, steps) for at in row_at]
             dots = code.dots(step_at, block_of, is_far)
-            rows_of = [(code.splat(row.unit), code.row_sums(row)) for row in block_of]
+            rows_of = [(code.splat(row.unit), code.row_sum(row)) for row in block_of]
             for b in range(BLOCKS):
-                scale, lows = code.scale(step_at, b), code.lows(step_at, b)
-                for r, (unit, of_row) in enumerate(rows_of):
-                    total = code.add_block(unit, of_row, dots[r, b], scale, lows, builder.load(sums[r, b]))
+                scale, low = code.scale(step_at, b), code.low(step_at, b)
+                for r, (unit, added) in enumerate(rows_of):
+                    total = code.add_block(unit, added, dots[r, b], scale, low, builder.load(sums[r, b]))
                     builder.store(total, sums[r, b])
         item = 2 if code.kind.out_half else 4
         for r, b in tile:
@@ -200,7 +128,7 @@ class _RowBlock(NamedTuple):
     data: list[Any]  # one for each byte of an integer; or one, of PAIRS
     start: Any
     unit: Any
-    sums: Any  # one for each low
+    sum: Any
 
 
 class _Quad(NamedTuple):
@@ -221,15 +149,14 @@ class Block:
             skipped = build.mul(depth, LONG(per_depth)), build.mul(index, LONG(per_index))
             return build.add(build.add(first, skipped[0]), skipped[1])
 
-        extra = at(row_at, kind.block * kind.input_bytes, 0)
-        places = at(extra, 0, 4), at(extra, 4, 4), at(extra, 8, 4 * kind.num_lows)
+        extra = at(row_at, data_bytes_of(kind.block, kind.input_bytes, kind.in_codes), 0)
+        planes = [at(row_at, n * kind.block, kind.block) for n in range(kind.input_bytes)]
         if kind.in_codes:
-            return _RowBlock([at(row_at, 0, 2 * kind.block)], *places)
-        return _RowBlock([at(row_at, n * kind.block, kind.block) for n in range(kind.input_bytes)], *places)
+            planes = [at(row_at, 0, kind.num_parts * CODED_INPUTS_BYTES)]
+        return _RowBlock(planes, at(extra, 0, 4), at(extra, 4, 4), at(extra, 8, 4))
 
-    def row_sums(self, row: _RowBlock) -> list[Any]:
-        skips = [LONG(4 * n) for n in range(self.kind.num_lows)]
-        return [self.splat(self._builder.add(row.sums, skip)) for skip in skips]
+    def row_sum(self, row: _RowBlock) -> Any:
+        return self.splat(row.sum) if self.kind.has_low else None
 
     def dots(self, step_at: Any, rows: Sequence[_RowBlock], is_far: Any) -> dict[tuple[int, int], Any]:
         """Return the sums of each row and column block."""
@@ -244,7 +171,7 @@ class Block:
         kept = {place: cgutils.alloca_once_value(build, dot) for place, dot in dots.items()}
         with cgutils.for_range(build, LONG(kind.num_parts)) as loop:
             part_at = self._part(step_at, loop.index, is_far)
-            inputs = build.mul(loop.index, LONG(2 * kind.part if kind.in_codes else kind.part))
+            inputs = build.mul(loop.index, LONG(CODED_INPUTS_BYTES if kind.in_codes else kind.part))
             before = {place: build.load(dot) for place, dot in kept.items()}
             after = self._add_part(before, part_at, [[build.add(at, inputs) for at in row.data] for row in rows])
             for place, dot in after.items():
@@ -283,9 +210,9 @@ class Block:
 
     def _add_part(self, dots: dict[Any, Any], part_at: Any, rows: Sequence[list[Any]]) -> dict[Any, Any]:
         """Copy a quad of x to all lanes once for all column blocks: copies cost more than products."""
+        build, most, dots = self._builder, (1 << self.kind.bits) - 1, dict(dots)
         if self.kind.in_codes:
             return self._add_coded_part(dots, part_at, rows)
-        build, most, dots = self._builder, (1 << self.kind.bits) - 1, dict(dots)
         for quads in zip(*(self.quads(part_at, b) for b in range(BLOCKS)), strict=True):
             for r, planes in enumerate(rows):
                 for n, plane in enumerate(planes):
@@ -294,31 +221,29 @@ class Block:
                         dots[r, b, n] = emit_dot(build, self.kind.dot, dots[r, b, n], quad.numbers, byte, most)
         return dots
 
+    def _add_coded_part(self, dots: dict[Any, Any], part_at: Any, rows: Sequence[list[Any]]) -> dict[Any, Any]:
+        """Take two column blocks at a time: one waits for its sums, four need too many registers."""
+        build, dots = self._builder, dict(dots)
+        for first in range(0, BLOCKS, 2):
+            columns = [CodedColumns(build, part_at, b) for b in (first, first + 1)]
+            made = zip(*(one.pairs() for one in columns), strict=True)
+            for place, pairs in enumerate(itertools.chain(made, [[one.base_pairs() for one in columns]])):
+                for r, (pairs_at,) in enumerate(rows):
+                    for b, pair in enumerate(pairs, first):
+                        dots[r, b, 0] = emit_pair_dot(build, self.kind.dot, dots[r, b, 0], pair, pairs_at, 4 * place)
+        return dots
+
     def fetch_share(self, step_at: Any, index: Any) -> None:
         """Fetch a part's share of what lies FETCH_AHEAD."""
         share = -(-self.kind.step_bytes // self.kind.num_parts // 64) * 64
         first = self._builder.add(step_at, self._builder.mul(index, LONG(share)))
         for line in range(0, share, 64):
-            emit_prefetch(self._builder, self._builder.add(first, LONG(FETCH_AHEAD + line)))
+            emit_prefetch(self._builder, first, FETCH_AHEAD + line)
 
-    def _add_coded_part(self, dots: dict[Any, Any], part_at: Any, rows: Sequence[list[Any]]) -> dict[Any, Any]:
-        build, dots = self._builder, dict(dots)
-        columns = [CodedColumns(build, part_at, b) for b in range(BLOCKS)]
-        for pair in range(QUAD_PAIRS):
-            made = (one.products(pair) for one in columns)
-            for place, products in enumerate(zip(*made, strict=True)):
-                for r, (pairs_at,) in enumerate(rows):
-                    two = spread(build, read_at(build, pairs_at, LONG(16 * pair + 4 * place), WORD))
-                    for b, product in enumerate(products):
-                        dots[r, b, 0] = emit_pair_dot(build, self.kind.dot, dots[r, b, 0], product, two)
-        return dots
-
-    def add_block(self, unit: Any, sums: list[Any], dot: Any, scale: Any, lows: list[Any], total: Any) -> Any:
+    def add_block(self, unit: Any, added: Any, dot: Any, scale: Any, low: Any, total: Any) -> Any:
         build = self._builder
         total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, unit), total)
-        for own, low in zip(sums, lows, strict=True):
-            total = self.fma(own, low, total)
-        return total
+        return total if low is None else self.fma(added, low, total)
 
     def quads(self, part_at: Any, b: int) -> Iterator[_Quad]:
         if self.kind.in_codes:
@@ -337,16 +262,14 @@ class Block:
                 yield _Quad(j + count, build.and_(build.lshr(packed, four), nibbles))
 
     def scale(self, step_at: Any, b: int) -> Any:
-        size = self.kind.scale_bytes
-        return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * size, size)
+        return self._floats(step_at, b * COLUMNS)
 
-    def lows(self, step_at: Any, b: int) -> list[Any]:
-        size, first = self.kind.low_bytes, self.kind.number_bytes + TILE_COLUMNS * self.kind.scale_bytes
-        starts = [first + (n * TILE_COLUMNS + b * COLUMNS) * size for n in range(self.kind.num_lows)]
-        return [self._floats(step_at, start, size) for start in starts]
+    def low(self, step_at: Any, b: int) -> Any:
+        return self._floats(step_at, TILE_COLUMNS + b * COLUMNS) if self.kind.has_low else None
 
-    def _floats(self, step_at: Any, num_bytes: int, size: int) -> Any:
-        if size == 4:
+    def _floats(self, step_at: Any, index: int) -> Any:
+        num_bytes = self.kind.number_bytes + index * self.kind.scale_bytes
+        if not self.kind.half_scales:
             return read_at(self._builder, step_at, LONG(num_bytes), SUMS)
         halves = self._builder.bitcast(
             read_at(self._builder, step_at, LONG(num_bytes), HALVES), ir.VectorType(ir.HalfType(), COLUMNS)

@@ -1,4 +1,4 @@
-"""Computes block_weights.py's product on a CPU. Weights are packed once.
+"""Computes block_weights.py's product on a CPU.
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]   read in a straight line
     numbers:          [16 columns][quad of k][column][4 bytes]
@@ -20,11 +20,12 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel import amx
-from shared.kernel.block_code import SUMS_BYTES, Kind, add_registers, multiply_blocks, unpack_codes
+from shared.kernel.amx_product import AmxShare, multiply_by_amx, room_bytes
+from shared.kernel.block_code import Kind, multiply_blocks
 from shared.kernel.block_weights import BlockFormat, BlockWeights
-from shared.kernel.byte_rows import BYTES_ONLY, PAIRS, PLANES, round_block, row_bytes_of
+from shared.kernel.byte_rows import BYTES_ONLY, PAIRS, PLANES, data_bytes_of, round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
-from shared.kernel.jit import compile_exact_task, copied, prefetch, processor_features
+from shared.kernel.jit import compile_exact_task, copied, processor_features
 from shared.kernel.packed import Packed, by_block, of_columns, of_tiles
 from shared.kernel.packed_codes import pack_codes
 from shared.kernel.product import (
@@ -40,13 +41,12 @@ from shared.kernel.product import (
     share_of,
 )
 from shared.kernel.program import Program
-from shared.kernel.scratch import LINE_BYTES, Scratch
+from shared.kernel.scratch import Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS, MOST_PLANES_ROWS = 4, 2  # of a pass; PLANES need more sums
-FEWEST_AMX_ROWS, FEWEST_WIDE_AMX_ROWS = 4, 5  # of one-byte inputs, of two-byte inputs
-FEWEST_FETCHING_ROWS = 64  # with fewer, fetching ahead gains nothing
+FEWEST_AMX_ROWS, FEWEST_WIDE_AMX_ROWS = 4, 3  # of one-byte inputs, of two-byte inputs
 SCRATCH, SCRATCH_BYTES = 9, 10  # address of thread 0's scratch; bytes per thread
 ROW_BYTES = 11  # of a rounded row
 NUM_WORDS = 12
@@ -58,12 +58,12 @@ def packable(form: BlockFormat) -> BlockFormat:
 
 
 def uses_amx(form: BlockFormat) -> bool:
-    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and (form.in_codes or not form.has_low)
+    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low
     return is_fit and amx.has_amx(processor_features())
 
 
 def work_of(num_tiles: int, num_inputs: int, form: BlockFormat, by_amx: bool) -> Work:
-    row_bytes = row_bytes_of(num_inputs, form.block, form.low_block, form.input_bytes)
+    row_bytes = row_bytes_of(num_inputs, form.block, form.input_bytes, form.in_codes)
     if by_amx:
         return Work(num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8 // form.input_bytes)
     pass_rows = MOST_PLANES_ROWS if layout_of(form) == PLANES else MOST_ROWS
@@ -109,9 +109,9 @@ class BlockTileLinear:
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
-        rows = -(-min(num_rows, self.work.most_rows) // amx.ROWS) * amx.ROWS  # AMX reads whole registers
-        numbers = self.format.block * TILE_COLUMNS if self.format.in_codes else 0
-        return rows * (self.work.row_bytes + SUMS_BYTES) + amx.ROOM_BYTES + numbers
+        rows = min(num_rows, self.work.most_rows)
+        read = -(-rows // amx.ROWS) * amx.ROWS  # AMX reads whole registers
+        return read * self.work.row_bytes + room_bytes(rows, self.format.block if self.format.in_codes else 0)
 
     def empty(self, num_rows: int) -> torch.Tensor:
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
@@ -148,9 +148,7 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
     else:
         parts = [pack_codes(weight.codes, tiles).view(tiles, depth, -1)]
     kind = torch.float16 if form.half_scales else torch.float32
-    parts.append(by_block(weight.scales.to(torch.float32 if form.in_codes else kind), tiles))
-    if weight.lows is not None:
-        parts.append(by_block(weight.lows.to(kind), tiles).view(tiles, depth, -1))
+    parts += [by_block(values.to(kind), tiles) for values in (weight.scales, weight.lows) if values is not None]
     return torch.cat(parts, dim=2)
 
 
@@ -159,8 +157,8 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
     whole = Kind(form.bits, form.block, dot, form.has_low, form.half_scales, out_half, form.in_codes, form.input_bytes)
     kind, step_bytes, block, size, zero = whole.packed(), whole.step_bytes, form.block, form.hadamard, form.zero
-    input_bytes, in_codes, layout = form.input_bytes, form.in_codes, layout_of(form)
-    low_block = form.low_block
+    input_bytes, in_codes, coded_block = form.input_bytes, form.in_codes, form.block if form.in_codes else 0
+    layout, data_bytes = layout_of(form), data_bytes_of(block, input_bytes, in_codes)
     fewest_amx_rows = FEWEST_AMX_ROWS if input_bytes == 1 else FEWEST_WIDE_AMX_ROWS
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
 
@@ -170,48 +168,39 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
         first, end, first_row, num_rows = share_of(words, share)
         room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
         by_amx = has_amx and num_rows >= fewest_amx_rows
-        numbers = room + amx.ROOM_BYTES + num_rows * SUMS_BYTES
-        rounded = (numbers + block * TILE_COLUMNS if in_codes else numbers) if by_amx else room
+        rounded = room + room_bytes(num_rows, coded_block) if by_amx else room
         x = words[X] + first_row * num_inputs * in_item
         if by_amx and in_codes:
-            _round_rows(block, low_block, size, zero, is_half, PLANES, x, in_item, num_rows, depth, rounded, row_bytes)
+            _round_rows(block, size, zero, is_half, PLANES, data_bytes, x, in_item, num_rows, depth, rounded, row_bytes)
         else:
-            _round_rows(block, low_block, size, zero, is_half, layout, x, in_item, num_rows, depth, rounded, row_bytes)
+            _round_rows(block, size, zero, is_half, layout, data_bytes, x, in_item, num_rows, depth, rounded, row_bytes)
+        weight, bias = words[WEIGHT] + first * tile_bytes, words[BIAS] + first * TILE_COLUMNS * 4
+        out = words[OUT] + first_row * out_bytes + first * TILE_COLUMNS * item
         if by_amx:
-            amx.begin_registers(room)
-        for tile in range(first, end):
-            weight = words[WEIGHT] + tile * tile_bytes
-            bias = words[BIAS] + tile * TILE_COLUMNS * 4
-            out = words[OUT] + first_row * out_bytes + tile * TILE_COLUMNS * item
-            if by_amx:
-                _multiply_by_amx(
-                    kind, block, input_bytes, in_codes, step_bytes, rounded, row_bytes, num_rows, weight, depth, bias,
-                    room, numbers, out, out_bytes,
-                )  # fmt: skip
-            else:
-                multiply_rows(
-                    kind, layout == PLANES, rounded, row_bytes, num_rows, weight, depth, bias, 0, out, out_bytes, 1
-                )
-        if by_amx:
-            amx.end_registers()
+            amx_share = AmxShare(rounded, row_bytes, num_rows, weight, end - first, depth, bias, room, out, out_bytes)
+            multiply_by_amx(kind, block, input_bytes, in_codes, step_bytes, item, amx_share)
+            return
+        for _ in range(first, end):
+            multiply_rows(
+                kind, layout == PLANES, rounded, row_bytes, num_rows, weight, depth, bias, 0, out, out_bytes, 1
+            )
+            weight, bias, out = weight + tile_bytes, bias + TILE_COLUMNS * 4, out + TILE_COLUMNS * item
 
     return compile_exact_task(block_product)
 
 
 @copied
 def _round_rows(
-    block: int, low_block: int, size: int, zero: int, is_half: bool, layout: int, x: int, in_item: int, num_rows: int,
+    block: int, size: int, zero: int, is_half: bool, layout: int, data_bytes: int, x: int, in_item: int, num_rows: int,
     depth: int, rounded: int, row_bytes: int,
 ) -> None:  # fmt: skip
     for row in range(num_rows):
         source, data = x + row * depth * block * in_item, rounded + row * row_bytes
-        extra = data + depth * block * (1 if layout == BYTES_ONLY else 2)
         for g in range(depth):
-            start = extra + g * 4
-            unit, totals = start + depth * 4, extra + depth * 8 + g * (block // low_block) * 4
-            at = source + g * block * in_item
-            own, second = data + g * block * (2 if layout == PAIRS else 1), data + (depth + g) * block
-            round_block(block, low_block, size, zero, is_half, layout, at, own, second, start, unit, totals)
+            start = data + depth * data_bytes + g * 4
+            unit, total, at = start + depth * 4, start + depth * 8, source + g * block * in_item
+            own, low = data + g * (data_bytes if layout == PAIRS else block), data + (depth + g) * block
+            round_block(block, size, zero, is_half, layout, at, own, low, start, unit, total)
 
 
 @copied
@@ -238,35 +227,3 @@ def multiply_rows(
         before += rows * before_bytes
         out += rows * out_bytes
         fetch = 0
-
-
-@copied
-def _multiply_by_amx(
-    kind: int, block: int, input_bytes: int, in_codes: bool, step_bytes: int, rounded: int, row_bytes: int,
-    num_rows: int, weight: int, depth: int, bias: int, room: int, unpacked: int, out: int, out_bytes: int,
-) -> None:  # fmt: skip
-    """Take all rows through one block before the next, which keeps its weights in cache."""
-    sums = room + amx.ROOM_BYTES
-    before, before_bytes = bias, 0
-    for g in range(depth):
-        step = weight + g * step_bytes
-        numbers = step
-        if in_codes:
-            unpack_codes(kind, step, unpacked)
-            numbers = unpacked
-        for row in range(0, num_rows, amx.ROWS):
-            x, count = rounded + row * row_bytes, min(amx.ROWS, num_rows - row)
-            at, own, result = before + row * before_bytes, sums + row * SUMS_BYTES, out + row * out_bytes
-            if num_rows >= FEWEST_FETCHING_ROWS:
-                begin, end = step_bytes * row // num_rows, step_bytes * (row + count) // num_rows
-                for line in range(begin, end, LINE_BYTES):
-                    prefetch(step + step_bytes + line)
-            data = x + g * block
-            amx.multiply_registers(block, input_bytes, data, data + depth * block, row_bytes, numbers, room)
-            if g + 1 < depth:
-                add_registers(kind, False, x, row_bytes, g, depth, step, room, count, at, before_bytes, own, SUMS_BYTES)
-            else:
-                add_registers(
-                    kind, True, x, row_bytes, g, depth, step, room, count, at, before_bytes, result, out_bytes
-                )
-        before, before_bytes = sums, SUMS_BYTES

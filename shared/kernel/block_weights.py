@@ -16,8 +16,8 @@ their precision. Two formats avoid that:
     int8:    x and the weights above are multiplied by a Hadamard matrix H (QuaRot, arXiv 2404.00456):
              x w = (H x) (H w / size)
     codes:   inputs are integers of two bytes, up to 32,639 instead of 127. A file's 4-bit tensors keep their 4-bit
-             codes, and a low for each 32 inputs (h = k // 32), which are added in order:
-             number[n, k] = code[n, k] * step[n, h] // 16
+             codes, with three bytes for each 32 inputs (h = k // 32):
+             number[n, k] = (256 * code[n, k] + nudge[n, h]) * step[n, h] // 4096 + base[n, h]
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_INPUT = {1: LARGEST, 2: 32639.0}  # by input_bytes; 32,639 = 127 * 256 + 12
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
 LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256  # 256 * 255 * 32,639 < 2^31
-CODE_BLOCK, CODE_SHIFT, MOST_CODE, MOST_STEP = 32, 4, 15, 255
-MOST_HALF = torch.finfo(torch.float16).max
+CODE_BLOCK, CODE_UNIT, STEP_UNIT, MOST_CODE, MOST_STEP, MOST_NUDGE = 32, 256, 16, 15, 255, 255
+MOST_WEIGHT = 126  # of codes, in scales; rounding adds at most 1.5
 TINY = torch.finfo(torch.float32).tiny
 AT_ONCE = 1 << 18  # numbers that fit into caches
 
@@ -42,7 +42,7 @@ AT_ONCE = 1 << 18  # numbers that fit into caches
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
     """`block`: weights per scale. `half_scales`: scales and lows are float16, not float32. `hadamard`: size of H.
-    `input_bytes`: of x's integers. `in_codes`: weights have Codes, and a low per CODE_BLOCK."""
+    `input_bytes`: of x's integers. `in_codes`: weights have Codes."""
 
     name: str
     bits: int  # 4 or 8
@@ -56,15 +56,8 @@ class BlockFormat:
 
     @property
     def bytes_per_weight(self) -> float:
-        small = 2 if self.half_scales else 4
-        if self.in_codes:
-            return 0.5 + (1 + small) / CODE_BLOCK + 4 / self.block
-        return self.bits / 8 + (1 + self.has_low) * small / self.block
-
-    @property
-    def low_block(self) -> int:
-        """Return the number of inputs per low."""
-        return CODE_BLOCK if self.in_codes else self.block
+        numbers = 0.5 + 3 / CODE_BLOCK if self.in_codes else self.bits / 8
+        return numbers + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
 def int8_format(num_inputs: int) -> BlockFormat | None:
@@ -81,24 +74,26 @@ def codes_format(num_inputs: int, in_codes: bool) -> BlockFormat | None:
     form = int8_format(num_inputs)
     if form is None:
         return None
-    form = replace(form, name="codes", hadamard=1, input_bytes=2)
-    return replace(form, zero=0, has_low=True, half_scales=True, in_codes=True) if in_codes else form
+    return replace(form, name="codes", hadamard=1, input_bytes=2, in_codes=in_codes)
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """4-bit codes for bytes (N, K)."""
+    """4-bit codes for bytes (N, K). The other tensors are (N, K / CODE_BLOCK). All are uint8."""
 
-    codes: torch.Tensor  # (N, K) uint8
-    steps: torch.Tensor  # (N, K / CODE_BLOCK) uint8
+    codes: torch.Tensor
+    steps: torch.Tensor
+    nudges: torch.Tensor
+    bases: torch.Tensor
 
     def numbers(self) -> torch.Tensor:
         """Return (N, K) uint8."""
-        products: torch.Tensor = self.codes.short().unflatten(1, (-1, CODE_BLOCK)) * self.steps[..., None]
-        return (products >> CODE_SHIFT).to(torch.uint8).flatten(1)
+        finer = self.codes.int().unflatten(1, (-1, CODE_BLOCK)) * CODE_UNIT + self.nudges[..., None]
+        products: torch.Tensor = finer * self.steps[..., None] // (CODE_UNIT * STEP_UNIT)
+        return (products + self.bases[..., None]).to(torch.uint8).flatten(1)
 
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
-        return Codes(change(self.codes), change(self.steps))
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.codes, self.steps, self.nudges, self.bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ class BlockWeights:
     format: BlockFormat
     numbers: torch.Tensor  # (N, K) uint8
     scales: torch.Tensor  # (N, K / block) float32
-    lows: torch.Tensor | None = None  # (N, K / low_block) float32, if the format has them
+    lows: torch.Tensor | None = None  # (N, K / block) float32, if the format has them
     codes: Codes | None = None  # of `numbers`
 
     @property
@@ -123,14 +118,14 @@ class BlockWeights:
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BlockWeights:
         lows = None if self.lows is None else change(self.lows)
-        codes = None if self.codes is None else self.codes.each(change)
+        codes = None if self.codes is None else Codes(*map(change, self.codes.tensors()))
         return BlockWeights(self.format, change(self.numbers), change(self.scales), lows, codes)
 
     def dense(self) -> torch.Tensor:
         """Return (N, K) float32."""
         block = self.format.block
         values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
-        values = values if self.lows is None else values + self.lows.repeat_interleave(self.format.low_block, dim=1)
+        values = values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
         return hadamard(values, self.format.hadamard)
 
 
@@ -172,23 +167,33 @@ def recode(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
 
 
 def _recoded(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
-    """Round each scale to a step of the largest one. Lows keep the weights' means."""
+    """Fit a line through each block's 16 numbers that keeps the mean of its weights."""
     per_scale, own = form.block // CODE_BLOCK, weight.scales.abs()
-    scales = own.unflatten(1, (-1, per_scale)).amax(dim=2) * ((1 << CODE_SHIFT) / MOST_STEP)
-    wide = scales.repeat_interleave(per_scale, dim=1)
-    steps = (own / wide.clamp(min=TINY) * (1 << CODE_SHIFT)).round().clamp(max=MOST_STEP).to(torch.uint8)
+    ends = [_values_of(weight, torch.full_like(own, code)).abs() for code in (0, MOST_CODE)]
+    least = torch.maximum(torch.maximum(*ends) / MOST_WEIGHT, own * (STEP_UNIT / MOST_STEP))
+    scales = least.unflatten(1, (-1, per_scale)).amax(dim=2)
+    wide = scales.repeat_interleave(per_scale, dim=1).clamp(min=TINY)
+    steps = (own / wide * STEP_UNIT).round().clamp(max=MOST_STEP)
     numbers = weight.numbers.unflatten(1, (-1, CODE_BLOCK))
-    codes = Codes(torch.where(weight.scales[..., None] < 0, MOST_CODE - numbers, numbers).flatten(1), steps)
-    made = codes.numbers()
-    wanted = (_means(weight.numbers) - weight.format.zero) * weight.scales
-    wanted = wanted if weight.lows is None else wanted + weight.lows
-    lows = (wanted - wide * _means(made)).clamp(-MOST_HALF, MOST_HALF).half().float()
-    return BlockWeights(form, made, scales, lows, codes)
+    codes = torch.where(weight.scales[..., None] < 0, MOST_CODE - numbers, numbers)
+    mean = _values_of(weight, _means(numbers)) / wide + form.zero
+    starts = mean + 0.5 - _means(codes) * (steps / STEP_UNIT)  # the half: numbers are rounded down
+    nudged = (steps * (MOST_NUDGE / CODE_UNIT / STEP_UNIT)).clamp(max=1)  # by the largest nudge
+    bases = (starts + torch.where(steps > 0, (1 - nudged) / 2, 0)).floor()
+    nudges = ((starts - bases) * (CODE_UNIT * STEP_UNIT) / steps.clamp(min=1)).round().clamp(0, MOST_NUDGE)
+    made = Codes(codes.flatten(1), *(values.to(torch.uint8) for values in (steps, nudges, bases)))
+    return BlockWeights(form, made.numbers(), scales, codes=made)
+
+
+def _values_of(weight: BlockWeights, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the weights that one number for each scale stands for."""
+    values = (numbers - weight.format.zero) * weight.scales
+    return values if weight.lows is None else values + weight.lows
 
 
 def _means(numbers: torch.Tensor) -> torch.Tensor:
-    """Return exact means, the same on all processors."""
-    sums: torch.Tensor = numbers.unflatten(1, (-1, CODE_BLOCK)).sum(dim=2, dtype=torch.int32)
+    """Return exact means of the last dimension, the same on all processors."""
+    sums: torch.Tensor = numbers.sum(dim=-1, dtype=torch.int32)
     return sums.float() / CODE_BLOCK
 
 
@@ -206,12 +211,8 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
         torch.cat([part.numbers for part in parts]),
         torch.cat([part.scales for part in parts]),
         torch.cat(lows) if lows else None,
-        _joined(codes) if len(codes) == len(parts) else None,
+        Codes(*map(torch.cat, zip(*(part.tensors() for part in codes), strict=True))) if codes else None,
     )
-
-
-def _joined(parts: list[Codes]) -> Codes:
-    return Codes(torch.cat([part.codes for part in parts]), torch.cat([part.steps for part in parts]))
 
 
 def _widened(part: BlockWeights, block: int) -> BlockWeights:
@@ -248,9 +249,7 @@ def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.
         scale = weight.scales[:, g] * units[:, g, None]
         total = fma((row @ number.T).float(), scale, total)
         if weight.lows is not None:
-            sums = row.unflatten(1, (-1, weight.format.low_block)).sum(dim=2).float() * units[:, g, None]
-            for low, own in zip(weight.lows[:, g * sums.shape[1] :].T, sums.T, strict=False):
-                total = fma(own[:, None], low, total)
+            total = fma(row.sum(dim=1, keepdim=True).float() * units[:, g, None], weight.lows[:, g], total)
     return total
 
 

@@ -1,13 +1,12 @@
 """Rounds rows of x to integers, as block_weights.py defines them.
 
-    a row:  [K integers][depth int32: starts][depth float32: units][float32: for each low, unit * sum of its integers],
-            padded
+    a row:  [K integers][depth int32: starts][depth float32: units][depth float32: unit * sum of its integers], padded
 
 `depth` is the number of blocks. A block's sum in the product begins at `start` = -zero * (sum of its integers), with
 the `zero` of the weights. Integers have one byte (BYTES_ONLY), or two in one of two layouts:
 
     PLANES:   first the high bytes of the whole row, then the low ones; high * 256 + low, both signed
-    PAIRS:    each eight integers in PAIR_ORDER
+    PAIRS:    for each CODE_BLOCK integers: each eight of them in PAIR_ORDER, then their sum // 32 and sum % 32
 """
 
 from __future__ import annotations
@@ -19,44 +18,50 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from shared.kernel.block_weights import MOST_INPUT, SMALLEST
+from shared.kernel.block_weights import CODE_BLOCK, MOST_INPUT, SMALLEST
 from shared.kernel.jit import emit_call, emit_for_floats, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread, write_at
 from shared.kernel.scratch import LINE_BYTES
 
 BYTES_ONLY, PLANES, PAIRS = range(3)  # layouts
-PAIR_ORDER = (0, 2, 4, 6, 5, 7, 1, 3)  # as packed_codes.py packs them: each two are multiplied together
+PAIR_ORDER = (0, 2, 1, 3, 4, 6, 5, 7)  # as packed_codes.py packs them: each two are multiplied together
+CODED_INPUTS_BYTES = 2 * CODE_BLOCK + 4
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to nearest, ties to even
 SMALLEST_BITS = int(np.float32(SMALLEST).view(np.uint32))
 BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
 
 
-def row_bytes_of(num_inputs: int, block: int, low_block: int = 0, input_bytes: int = 1) -> int:
-    """Return whole cache lines, which AMX reads. `low_block`: inputs per low; 0: a block."""
-    needed = num_inputs * input_bytes + num_inputs // block * 8 + num_inputs // (low_block or block) * 4
+def data_bytes_of(block: int, input_bytes: int, in_codes: bool) -> int:
+    """Return the bytes of one block's integers; with codes, of PAIRS."""
+    return block // CODE_BLOCK * CODED_INPUTS_BYTES if in_codes else block * input_bytes
+
+
+def row_bytes_of(num_inputs: int, block: int, input_bytes: int = 1, in_codes: bool = False) -> int:
+    """Return whole cache lines, which AMX reads."""
+    needed = num_inputs // block * (data_bytes_of(block, input_bytes, in_codes) + 12)
     return -(-needed // LINE_BYTES) * LINE_BYTES
 
 
 @emitted_for_constants
 def round_block(
-    typing_context: Any, block: Any, low_block: Any, size: Any, zero: Any, is_half: Any, layout: Any, x: Any, data: Any,
-    second: Any, start: Any, unit: Any, totals: Any,
+    typing_context: Any, block: Any, size: Any, zero: Any, is_half: Any, layout: Any, x: Any, data: Any,
+    low_data: Any, start: Any, unit: Any, total: Any,
 ) -> Any:  # fmt: skip
     """Emit code that multiplies one block of a row by Hadamard matrices of this size, and rounds it.
 
-    Constants: block to layout. Addresses: x (read, bfloat16 or float32); the others are written, `second` only with
+    Constants: block to layout. Addresses: x (read, bfloat16 or float32); the others are written, `low_data` only with
     PLANES."""
-    constants = block, low_block, size, zero, is_half, layout
+    constants = block, size, zero, is_half, layout
     if not all(isinstance(constant, types.Literal) for constant in constants):
-        raise TypeError("block, low_block, size, zero, is_half and layout must be constants")
+        raise TypeError("block, size, zero, is_half and layout must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, _, _, _, x_at, *places = args
+        _, _, _, _, _, x_at, *places = args
         code = Rounding(builder)
         read = code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value)
         mixed = emit_hadamard(builder, [builder.bitcast(number, SUMS) for number in read], size.literal_value)
         numbers = [builder.bitcast(number, STEPS) for number in mixed]
-        code.write(numbers, low_block.literal_value, zero.literal_value, layout.literal_value, *places)
+        code.write(numbers, zero.literal_value, layout.literal_value, *places)
         return context.get_dummy_value()
 
     return types.void(*constants, *(types.int64,) * 6), codegen
@@ -103,8 +108,8 @@ class Rounding:
         return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
 
     def write(
-        self, numbers: list[Any], low_block: int, zero: int, layout: int, data_at: Any, second_at: Any, start_at: Any,
-        unit_at: Any, totals_at: Any,
+        self, numbers: list[Any], zero: int, layout: int, data_at: Any, low_data_at: Any, start_at: Any,
+        unit_at: Any, total_at: Any,
     ) -> None:  # fmt: skip
         """Write one block. Arguments as round_block's."""
         build, most = self._builder, FLOAT(MOST_INPUT[1 if layout == BYTES_ONLY else 2])
@@ -113,27 +118,32 @@ class Rounding:
         for n, integers in enumerate(whole):
             place = LONG(COLUMNS * n)
             if layout == PAIRS:
-                write_at(build, build.add(data_at, LONG(2 * COLUMNS * n)), self._in_pairs(integers))
-            elif layout == PLANES:
+                part, half = divmod(n, 2)
+                at = part * CODED_INPUTS_BYTES + half * 2 * COLUMNS
+                write_at(build, data_at, self._in_pairs(integers), num_bytes=at)
+            elif layout == BYTES_ONLY:
+                write_at(build, build.add(data_at, place), build.trunc(integers, BYTES))
+            else:
                 high = build.ashr(build.add(integers, _words(128)), _words(8))
                 write_at(build, build.add(data_at, place), build.trunc(high, BYTES))
-                write_at(build, build.add(second_at, place), build.trunc(integers, BYTES))
-            else:
-                write_at(build, build.add(data_at, place), build.trunc(integers, BYTES))
-        step, scale = low_block // COLUMNS, build.fdiv(peak, most)
-        sums = [self._sum(whole[first : first + step]) for first in range(0, len(whole), step)]
-        write_at(build, start_at, build.mul(functools.reduce(build.add, sums), WORD(-zero)))
+                write_at(build, build.add(low_data_at, place), build.trunc(integers, BYTES))
+        scale, total = build.fdiv(peak, most), self._sum(whole)
+        for part in range(len(whole) // 2 if layout == PAIRS else 0):
+            added = self._sum(whole[2 * part : 2 * part + 2])
+            mean, rest = build.ashr(added, WORD(5)), build.and_(added, WORD(CODE_BLOCK - 1))
+            both = build.or_(build.and_(mean, WORD(0xFFFF)), build.shl(rest, WORD(16)))
+            write_at(build, data_at, both, num_bytes=(part + 1) * CODED_INPUTS_BYTES - 4)
+        write_at(build, start_at, build.mul(total, WORD(-zero)))
         write_at(build, unit_at, scale)
-        for n, added in enumerate(sums):
-            write_at(build, build.add(totals_at, LONG(4 * n)), build.fmul(scale, build.sitofp(added, FLOAT)))
-
-    def _in_pairs(self, integers: Any) -> Any:
-        order = [first + place for first in range(0, COLUMNS, len(PAIR_ORDER)) for place in PAIR_ORDER]
-        return self._builder.trunc(self._builder.shuffle_vector(integers, integers, ir.Constant(STEPS, order)), HALVES)
+        write_at(build, total_at, build.fmul(scale, build.sitofp(total, FLOAT)))
 
     def _sum(self, vectors: list[Any]) -> Any:
         total = functools.reduce(self._builder.add, vectors)
         return emit_call(self._builder, "llvm.vector.reduce.add.v16i32", WORD, [total])
+
+    def _in_pairs(self, integers: Any) -> Any:
+        order = [first + place for first in range(0, COLUMNS, len(PAIR_ORDER)) for place in PAIR_ORDER]
+        return self._builder.trunc(self._builder.shuffle_vector(integers, integers, ir.Constant(STEPS, order)), HALVES)
 
     def peak(self, numbers: list[Any], most: Any) -> tuple[Any, Any]:
         """Return the largest magnitude (float32), and a vector of most / that magnitude.

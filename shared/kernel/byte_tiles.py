@@ -75,7 +75,7 @@ def soften(typing_context: Any, row: Any, scales: Any, num_keys: Any, top: Any, 
             at = builder.add(row_at, _place(builder, loop.index, 0))
             weights = code.read(at, BLOCK // COLUMNS, False)
             extra = (builder.add(at, LONG(BLOCK + 4 * n)) for n in range(3))
-            code.write(weights, BLOCK, ZERO, BYTES_ONLY, at, LONG(0), *extra)
+            code.write(weights, ZERO, BYTES_ONLY, at, LONG(0), *extra)
         return folded(builder, builder.load(total))
 
     return types.float32(*(types.int64,) * 3, types.float32, types.float32), codegen

@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from shared.kernel.jit import emit_call
-from shared.kernel.product import COLUMNS, STEPS
+from shared.kernel.product import COLUMNS, LONG, STEPS, WORD, read_at, spread
 
 MOST_FOR_PAIRS = 128  # with numbers up to this, the sum of two products fits in 16 bits
 HALF = COLUMNS // 2
@@ -57,14 +57,16 @@ def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: i
     return builder.shuffle_vector(added[0], added[1], ir.Constant(STEPS, list(range(COLUMNS))))
 
 
-def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pair: Any) -> Any:
-    """Add products of 32 numbers (16 bits, at most 255) and 16 pairs of signed integers to 16 words."""
+def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pairs_at: Any, num_bytes: int) -> Any:
+    """Add products of 32 numbers (16 bits, not negative) and a pair of signed integers to 16 words."""
     if dot is Dot.WHOLE:
-        # as assembly: LLVM would make two instructions of it
+        # as assembly: LLVM would split it, and read pairs into registers that others need
         llvm.initialize_native_asmparser()
-        kind = ir.FunctionType(STEPS, [STEPS] * 3)
-        operands = [sums, builder.bitcast(numbers, STEPS), pair]
-        return builder.asm(kind, "vpdpwssd $3, $2, $0", "=v,0,v,v", operands, side_effect=False)
+        kind = ir.FunctionType(STEPS, [STEPS, STEPS, pairs_at.type])
+        operands = [sums, builder.bitcast(numbers, STEPS), pairs_at]
+        code = f"vpdpwssd {num_bytes}($3){{1to16}}, $2, $0"
+        return builder.asm(kind, code, "=v,0,v,r", operands, side_effect=True)
+    pair = spread(builder, read_at(builder, pairs_at, LONG(num_bytes), WORD))
     if dot is Dot.PLAIN:
         return _add_short_words(builder, sums, builder.bitcast(numbers, STEPS), pair)
     added = []

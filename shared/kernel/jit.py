@@ -202,10 +202,10 @@ def emit_fence(builder: Any, value: Any) -> Any:
     return emit_for_floats(builder, "llvm.arithmetic.fence", value)
 
 
-def emit_prefetch(builder: Any, address: Any) -> None:
+def emit_prefetch(builder: Any, address: Any, num_bytes: int = 0) -> None:
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     read, keep, data = word(0), word(3), word(1)
-    operands = [builder.inttoptr(address, byte_pointer), read, keep, data]
+    operands = [builder.gep(builder.inttoptr(address, byte_pointer), [ir.IntType(64)(num_bytes)]), read, keep, data]
     emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
 
 

@@ -251,11 +251,17 @@ def _multiply_blocks(builder: Any, rows: int, is_half: bool, out_half: bool, blo
 
 
 def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
-    return builder.load(builder.inttoptr(builder.add(address, num_bytes), kind.as_pointer()), align=4)
+    return builder.load(_pointer(builder, address, num_bytes, kind), align=4)
 
 
-def write_at(builder: Any, address: Any, value: Any, align: int = 4) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+def write_at(builder: Any, address: Any, value: Any, align: int = 4, num_bytes: int = 0) -> None:
+    builder.store(value, _pointer(builder, address, LONG(num_bytes), value.type), align=align)
+
+
+def _pointer(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
+    """Don't add constants to the address: LLVM would move each sum out of a loop, into a register."""
+    first = builder.inttoptr(address, ir.IntType(8).as_pointer())
+    return builder.bitcast(builder.gep(first, [num_bytes]), kind.as_pointer())
 
 
 def spread(builder: Any, word: Any) -> Any:

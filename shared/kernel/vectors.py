@@ -155,9 +155,7 @@ class Vectors:
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
     def turned(self, rows: list[Any]) -> list[Any]:
-        """Transpose the rows: interleave the first half with the second, log2(lanes) times. With 16 rows a to p:
-
-        a0 a1 ... | b0 b1 ... | ...   ->   a0 i0 a1 i1 ... | ... | b0 j0 b1 j1 ..."""
+        """Transpose the rows: interleave the first half with the second, log2(lanes) times."""
         half = self.lanes // 2
         dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]
         for _ in range(self.lanes.bit_length() - 1):
@@ -192,9 +190,7 @@ class Vectors:
         """Sum each of `lanes` vectors over its lanes, into one vector.
 
         Two vectors of n-lane parts become one of n/2-lane parts, each the sum of a part's halves. Fences keep the
-        compiler from fusing the first addition with the last product.
-
-            x0 x1 | x2 x3   and   y0 y1 | y2 y3   ->   x0+x2  x1+x3 | y0+y2  y1+y3"""
+        compiler from fusing the first addition with the last product."""
         part, vector = self.lanes, emit_fence(self._builder, vector)  # the products
         while tree and tree[-1][0] == part:
             vector = self._fold(tree.pop()[1], vector, part)

@@ -12,7 +12,7 @@ from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NUMERICS_VERSION = 6  # increase this if the same weights, seed and prompt may now yield different tokens
+NUMERICS_VERSION = 7  # increase this if the same weights, seed and prompt may now yield different tokens
 
 
 def build_name() -> str:
