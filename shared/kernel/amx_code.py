@@ -1,4 +1,4 @@
-"""Emits the parts of amx_product.py's jobs."""
+"""Emits parts of amx_product.py's jobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shared.kernel import amx
 from shared.kernel.block_code import Block, Kind
 from shared.kernel.block_weights import CODE_BLOCK
 from shared.kernel.jit import emitted_for_constants
-from shared.kernel.packed_codes import CODED_PART_BYTES
-from shared.kernel.product import BLOCKS, COLUMNS, LONG, STEPS, SUMS, WORD, read_at, round_to_half, spread, write_at
+from shared.kernel.packed_codes import HALF_BLOCKS, STRIP_BYTES, CodedColumns
+from shared.kernel.product import COLUMNS, LONG, STEPS, SUMS, read_at, round_to_half, write_at
 
 
 @emitted_for_constants
@@ -37,15 +37,15 @@ def add_registers(
 
 @emitted_for_constants
 def unpack_codes(typing_context: Any, kind: Any, step: Any, out: Any) -> Any:
-    """Emit code that writes one block's numbers, as block_product.py packs 8 bits. Constant: kind."""
+    """Emit code that writes numbers of the tile's first half, as block_product.py packs 8 bits. Constant: kind."""
     if not isinstance(kind, types.Literal):
         raise TypeError("kind must be a constant")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, step_at, out_at = args
         code = AmxCode(builder, Kind.unpacked(kind.literal_value))
-        with cgutils.for_range(builder, LONG(code.kind.num_parts)) as loop:
-            code.unpack_part(step_at, loop.index, out_at)
+        with cgutils.for_range(builder, LONG(code.kind.block // amx.ROW_BYTES)) as loop:
+            code.unpack_part(step_at, LONG(0), loop.index, out_at)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64), codegen
@@ -54,16 +54,16 @@ def unpack_codes(typing_context: Any, kind: Any, step: Any, out: Any) -> Any:
 @emitted_for_constants
 def multiply_beside(
     typing_context: Any, kind: Any, rows: Any, low_rows: Any, row_bytes: Any, numbers: Any, next_step: Any,
-    first_part: Any, unpacked: Any, x: Any, index: Any, depth: Any, step: Any, dots: Any, count: Any, before: Any,
+    next_half: Any, x: Any, index: Any, depth: Any, step: Any, dots: Any, count: Any, before: Any,
     before_stride: Any, after: Any, after_stride: Any,
 ) -> Any:  # fmt: skip
-    """Emit amx.multiply_registers. Beside each 64 inputs it unpacks a part of `next_step`, from `first_part` on, unless
-    that is 0, and does a share of another job's add_registers."""
+    """Emit amx.multiply_registers, and beside each 64 inputs a share of another job's add_registers. Unless `next_step`
+    is 0, half a tile of it replaces the numbers."""
     if not isinstance(kind, types.Literal):
         raise TypeError("kind must be a constant")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, rows_at, low_rows_at, stride, numbers_at, next_at, first, out_at, x_at, *others = args
+        _, rows_at, low_rows_at, stride, numbers_at, next_at, half, x_at, *others = args
         block_index, num_blocks, step_at, dots_at, count, *places = others
         code = AmxCode(builder, Kind.unpacked(kind.literal_value))
         each = LONG(-(-amx.ROWS // (code.kind.block // amx.ROW_BYTES)))
@@ -71,7 +71,7 @@ def multiply_beside(
         def work(part: Any) -> None:
             if code.kind.in_codes:
                 with builder.if_then(builder.icmp_signed("!=", next_at, LONG(0))):
-                    code.unpack_part(next_at, builder.add(first, part), out_at)
+                    code.unpack_part(next_at, half, part, numbers_at)
             begin = builder.mul(part, each)
             end = builder.add(begin, each)
             end = builder.select(builder.icmp_signed("<", end, count), end, count)
@@ -81,7 +81,7 @@ def multiply_beside(
         amx.emit_products(builder, code.kind.block, planes, stride, numbers_at, work)
         return context.get_dummy_value()
 
-    return types.void(kind, *(types.int64,) * 17), codegen
+    return types.void(kind, *(types.int64,) * 16), codegen
 
 
 class AmxCode(Block):
@@ -104,25 +104,29 @@ class AmxCode(Block):
         scales = [self.scale(step_at, b) for b in range(together)]
         with cgutils.for_range(build, build.sub(end, begin)) as loop:
             index = build.add(begin, loop.index)
-            starts = x_at, before_at, after_at, dots_at
+            first = x_at, before_at, after_at, dots_at
             strides = row_bytes, before_bytes, after_bytes, LONG(amx.ROW_BYTES)
-            own = [build.add(at, build.mul(index, stride)) for at, stride in zip(starts, strides, strict=True)]
+            own = [build.add(at, build.mul(index, stride)) for at, stride in zip(first, strides, strict=True)]
             x_row, before, after, dots = own
             row = self.row_block(x_row, block_index, num_blocks)
-            unit, start = self.splat(row.unit), spread(build, read_at(build, row.start, LONG(0), WORD))
+            unit, starts = self.splat(row.unit), self.starts(row)
             for b, scale in enumerate(scales):
-                skips = [(n * together + b) * amx.REGISTER_BYTES for n in range(kind.input_bytes)]
-                dot = self.joined([read_at(build, dots, LONG(skip), STEPS) for skip in skips])
+                places = [LONG((n * together + b) * amx.REGISTER_BYTES) for n in range(kind.input_bytes)]
+                read = [read_at(build, dots, place, STEPS) for place in places]
+                dot = self.joined([build.add(start, one) for start, one in zip(starts, read, strict=True)])
                 total = read_at(build, before, LONG(4 * COLUMNS * b), SUMS)
-                total = self.add_block(unit, None, build.add(start, dot), scale, None, total)
+                total = self.add_block(unit, None, dot, scale, None, total)
                 value = round_to_half(build, total) if to_half else total
                 write_at(build, after, value, item, item * COLUMNS * b)
 
-    def unpack_part(self, step_at: Any, index: Any, out_at: Any) -> None:
-        build = self._builder
-        part_at = build.add(step_at, build.mul(index, LONG(CODED_PART_BYTES)))
-        self.fetch_share(step_at, index)
-        target = build.add(out_at, build.mul(index, LONG(CODE_BLOCK * COLUMNS)))
-        for b in range(BLOCKS):
-            for quad in self.quads(part_at, b):
-                write_at(build, target, quad.numbers, num_bytes=b * self.kind.block * COLUMNS + quad.place * 64)
+    def unpack_part(self, step_at: Any, half: Any, index: Any, out_at: Any) -> None:
+        build, num_strips = self._builder, amx.ROW_BYTES // CODE_BLOCK
+        for n in range(num_strips):
+            part = build.add(build.mul(index, LONG(num_strips)), LONG(n))
+            strip = build.add(part, build.mul(half, LONG(self.kind.num_parts)))
+            self.fetch_share(step_at, strip)
+            strip_at = build.add(step_at, build.mul(strip, LONG(STRIP_BYTES)))
+            target = build.add(out_at, build.mul(part, LONG(CODE_BLOCK * COLUMNS)))
+            for b in range(HALF_BLOCKS):
+                for quad, numbers in enumerate(CodedColumns(build, strip_at, b).quads()):
+                    write_at(build, target, numbers, num_bytes=b * self.kind.block * COLUMNS + quad * 64)

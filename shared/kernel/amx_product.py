@@ -1,9 +1,9 @@
 """Multiplies rounded rows and a share's tiles with AMX.
 
 job:    up to 16 rows, times one block and four column blocks of a tile, or two if x has two bytes
-order:  a job's products; beside them, since AMX is a unit of its own, scaling and adding the job before, and unpacking
-        codes of the next block; then storing the products
-room:   [configuration][dots of a job][sums of all rows][numbers of two blocks of codes]
+order:  all rows, then the next columns, which keeps numbers in cache. A job's products; beside them, since AMX is a
+        unit of its own, scaling and adding the job before, and unpacking for the next columns; then storing
+room:   [configuration][dots of a job][sums of all rows][numbers of codes]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shared.kernel import amx
 from shared.kernel.amx_code import add_registers, multiply_beside, unpack_codes
 from shared.kernel.jit import copied, inlined, prefetch
+from shared.kernel.packed_codes import TILE_HALVES
 from shared.kernel.scratch import LINE_BYTES
 from shared.kernel.shares import TILE_COLUMNS
 
@@ -39,7 +40,7 @@ class AmxShare(NamedTuple):
 @inlined
 def room_bytes(num_rows: int, coded_block: int) -> int:
     """`coded_block`: inputs of a coded block."""
-    return SUMS_AT + num_rows * SUMS_BYTES + 2 * coded_block * TILE_COLUMNS
+    return SUMS_AT + num_rows * SUMS_BYTES + coded_block * TILE_COLUMNS // TILE_HALVES
 
 
 @copied
@@ -56,21 +57,20 @@ def multiply_by_amx(
     amx.begin_registers(share.room, rows)
     if in_codes:
         unpack_codes(kind, share.weight, unpacked)
-    for job in range(num_steps * groups * input_bytes):
-        index, row, part = job // (groups * input_bytes), job // input_bytes % groups * rows, job % input_bytes
+    for job in range(num_steps * input_bytes * groups):
+        index, part, row = job // (groups * input_bytes), job // groups % input_bytes, job % groups * rows
         tile, g, column = index // depth, index % depth, part * (TILE_COLUMNS // 2)
         step, x = share.weight + index * step_bytes, share.rounded + row * stride
-        data, numbers, next_step, following = x + g * block, step, 0, 0
+        data, numbers, next_step = x + g * block, step + column * block, 0
         if in_codes:
-            numbers = unpacked + (index & 1) * block * TILE_COLUMNS
-            if row + rows >= share.num_rows and index + 1 < num_steps:
-                next_step, following = step + step_bytes, unpacked + (1 - (index & 1)) * block * TILE_COLUMNS
+            numbers = unpacked
+            if row + rows >= share.num_rows and job + 1 < num_steps * input_bytes * groups:
+                next_step = step + part * step_bytes
         elif share.num_rows >= FEWEST_FETCHING_ROWS:
-            _fetch(step + step_bytes, step_bytes, row, rows, share.num_rows)
+            _fetch(step + step_bytes, step_bytes, job % (groups * input_bytes), groups * input_bytes)
         multiply_beside(
-            kind, data, data + depth * block, stride, numbers + column * block, next_step,
-            part * (block // amx.ROW_BYTES), following, done_x, done_g, depth, done_step, dots, count, before,
-            before_bytes, after, after_bytes,
+            kind, data, data + depth * block, stride, numbers, next_step, 1 - part, done_x, done_g, depth, done_step,
+            dots, count, before, before_bytes, after, after_bytes,
         )  # fmt: skip
         amx.store_registers(dots)
         done_x, done_g, done_step, count = x, g, step + column * 4, min(rows, share.num_rows - row)
@@ -86,7 +86,6 @@ def multiply_by_amx(
 
 
 @inlined
-def _fetch(address: int, num_bytes: int, row: int, job_rows: int, num_rows: int) -> None:
-    begin, end = num_bytes * row // num_rows, num_bytes * min(row + job_rows, num_rows) // num_rows
-    for line in range(begin, end, LINE_BYTES):
+def _fetch(address: int, num_bytes: int, job: int, num_jobs: int) -> None:
+    for line in range(num_bytes * job // num_jobs, num_bytes * (job + 1) // num_jobs, LINE_BYTES):
         prefetch(address + line)

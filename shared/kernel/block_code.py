@@ -15,7 +15,7 @@ from shared.kernel.block_weights import CODE_BLOCK
 from shared.kernel.byte_rows import CODED_INPUTS_BYTES, data_bytes_of
 from shared.kernel.dot import Dot, emit_dot, emit_pair_dot
 from shared.kernel.jit import emit_for_floats, emit_prefetch, emitted_for_constants
-from shared.kernel.packed_codes import CODED_PART_BYTES, CodedColumns
+from shared.kernel.packed_codes import HALF_BLOCKS, STRIP_BYTES, TILE_HALVES, CodedColumns
 from shared.kernel.product import (
     BLOCKS,
     COLUMNS,
@@ -32,6 +32,7 @@ from shared.kernel.product import (
 from shared.kernel.shares import TILE_COLUMNS
 
 MOST_PART = 64  # inputs that are multiplied without a loop
+MOST_WORD_STRIPS, SPLIT = 8, 12  # of codes: 8 * 32 * 128 * 32,639 < 2^31
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
 
@@ -58,7 +59,7 @@ class Kind(NamedTuple):
     @property
     def number_bytes(self) -> int:
         if self.in_codes:
-            return self.num_parts * CODED_PART_BYTES
+            return self.num_parts * TILE_HALVES * STRIP_BYTES
         return TILE_COLUMNS * self.block * self.bits // 8
 
     @property
@@ -128,7 +129,7 @@ class _RowBlock(NamedTuple):
     data: list[Any]  # one for each byte of an integer; or one, of PAIRS
     start: Any
     unit: Any
-    sum: Any
+    last: Any  # unit * sum; or start of the low bytes
 
 
 class _Quad(NamedTuple):
@@ -156,35 +157,79 @@ class Block:
         return _RowBlock(planes, at(extra, 0, 4), at(extra, 4, 4), at(extra, 8, 4))
 
     def row_sum(self, row: _RowBlock) -> Any:
-        return self.splat(row.sum) if self.kind.has_low else None
+        return self.splat(row.last) if self.kind.has_low else None
+
+    def starts(self, row: _RowBlock) -> list[Any]:
+        return [
+            spread(self._builder, read_at(self._builder, at, LONG(0), WORD))
+            for at in (row.start, row.last)[: self.kind.input_bytes]
+        ]
 
     def dots(self, step_at: Any, rows: Sequence[_RowBlock], is_far: Any) -> dict[tuple[int, int], Any]:
-        """Return the sums of each row and column block."""
-        build, kind, zeros = self._builder, self.kind, ir.Constant(STEPS, [0] * COLUMNS)
-        starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
+        """Return float32 sums of each row and column block."""
+        build, kind = self._builder, self.kind
         places = [(r, b) for r in range(len(rows)) for b in range(BLOCKS)]
-        last = 0 if kind.in_codes else kind.input_bytes - 1
-        dots = {(*place, n): starts[place[0]] if n == last else zeros for place in places for n in range(last + 1)}
+        if kind.in_codes:
+            return self._coded_dots(step_at, rows, is_far)
+        starts = [self.starts(row) for row in rows]
+        dots = {(r, b, n): start for r, b in places for n, start in enumerate(starts[r])}
         if kind.num_parts == 1:
             self._prefetch(is_far, build.add(step_at, LONG(FETCH_AHEAD)), kind.step_bytes)
             return self._joined(self._add_part(dots, step_at, [row.data for row in rows]), places)
         kept = {place: cgutils.alloca_once_value(build, dot) for place, dot in dots.items()}
         with cgutils.for_range(build, LONG(kind.num_parts)) as loop:
             part_at = self._part(step_at, loop.index, is_far)
-            inputs = build.mul(loop.index, LONG(CODED_INPUTS_BYTES if kind.in_codes else kind.part))
+            inputs = build.mul(loop.index, LONG(kind.part))
             before = {place: build.load(dot) for place, dot in kept.items()}
             after = self._add_part(before, part_at, [[build.add(at, inputs) for at in row.data] for row in rows])
             for place, dot in after.items():
                 build.store(dot, kept[place])
         return self._joined({place: build.load(dot) for place, dot in kept.items()}, places)
 
+    def _coded_dots(self, step_at: Any, rows: Sequence[_RowBlock], is_far: Any) -> dict[tuple[int, int], Any]:
+        """Sum a few strips of half a tile in words, then these words' bits from SPLIT on and below apart."""
+        build, kind, zeros = self._builder, self.kind, ir.Constant(STEPS, [0] * COLUMNS)
+        few = max(count for count in range(1, MOST_WORD_STRIPS + 1) if kind.num_parts % count == 0)
+        split, below = (ir.Constant(STEPS, [number] * COLUMNS) for number in (SPLIT, (1 << SPLIT) - 1))
+        found = {}
+        for half in range(TILE_HALVES):
+            places = [(r, b) for r in range(len(rows)) for b in range(HALF_BLOCKS)]
+            dots, highs, lows = ({place: cgutils.alloca_once_value(build, zeros) for place in places} for _ in range(3))
+            with cgutils.for_range(build, LONG(kind.num_parts // few)) as outer:
+                for at in dots.values():
+                    build.store(zeros, at)
+                with cgutils.for_range(build, LONG(few)) as inner:
+                    part = build.add(build.mul(outer.index, LONG(few)), inner.index)
+                    strip = build.add(part, LONG(half * kind.num_parts))
+                    with build.if_then(is_far):
+                        self.fetch_share(step_at, strip)
+                    inputs = build.mul(part, LONG(CODED_INPUTS_BYTES))
+                    own_rows = [build.add(row.data[0], inputs) for row in rows]
+                    self._add_strip(dots, build.add(step_at, build.mul(strip, LONG(STRIP_BYTES))), own_rows)
+                for place, at in dots.items():
+                    dot = build.load(at)
+                    build.store(build.add(build.load(highs[place]), build.ashr(dot, split)), highs[place])
+                    build.store(build.add(build.load(lows[place]), build.and_(dot, below)), lows[place])
+            for r, b in places:
+                total = self._together(build.load(highs[r, b]), build.load(lows[r, b]), SPLIT)
+                found[r, half * HALF_BLOCKS + b] = total
+        return found
+
+    def _add_strip(self, dots: dict[Any, Any], strip_at: Any, rows: Sequence[Any]) -> None:
+        """Sum every other pair apart, because sums must wait for each other."""
+        build, zeros = self._builder, ir.Constant(STEPS, [0] * COLUMNS)
+        own = {place: [build.load(at), zeros] for place, at in dots.items()}
+        columns = [CodedColumns(build, strip_at, b) for b in range(HALF_BLOCKS)]
+        made = zip(*(one.pairs() for one in columns), strict=True)
+        for place, pairs in enumerate(itertools.chain(made, [[one.base_pairs() for one in columns]])):
+            for (r, b), sums in own.items():
+                sums[place % 2] = emit_pair_dot(build, self.kind.dot, sums[place % 2], pairs[b], rows[r], 4 * place)
+        for place, sums in own.items():
+            build.store(build.add(*sums), dots[place])
+
     def _part(self, step_at: Any, index: Any, is_far: Any) -> Any:
         """Return a part's address, and fetch what comes later."""
         build, kind = self._builder, self.kind
-        if kind.in_codes:
-            with build.if_then(is_far):
-                self.fetch_share(step_at, index)
-            return build.add(step_at, build.mul(index, LONG(CODED_PART_BYTES)))
         part_at = build.add(step_at, build.mul(index, LONG(kind.part * COLUMNS)))
         for b in range(BLOCKS):
             # of the next block, because its four column blocks are far apart
@@ -197,11 +242,13 @@ class Block:
         return {place: self.joined([dots[*place, n] for n in planes]) for place in places}
 
     def joined(self, planes: list[Any]) -> Any:
-        """Return the sums for integers, given those for each byte."""
-        if len(planes) == 1:
-            return planes[0]
-        eight = ir.Constant(STEPS, [8] * COLUMNS)
-        return self._builder.add(self._builder.shl(planes[0], eight), planes[1])
+        """Return float32 sums, given the integer ones for each byte of x."""
+        return self._together(planes[0], planes[1], 8) if len(planes) == 2 else self._builder.sitofp(planes[0], SUMS)
+
+    def _together(self, high: Any, low: Any, bits: int) -> Any:
+        """Return high * 2^bits + low, rounded once: both are exact."""
+        high, low = (self._builder.sitofp(number, SUMS) for number in (high, low))
+        return self.fma(high, ir.Constant(SUMS, [float(1 << bits)] * COLUMNS), low)
 
     def _prefetch(self, is_far: Any, address: Any, num_bytes: int) -> None:
         with self._builder.if_then(is_far):
@@ -211,8 +258,6 @@ class Block:
     def _add_part(self, dots: dict[Any, Any], part_at: Any, rows: Sequence[list[Any]]) -> dict[Any, Any]:
         """Copy a quad of x to all lanes once for all column blocks: copies cost more than products."""
         build, most, dots = self._builder, (1 << self.kind.bits) - 1, dict(dots)
-        if self.kind.in_codes:
-            return self._add_coded_part(dots, part_at, rows)
         for quads in zip(*(self.quads(part_at, b) for b in range(BLOCKS)), strict=True):
             for r, planes in enumerate(rows):
                 for n, plane in enumerate(planes):
@@ -221,35 +266,18 @@ class Block:
                         dots[r, b, n] = emit_dot(build, self.kind.dot, dots[r, b, n], quad.numbers, byte, most)
         return dots
 
-    def _add_coded_part(self, dots: dict[Any, Any], part_at: Any, rows: Sequence[list[Any]]) -> dict[Any, Any]:
-        """Take two column blocks at a time: one waits for its sums, four need too many registers."""
-        build, dots = self._builder, dict(dots)
-        for first in range(0, BLOCKS, 2):
-            columns = [CodedColumns(build, part_at, b) for b in (first, first + 1)]
-            made = zip(*(one.pairs() for one in columns), strict=True)
-            for place, pairs in enumerate(itertools.chain(made, [[one.base_pairs() for one in columns]])):
-                for r, (pairs_at,) in enumerate(rows):
-                    for b, pair in enumerate(pairs, first):
-                        dots[r, b, 0] = emit_pair_dot(build, self.kind.dot, dots[r, b, 0], pair, pairs_at, 4 * place)
-        return dots
-
     def fetch_share(self, step_at: Any, index: Any) -> None:
-        """Fetch a part's share of what lies FETCH_AHEAD."""
-        share = -(-self.kind.step_bytes // self.kind.num_parts // 64) * 64
+        share = -(-self.kind.step_bytes // self.kind.num_parts // TILE_HALVES // 64) * 64
         first = self._builder.add(step_at, self._builder.mul(index, LONG(share)))
         for line in range(0, share, 64):
             emit_prefetch(self._builder, first, FETCH_AHEAD + line)
 
     def add_block(self, unit: Any, added: Any, dot: Any, scale: Any, low: Any, total: Any) -> Any:
         build = self._builder
-        total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, unit), total)
+        total = self.fma(dot, build.fmul(scale, unit), total)
         return total if low is None else self.fma(added, low, total)
 
     def quads(self, part_at: Any, b: int) -> Iterator[_Quad]:
-        if self.kind.in_codes:
-            for place, numbers in enumerate(CodedColumns(self._builder, part_at, b).quads()):
-                yield _Quad(place, numbers)
-            return
         per_block, build = self.kind.number_bytes // BLOCKS, self._builder
         nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
         count = per_block // 64 // self.kind.num_parts

@@ -146,7 +146,7 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
             ordered = ordered[:, :, :, : quads // 2] | (ordered[:, :, :, quads // 2 :] << 4)
         parts = [ordered.reshape(tiles, depth, -1)]
     else:
-        parts = [pack_codes(weight.codes, tiles).view(tiles, depth, -1)]
+        parts = [pack_codes(weight.codes, tiles, form.block)]
     kind = torch.float16 if form.half_scales else torch.float32
     parts += [by_block(values.to(kind), tiles) for values in (weight.scales, weight.lows) if values is not None]
     return torch.cat(parts, dim=2)

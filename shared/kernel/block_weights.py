@@ -32,7 +32,8 @@ LARGEST = 127.0
 MOST_INPUT = {1: LARGEST, 2: 32639.0}  # by input_bytes; 32,639 = 127 * 256 + 127, so that both bytes are signed
 SMALLEST = 2.0**-100  # blocks up to this magnitude become 0, because 127 / a tiny number overflows float32
 SIGN_BIT = 128
-LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256  # 256 * 255 * 32,639 < 2^31
+LEAST_HADAMARD, MOST_HADAMARD, MOST_BLOCK = 32, 64, 256
+MOST_CODED_BLOCK = 640  # float32 holds 640 * 128 * 128 exactly, and half a tile fits a cache
 CODE_BLOCK, CODE_UNIT, STEP_UNIT, MOST_CODE, MOST_STEP, MOST_NUDGE = 32, 256, 16, 15, 255, 255
 MOST_WEIGHT = 126  # of codes, in scales; rounding adds at most 1.5
 TINY = torch.finfo(torch.float32).tiny
@@ -65,8 +66,12 @@ def int8_format(num_inputs: int) -> BlockFormat | None:
     size = math.gcd(num_inputs, MOST_HADAMARD)
     if size < LEAST_HADAMARD:
         return None
-    block = max(length for length in range(size, MOST_BLOCK + 1, size) if num_inputs % length == 0)
+    block = _longest(num_inputs, size, MOST_BLOCK)
     return BlockFormat("int8", 8, SIGN_BIT, half_scales=False, block=block, hadamard=size)
+
+
+def _longest(num_inputs: int, unit: int, most: int) -> int:
+    return max(length for length in range(unit, most + 1, unit) if num_inputs % length == 0)
 
 
 def codes_format(num_inputs: int, in_codes: bool) -> BlockFormat | None:
@@ -74,6 +79,8 @@ def codes_format(num_inputs: int, in_codes: bool) -> BlockFormat | None:
     form = int8_format(num_inputs)
     if form is None:
         return None
+    if in_codes:
+        form = replace(form, block=_longest(num_inputs, form.hadamard, MOST_CODED_BLOCK))
     return replace(form, name="codes", hadamard=1, input_bytes=2, in_codes=in_codes)
 
 

@@ -1,6 +1,7 @@
 """Rounds rows of x to integers, as block_weights.py defines them.
 
     a row:  [K integers][depth int32: starts][depth float32: units][depth float32: unit * sum of its integers], padded
+            with PLANES, the last are starts of the low bytes instead
 
 `depth` is the number of blocks. A block's sum in the product begins at `start` = -zero * (sum of its integers), with
 the `zero` of the weights. Integers have one byte (BYTES_ONLY), or two in one of two layouts:
@@ -115,27 +116,36 @@ class Rounding:
         build, most = self._builder, FLOAT(MOST_INPUT[1 if layout == BYTES_ONLY else 2])
         peak, inverse = self.peak(numbers, most)
         whole = [self.rounded(number, inverse) for number in numbers]
+        scale = build.fdiv(peak, most)
+        write_at(build, unit_at, scale)
+        if layout == PAIRS:
+            self._write_pairs(whole, data_at)
+            return
+        total = self._sum(whole)
+        if layout == BYTES_ONLY:
+            for n, integers in enumerate(whole):
+                write_at(build, data_at, build.trunc(integers, BYTES), num_bytes=COLUMNS * n)
+            write_at(build, start_at, build.mul(total, WORD(-zero)))
+            write_at(build, total_at, build.fmul(scale, build.sitofp(total, FLOAT)))
+            return
+        highs = [build.ashr(build.add(integers, _words(128)), _words(8)) for integers in whole]
+        for n, (integers, high) in enumerate(zip(whole, highs, strict=True)):
+            write_at(build, data_at, build.trunc(high, BYTES), num_bytes=COLUMNS * n)
+            write_at(build, low_data_at, build.trunc(integers, BYTES), num_bytes=COLUMNS * n)
+        high = self._sum(highs)
+        write_at(build, start_at, build.mul(high, WORD(-zero)))
+        write_at(build, total_at, build.mul(build.sub(total, build.shl(high, WORD(8))), WORD(-zero)))
+
+    def _write_pairs(self, whole: list[Any], data_at: Any) -> None:
+        build = self._builder
         for n, integers in enumerate(whole):
-            place = LONG(COLUMNS * n)
-            if layout == PAIRS:
-                part, half = divmod(n, 2)
-                at = part * CODED_INPUTS_BYTES + half * 2 * COLUMNS
-                write_at(build, data_at, self._in_pairs(integers), num_bytes=at)
-            elif layout == BYTES_ONLY:
-                write_at(build, build.add(data_at, place), build.trunc(integers, BYTES))
-            else:
-                high = build.ashr(build.add(integers, _words(128)), _words(8))
-                write_at(build, build.add(data_at, place), build.trunc(high, BYTES))
-                write_at(build, build.add(low_data_at, place), build.trunc(integers, BYTES))
-        scale, total = build.fdiv(peak, most), self._sum(whole)
-        for part in range(len(whole) // 2 if layout == PAIRS else 0):
+            part, half = divmod(n, 2)
+            write_at(build, data_at, self._in_pairs(integers), num_bytes=part * CODED_INPUTS_BYTES + half * 2 * COLUMNS)
+        for part in range(len(whole) // 2):
             added = self._sum(whole[2 * part : 2 * part + 2])
             mean, rest = build.ashr(added, WORD(5)), build.and_(added, WORD(CODE_BLOCK - 1))
             both = build.or_(build.and_(mean, WORD(0xFFFF)), build.shl(rest, WORD(16)))
             write_at(build, data_at, both, num_bytes=(part + 1) * CODED_INPUTS_BYTES - 4)
-        write_at(build, start_at, build.mul(total, WORD(-zero)))
-        write_at(build, unit_at, scale)
-        write_at(build, total_at, build.fmul(scale, build.sitofp(total, FLOAT)))
 
     def _sum(self, vectors: list[Any]) -> Any:
         total = functools.reduce(self._builder.add, vectors)

@@ -58,7 +58,7 @@ def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: i
 
 
 def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pairs_at: Any, num_bytes: int) -> Any:
-    """Add products of 32 numbers (16 bits, not negative) and a pair of signed integers to 16 words."""
+    """Add products of 32 numbers and a pair of integers, all of 16 bits and signed, to 16 words."""
     if dot is Dot.WHOLE:
         # as assembly: LLVM would split it, and read pairs into registers that others need
         llvm.initialize_native_asmparser()
@@ -79,11 +79,9 @@ def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pairs_at: Any
 
 def _add_short_words(builder: Any, sums: Any, numbers: Any, pair: Any) -> Any:
     sixteen = ir.Constant(STEPS, [16] * COLUMNS)
-    first = builder.mul(
-        builder.and_(numbers, ir.Constant(STEPS, [0xFFFF] * COLUMNS)), builder.ashr(builder.shl(pair, sixteen), sixteen)
-    )
-    second = builder.mul(builder.lshr(numbers, sixteen), builder.ashr(pair, sixteen))
-    return builder.add(sums, builder.add(first, second))
+    low = [builder.ashr(builder.shl(both, sixteen), sixteen) for both in (numbers, pair)]
+    high = [builder.ashr(both, sixteen) for both in (numbers, pair)]
+    return builder.add(sums, builder.add(builder.mul(*low), builder.mul(*high)))
 
 
 def _half(builder: Any, vector: Any, half: int) -> Any:

@@ -1,7 +1,8 @@
 """Packs block_weights.Codes for kernels, and emits code that makes numbers of them again.
 
-    a part:   [codes | lines]                                    for CODE_BLOCK inputs of a tile of 64 columns
-    codes:    [16 columns][pair of quads][column][half][2 bytes] a quad is four inputs, a half two of them
+    a block:  [half a tile][strip]     32 columns
+    a strip:  [codes | lines]          CODE_BLOCK inputs
+    codes:    [16 columns][pair of quads][column][half][2 bytes]    a quad is four inputs, a half two of them
     lines:    [16 columns][steps | nudges | bases][column]
 
 Two bytes hold four codes, from the highest bits: inputs 0 and 1 of a half of the first quad, then of the second.
@@ -15,35 +16,38 @@ from typing import Any
 import torch
 from llvmlite import ir
 
-from shared.kernel.block_weights import CODE_BLOCK, Codes
+from shared.kernel.block_weights import CODE_BLOCK, SIGN_BIT, Codes
 from shared.kernel.jit import emit_call
 from shared.kernel.packed import of_tiles
 from shared.kernel.product import BLOCKS, COLUMNS, LONG, STEPS, read_at
-from shared.kernel.shares import TILE_COLUMNS
 
 QUAD_PAIRS = CODE_BLOCK // 8
-LINES_AT, LINES_BYTES = TILE_COLUMNS * CODE_BLOCK // 2, 3 * COLUMNS
-CODED_PART_BYTES = LINES_AT + BLOCKS * LINES_BYTES
+TILE_HALVES, HALF_BLOCKS = 2, BLOCKS // 2
+LINES_AT, LINES_BYTES = HALF_BLOCKS * COLUMNS * CODE_BLOCK // 2, 3 * COLUMNS
+STRIP_BYTES = LINES_AT + HALF_BLOCKS * LINES_BYTES
 BYTES = ir.VectorType(ir.IntType(8), 4 * COLUMNS)
 SHORTS, LONGS = (ir.VectorType(ir.IntType(bits), 2 * COLUMNS) for bits in (16, 32))
 
 
-def pack_codes(codes: Codes, num_tiles: int) -> torch.Tensor:
-    """Return (num_tiles, K / CODE_BLOCK, CODED_PART_BYTES) uint8. Scales must follow, which kernels read too."""
+def pack_codes(codes: Codes, num_tiles: int, block: int) -> torch.Tensor:
+    """Return (num_tiles, K / block, bytes) uint8. Kernels read behind the last strip, so scales must follow."""
     shape = num_tiles, BLOCKS, COLUMNS, -1, QUAD_PAIRS, 2, 2, 2  # the last three: quad, half, input
-    by_half = of_tiles(codes.codes, num_tiles).view(shape).permute(0, 3, 1, 4, 2, 6, 5, 7)
-    both = by_half[..., 0] << 4 | by_half[..., 1]
+    by_pair = of_tiles(codes.codes, num_tiles).view(shape).permute(0, 3, 1, 4, 2, 6, 5, 7)
+    both = by_pair[..., 0] << 4 | by_pair[..., 1]
     lines = torch.stack([of_tiles(values, num_tiles) for values in (codes.steps, codes.nudges, codes.bases)])
     lines = lines.view(3, num_tiles, BLOCKS, COLUMNS, -1).permute(1, 4, 2, 0, 3)
-    return torch.cat((both.flip(-1).flatten(2), lines.flatten(2)), dim=2)
+    by_half = [values.unflatten(2, (TILE_HALVES, -1)).flatten(3) for values in (both.flip(-1), lines)]
+    strips = torch.cat(by_half, dim=3).unflatten(1, (-1, block // CODE_BLOCK))
+    packed: torch.Tensor = strips.transpose(2, 3).flatten(2)
+    return packed
 
 
 class CodedColumns:
-    """Emits code for column block `b` of a part: vectors of 16 columns."""
+    """Emits code for column block `b` of a strip: vectors of 16 columns."""
 
-    def __init__(self, builder: Any, part_at: Any, b: int) -> None:
-        self._builder, self._codes_at = builder, builder.add(part_at, LONG(b * QUAD_PAIRS * 64))
-        lines = read_at(builder, part_at, LONG(LINES_AT + b * LINES_BYTES), BYTES)  # and what follows
+    def __init__(self, builder: Any, strip_at: Any, b: int) -> None:
+        self._builder, self._codes_at = builder, builder.add(strip_at, LONG(b * QUAD_PAIRS * 64))
+        lines = read_at(builder, strip_at, LONG(LINES_AT + b * LINES_BYTES), BYTES)  # and what follows
         steps, nudges, self._bases = (self._spread(lines, kind) for kind in range(3))
         low = builder.and_(nudges, _shorts(0x00FF))
         # of a code in the highest 4 bits, and of the next one
@@ -66,12 +70,13 @@ class CodedColumns:
                 yield self._product(codes, place, steps)
 
     def base_pairs(self) -> Any:
-        """Return (32 * base, base). Times (sum // 32, sum % 32), that is base * sum."""
+        """Return (32 * base, base), without `zero`. Times (sum // 32, sum % 32), that is base * sum."""
         factors = ir.Constant(SHORTS, [CODE_BLOCK, 1] * COLUMNS)
-        return self._builder.mul(self._builder.and_(self._bases, _shorts(0x00FF)), factors)
+        bases = self._builder.and_(self._bases, _shorts(0x00FF))
+        return self._builder.mul(self._builder.sub(bases, _shorts(SIGN_BIT)), factors)
 
     def _read_codes(self) -> Iterator[Any]:
-        """Yield two codes for each half of a quad, in the upper 8 of 16 bits."""
+        """Yield two codes per half of a quad, in the upper bits."""
         for pair in range(QUAD_PAIRS):
             packed = read_at(self._builder, self._codes_at, LONG(pair * 64), SHORTS)
             yield packed
