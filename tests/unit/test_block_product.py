@@ -288,7 +288,7 @@ def test_a_few_large_inputs_leave_the_others_their_precision() -> None:
     x[:, [7, 200]] *= 200
     weights = [quantize_weight(weight, form) for form in (replace(INT8, hadamard=1), INT8, IN_BYTES)]
     plain, mixed, wide = ((product(x, one, torch.zeros(50)) - x @ one.dense().T).norm() for one in weights)
-    assert 3 * mixed < plain and 100 * wide < mixed
+    assert 3 * mixed < plain and 10 * wide < mixed
 
 
 def odd_blocks(form: BlockFormat) -> BlockWeights:
