@@ -1,7 +1,7 @@
 """Emits products of bytes in the registers of Intel's AMX.
 
     register:  up to 16 rows of 64 bytes
-    product:   16 rows x 64 inputs, times 64 inputs x 16 columns, added to 16 x 16 words: exact, a cycle per row of x
+    product:   16 rows x 64 inputs, times 64 inputs x 16 columns, added to 16 x 16 words: exact; a cycle per row of x
 
 A register of weights holds 16 quads of a column block. Registers 0 to 3 hold the sums of four column blocks, or of two
 column blocks and both bytes of x. Sums can only be scaled in memory.
@@ -80,22 +80,18 @@ def end_registers(typing_context: Any) -> Any:
 
 
 @emitted_for_constants
-def multiply_registers(
-    typing_context: Any, block: Any, input_bytes: Any, rows: Any, low_rows: Any, row_bytes: Any, numbers: Any
-) -> Any:
-    """Emit the products of one block of rows of x, and as many column blocks as SUMS allows.
+def multiply_registers(typing_context: Any, block: Any, rows: Any, row_bytes: Any, numbers: Any) -> Any:
+    """Emit products of one block of one-byte rows and four column blocks.
 
-    Constants: block, a multiple of 64; input_bytes. Addresses: rows; low_rows, of the low bytes; numbers."""
-    if not (isinstance(block, types.Literal) and isinstance(input_bytes, types.Literal)):
-        raise TypeError("block and input_bytes must be constants")
+    Constant: block, a multiple of 64. Addresses: rows, numbers."""
+    if not isinstance(block, types.Literal):
+        raise TypeError("block must be a constant")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, rows_at, low_rows_at, *others = args
-        planes = (rows_at, low_rows_at)[: input_bytes.literal_value]
-        emit_products(builder, block.literal_value, planes, *others)
+        emit_products(builder, block.literal_value, args[1:2], *args[2:])
         return context.get_dummy_value()
 
-    return types.void(block, input_bytes, *(types.int64,) * 4), codegen
+    return types.void(block, *(types.int64,) * 3), codegen
 
 
 @emitted
@@ -115,7 +111,7 @@ def emit_products(
     builder: Any, num_inputs: int, planes: Sequence[Any], stride: Any, numbers_at: Any,
     beside: Callable[[Any], None] | None = None,
 ) -> None:  # fmt: skip
-    """As multiply_registers. `beside` emits other work for each 64 inputs."""
+    """As multiply_registers; with two planes, of two column blocks. `beside` emits other work for each 64 inputs."""
     void, line, together = ir.VoidType(), LONG(ROW_BYTES), SUMS // len(planes)
     for sums in range(SUMS):
         emit_call(builder, "llvm.x86.tilezero", void, [BYTE(sums)])

@@ -124,7 +124,7 @@ class AmxCode(Block):
         for n in range(num_strips):
             part = build.add(build.mul(index, LONG(num_strips)), LONG(n))
             strip = build.add(part, build.mul(half, LONG(self.kind.num_parts)))
-            self.fetch_share(step_at, strip)
+            self.fetch_strip(step_at, strip)
             strip_at = build.add(step_at, build.mul(strip, LONG(STRIP_BYTES)))
             target = build.add(out_at, build.mul(part, LONG(CODE_BLOCK * COLUMNS)))
             for b in range(HALF_BLOCKS):

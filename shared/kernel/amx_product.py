@@ -1,9 +1,10 @@
 """Multiplies rounded rows and a share's tiles with AMX.
 
-job:    up to 16 rows, times one block and four column blocks of a tile, or two if x has two bytes
-order:  all rows, then the next columns, which keeps numbers in cache. A job's products; beside them, since AMX is a
-        unit of its own, scaling and adding the job before, and unpacking for the next columns; then storing
-room:   [configuration][dots of a job][sums of all rows][numbers of codes]
+    job:    up to 16 rows, times one block of a tile; or of half a tile, if x has two bytes
+    order:  all rows, then the next columns, so that these numbers stay in cache
+    room:   [configuration][dots of a job][sums of all rows][numbers of codes, of half a tile]
+
+Beside a job's products, other units scale and add the job before, and at last unpack codes for the next columns.
 """
 
 from __future__ import annotations
@@ -37,19 +38,15 @@ class AmxShare(NamedTuple):
     out_bytes: int
 
 
-@inlined
-def room_bytes(num_rows: int, coded_block: int) -> int:
-    """`coded_block`: inputs of a coded block."""
-    return SUMS_AT + num_rows * SUMS_BYTES + coded_block * TILE_COLUMNS // TILE_HALVES
-
-
 @copied
 def multiply_by_amx(
     kind: int, block: int, input_bytes: int, in_codes: bool, step_bytes: int, item: int, share: AmxShare
 ) -> None:
     groups = (share.num_rows + amx.ROWS - 1) // amx.ROWS
     rows = (share.num_rows + groups - 1) // groups
-    num_steps, depth, stride = share.num_tiles * share.depth, share.depth, share.row_bytes
+    halves = input_bytes  # with two bytes, registers hold the sums of half a tile
+    per_block, depth, stride = groups * halves, share.depth, share.row_bytes
+    num_jobs = share.num_tiles * depth * per_block
     dots, unpacked = share.room + amx.CONFIG_BYTES, share.room + SUMS_AT + share.num_rows * SUMS_BYTES
     # of the job before; none yet
     done_x, done_g, done_step, count = share.rounded, 0, share.weight, 0
@@ -57,19 +54,19 @@ def multiply_by_amx(
     amx.begin_registers(share.room, rows)
     if in_codes:
         unpack_codes(kind, share.weight, unpacked)
-    for job in range(num_steps * input_bytes * groups):
-        index, part, row = job // (groups * input_bytes), job // groups % input_bytes, job % groups * rows
-        tile, g, column = index // depth, index % depth, part * (TILE_COLUMNS // 2)
+    for job in range(num_jobs):
+        index, half, row = job // per_block, job // groups % halves, job % groups * rows
+        tile, g, column = index // depth, index % depth, half * (TILE_COLUMNS // TILE_HALVES)
         step, x = share.weight + index * step_bytes, share.rounded + row * stride
         data, numbers, next_step = x + g * block, step + column * block, 0
         if in_codes:
             numbers = unpacked
-            if row + rows >= share.num_rows and job + 1 < num_steps * input_bytes * groups:
-                next_step = step + part * step_bytes
+            if row + rows >= share.num_rows and job + 1 < num_jobs:
+                next_step = step + half * step_bytes
         elif share.num_rows >= FEWEST_FETCHING_ROWS:
-            _fetch(step + step_bytes, step_bytes, job % (groups * input_bytes), groups * input_bytes)
+            _fetch(step + step_bytes, step_bytes, job % per_block, per_block)
         multiply_beside(
-            kind, data, data + depth * block, stride, numbers, next_step, 1 - part, done_x, done_g, depth, done_step,
+            kind, data, data + depth * block, stride, numbers, next_step, 1 - half, done_x, done_g, depth, done_step,
             dots, count, before, before_bytes, after, after_bytes,
         )  # fmt: skip
         amx.store_registers(dots)

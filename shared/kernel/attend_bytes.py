@@ -218,7 +218,7 @@ def _multiply(
         for row in range(0, num_rows, amx.ROWS):
             count, rows = min(amx.ROWS, num_rows - row), x + row * row_bytes
             dots = registers + amx.CONFIG_BYTES
-            amx.multiply_registers(block, 1, rows, 0, row_bytes, tile)
+            amx.multiply_registers(block, rows, row_bytes, tile)
             amx.store_registers(dots)
             own, result = before + row * before_bytes, out + row * out_bytes
             add_registers(kind, rows, row_bytes, 0, 1, tile, dots, count, own, before_bytes, result, out_bytes)

@@ -129,7 +129,7 @@ class _RowBlock(NamedTuple):
     data: list[Any]  # one for each byte of an integer; or one, of PAIRS
     start: Any
     unit: Any
-    last: Any  # unit * sum; or start of the low bytes
+    extra: Any
 
 
 class _Quad(NamedTuple):
@@ -157,20 +157,20 @@ class Block:
         return _RowBlock(planes, at(extra, 0, 4), at(extra, 4, 4), at(extra, 8, 4))
 
     def row_sum(self, row: _RowBlock) -> Any:
-        return self.splat(row.last) if self.kind.has_low else None
+        return self.splat(row.extra) if self.kind.has_low else None
 
     def starts(self, row: _RowBlock) -> list[Any]:
         return [
             spread(self._builder, read_at(self._builder, at, LONG(0), WORD))
-            for at in (row.start, row.last)[: self.kind.input_bytes]
+            for at in (row.start, row.extra)[: self.kind.input_bytes]
         ]
 
     def dots(self, step_at: Any, rows: Sequence[_RowBlock], is_far: Any) -> dict[tuple[int, int], Any]:
         """Return float32 sums of each row and column block."""
         build, kind = self._builder, self.kind
-        places = [(r, b) for r in range(len(rows)) for b in range(BLOCKS)]
         if kind.in_codes:
             return self._coded_dots(step_at, rows, is_far)
+        places = [(r, b) for r in range(len(rows)) for b in range(BLOCKS)]
         starts = [self.starts(row) for row in rows]
         dots = {(r, b, n): start for r, b in places for n, start in enumerate(starts[r])}
         if kind.num_parts == 1:
@@ -187,7 +187,9 @@ class Block:
         return self._joined({place: build.load(dot) for place, dot in kept.items()}, places)
 
     def _coded_dots(self, step_at: Any, rows: Sequence[_RowBlock], is_far: Any) -> dict[tuple[int, int], Any]:
-        """Sum a few strips of half a tile in words, then these words' bits from SPLIT on and below apart."""
+        """Sum a few strips in words, then these words' bits from SPLIT on, and below, apart.
+
+        A long block's sum doesn't fit into a word."""
         build, kind, zeros = self._builder, self.kind, ir.Constant(STEPS, [0] * COLUMNS)
         few = max(count for count in range(1, MOST_WORD_STRIPS + 1) if kind.num_parts % count == 0)
         split, below = (ir.Constant(STEPS, [number] * COLUMNS) for number in (SPLIT, (1 << SPLIT) - 1))
@@ -202,7 +204,7 @@ class Block:
                     part = build.add(build.mul(outer.index, LONG(few)), inner.index)
                     strip = build.add(part, LONG(half * kind.num_parts))
                     with build.if_then(is_far):
-                        self.fetch_share(step_at, strip)
+                        self.fetch_strip(step_at, strip)
                     inputs = build.mul(part, LONG(CODED_INPUTS_BYTES))
                     own_rows = [build.add(row.data[0], inputs) for row in rows]
                     self._add_strip(dots, build.add(step_at, build.mul(strip, LONG(STRIP_BYTES))), own_rows)
@@ -216,7 +218,7 @@ class Block:
         return found
 
     def _add_strip(self, dots: dict[Any, Any], strip_at: Any, rows: Sequence[Any]) -> None:
-        """Sum every other pair apart, because sums must wait for each other."""
+        """Keep two sums per place, because each addition waits for the one before."""
         build, zeros = self._builder, ir.Constant(STEPS, [0] * COLUMNS)
         own = {place: [build.load(at), zeros] for place, at in dots.items()}
         columns = [CodedColumns(build, strip_at, b) for b in range(HALF_BLOCKS)]
@@ -266,7 +268,8 @@ class Block:
                         dots[r, b, n] = emit_dot(build, self.kind.dot, dots[r, b, n], quad.numbers, byte, most)
         return dots
 
-    def fetch_share(self, step_at: Any, index: Any) -> None:
+    def fetch_strip(self, step_at: Any, index: Any) -> None:
+        """Fetch a strip's share, FETCH_AHEAD."""
         share = -(-self.kind.step_bytes // self.kind.num_parts // TILE_HALVES // 64) * 64
         first = self._builder.add(step_at, self._builder.mul(index, LONG(share)))
         for line in range(0, share, 64):

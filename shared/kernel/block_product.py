@@ -4,7 +4,7 @@
     numbers:          [16 columns][quad of k][column][4 bytes]
                       with 4 bits, 4 bytes hold quad q in their low bits and quad q + quads / 2 in their high bits
     codes:            packed_codes.py
-    tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
+    tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums; of codes, 2
 
 Each share rounds its own rows of x, because a separate task would make all threads wait.
 """
@@ -20,14 +20,14 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel import amx
-from shared.kernel.amx_product import AmxShare, multiply_by_amx, room_bytes
+from shared.kernel.amx_product import SUMS_AT, SUMS_BYTES, AmxShare, multiply_by_amx
 from shared.kernel.block_code import Kind, multiply_blocks
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import BYTES_ONLY, PAIRS, PLANES, data_bytes_of, round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import compile_exact_task, copied, processor_features
 from shared.kernel.packed import Packed, by_block, of_columns, of_tiles
-from shared.kernel.packed_codes import pack_codes
+from shared.kernel.packed_codes import TILE_HALVES, pack_codes
 from shared.kernel.product import (
     BIAS,
     BLOCKS,
@@ -58,7 +58,7 @@ def packable(form: BlockFormat) -> BlockFormat:
 
 
 def uses_amx(form: BlockFormat) -> bool:
-    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low
+    is_fit = form.bits == 8 and form.block % amx.ROW_BYTES == 0 and not form.has_low and not form.half_scales
     return is_fit and amx.has_amx(processor_features())
 
 
@@ -76,6 +76,11 @@ def layout_of(form: BlockFormat) -> int:
     if form.in_codes:
         return PAIRS
     return BYTES_ONLY if form.input_bytes == 1 else PLANES
+
+
+def _fixed_room(form: BlockFormat) -> int:
+    """Return bytes of AMX's room, without rows' sums."""
+    return SUMS_AT + (form.block * TILE_COLUMNS // TILE_HALVES if form.in_codes else 0)
 
 
 class BlockTileLinear:
@@ -111,7 +116,7 @@ class BlockTileLinear:
     def scratch_bytes(self, num_rows: int) -> int:
         rows = min(num_rows, self.work.most_rows)
         read = -(-rows // amx.ROWS) * amx.ROWS  # AMX reads whole registers
-        return read * self.work.row_bytes + room_bytes(rows, self.format.block if self.format.in_codes else 0)
+        return read * self.work.row_bytes + _fixed_room(self.format) + rows * SUMS_BYTES
 
     def empty(self, num_rows: int) -> torch.Tensor:
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
@@ -157,7 +162,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
     whole = Kind(form.bits, form.block, dot, form.has_low, form.half_scales, out_half, form.in_codes, form.input_bytes)
     kind, step_bytes, block, size, zero = whole.packed(), whole.step_bytes, form.block, form.hadamard, form.zero
-    input_bytes, in_codes, coded_block = form.input_bytes, form.in_codes, form.block if form.in_codes else 0
+    input_bytes, in_codes, fixed_room = form.input_bytes, form.in_codes, _fixed_room(form)
     layout, data_bytes = layout_of(form), data_bytes_of(block, input_bytes, in_codes)
     fewest_amx_rows = FEWEST_AMX_ROWS if input_bytes == 1 else FEWEST_WIDE_AMX_ROWS
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
@@ -168,7 +173,7 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_am
         first, end, first_row, num_rows = share_of(words, share)
         room = words[SCRATCH] + worker * words[SCRATCH_BYTES]
         by_amx = has_amx and num_rows >= fewest_amx_rows
-        rounded = room + room_bytes(num_rows, coded_block) if by_amx else room
+        rounded = room + fixed_room + num_rows * SUMS_BYTES if by_amx else room
         x = words[X] + first_row * num_inputs * in_item
         if by_amx and in_codes:
             _round_rows(block, size, zero, is_half, PLANES, data_bytes, x, in_item, num_rows, depth, rounded, row_bytes)

@@ -174,7 +174,7 @@ def recode(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
 
 
 def _recoded(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
-    """Fit a line through each block's 16 numbers that keeps the mean of its weights."""
+    """Replace the line of each 32 weights by one in bytes that keeps their mean. Falling lines are turned."""
     per_scale, own = form.block // CODE_BLOCK, weight.scales.abs()
     ends = [_values_of(weight, torch.full_like(own, code)).abs() for code in (0, MOST_CODE)]
     least = torch.maximum(torch.maximum(*ends) / MOST_WEIGHT, own * (STEP_UNIT / MOST_STEP))
@@ -185,7 +185,7 @@ def _recoded(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
     codes = torch.where(weight.scales[..., None] < 0, MOST_CODE - numbers, numbers)
     mean = _values_of(weight, _means(numbers)) / wide + form.zero
     starts = mean + 0.5 - _means(codes) * (steps / STEP_UNIT)  # the half: numbers are rounded down
-    nudged = (steps * (MOST_NUDGE / CODE_UNIT / STEP_UNIT)).clamp(max=1)  # by the largest nudge
+    nudged = (steps * (MOST_NUDGE / CODE_UNIT / STEP_UNIT)).clamp(max=1)  # at most
     bases = (starts + torch.where(steps > 0, (1 - nudged) / 2, 0)).floor()
     nudges = ((starts - bases) * (CODE_UNIT * STEP_UNIT) / steps.clamp(min=1)).round().clamp(0, MOST_NUDGE)
     made = Codes(codes.flatten(1), *(values.to(torch.uint8) for values in (steps, nudges, bases)))

@@ -1,13 +1,13 @@
 """Rounds rows of x to integers, as block_weights.py defines them.
 
-    a row:  [K integers][depth int32: starts][depth float32: units][depth float32: unit * sum of its integers], padded
-            with PLANES, the last are starts of the low bytes instead
+    a row:  [integers][depth int32: starts][depth float32: units][depth words: extras], padded
 
 `depth` is the number of blocks. A block's sum in the product begins at `start` = -zero * (sum of its integers), with
-the `zero` of the weights. Integers have one byte (BYTES_ONLY), or two in one of two layouts:
+the `zero` of the weights. Layouts:
 
-    PLANES:   first the high bytes of the whole row, then the low ones; high * 256 + low, both signed
-    PAIRS:    for each CODE_BLOCK integers: each eight of them in PAIR_ORDER, then their sum // 32 and sum % 32
+    BYTES_ONLY:   integers of one byte; extras: unit * sum
+    PLANES:       of two, high * 256 + low, both signed: the row's high bytes and starts, then the low ones, as extras
+    PAIRS:        for each CODE_BLOCK: each eight in PAIR_ORDER, then sum // 32 and sum % 32; else only units
 """
 
 from __future__ import annotations

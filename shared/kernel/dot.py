@@ -65,7 +65,7 @@ def emit_pair_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, pairs_at: Any
         kind = ir.FunctionType(STEPS, [STEPS, STEPS, pairs_at.type])
         operands = [sums, builder.bitcast(numbers, STEPS), pairs_at]
         code = f"vpdpwssd {num_bytes}($3){{1to16}}, $2, $0"
-        return builder.asm(kind, code, "=v,0,v,r", operands, side_effect=True)
+        return builder.asm(kind, code, "=v,0,v,r,~{memory}", operands, side_effect=True)
     pair = spread(builder, read_at(builder, pairs_at, LONG(num_bytes), WORD))
     if dot is Dot.PLAIN:
         return _add_short_words(builder, sums, builder.bitcast(numbers, STEPS), pair)

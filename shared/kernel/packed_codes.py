@@ -47,10 +47,10 @@ class CodedColumns:
 
     def __init__(self, builder: Any, strip_at: Any, b: int) -> None:
         self._builder, self._codes_at = builder, builder.add(strip_at, LONG(b * QUAD_PAIRS * 64))
-        lines = read_at(builder, strip_at, LONG(LINES_AT + b * LINES_BYTES), BYTES)  # and what follows
+        lines = read_at(builder, strip_at, LONG(LINES_AT + b * LINES_BYTES), BYTES)  # 48, and 16 more
         steps, nudges, self._bases = (self._spread(lines, kind) for kind in range(3))
         low = builder.and_(nudges, _shorts(0x00FF))
-        # of a code in the highest 4 bits, and of the next one
+        # for codes in the highest 4 bits, and in the next
         self._nudges = builder.shl(low, _shorts(4)), low
         self._high_steps = builder.and_(steps, _shorts(0xFF00))
         self._steps = builder.lshr(self._high_steps, _shorts(8)), builder.lshr(self._high_steps, _shorts(4))
@@ -70,7 +70,7 @@ class CodedColumns:
                 yield self._product(codes, place, steps)
 
     def base_pairs(self) -> Any:
-        """Return (32 * base, base), without `zero`. Times (sum // 32, sum % 32), that is base * sum."""
+        """Return (32 * b, b), b = base - SIGN_BIT. Times (sum // 32, sum % 32), that is b * sum."""
         factors = ir.Constant(SHORTS, [CODE_BLOCK, 1] * COLUMNS)
         bases = self._builder.and_(self._bases, _shorts(0x00FF))
         return self._builder.mul(self._builder.sub(bases, _shorts(SIGN_BIT)), factors)

@@ -259,7 +259,7 @@ def write_at(builder: Any, address: Any, value: Any, align: int = 4, num_bytes: 
 
 
 def _pointer(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
-    """Don't add constants to the address: LLVM would move each sum out of a loop, into a register."""
+    """Don't add constants to the address: LLVM would move each such address out of a loop, into a register."""
     first = builder.inttoptr(address, ir.IntType(8).as_pointer())
     return builder.bitcast(builder.gep(first, [num_bytes]), kind.as_pointer())
 
@@ -273,7 +273,7 @@ def spread(builder: Any, word: Any) -> Any:
 def multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """Add the pairs' second products, then the first ones, each rounded once.
 
-    The AVX-512 instruction treats numbers below 2^-126 as 0. Other processors keep them."""
+    The AVX-512 instruction treats numbers below 2^-126 as 0. Others keep them."""
     if not has_pair_products():
         for half in (upper_halves, lower_halves):
             sums = multiply_floats(builder, sums, half(builder, column), half(builder, step))

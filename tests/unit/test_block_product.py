@@ -130,12 +130,13 @@ def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot |
     dtypes = [(torch.bfloat16, torch.float32)]
     if form in (Q4_1, INT8, CODES) and dot is None:
         dtypes += [(torch.bfloat16, None), (torch.float32, None)]  # the formats differ in none of it
-    for columns, blocks, threads in ((100, 2, 1), (320, 3, 3)):
+    counts = (1, 2, 3, 4, 5, 6, 11, 16, 33) if dot is not None else (1, 2, 3, 4, 5, 6, 11, 16, 17, 35, 70)
+    for columns, blocks, threads in ((64, 1, 1), (100, 2, 1), (320, 3, 3)):
         inputs = inputs_of(form, blocks)
         weight, bias = random_weight(form, columns, inputs), torch.randn(columns)
         for dtype, out_dtype in dtypes:
             linear = BlockTileLinear(pack(weight, bias, dtype), Team(threads), out_dtype, dot)
-            for count in (1, 2, 3, 4, 5, 6, 11, 16, 33):
+            for count in counts:
                 x = random_rows(count, inputs, dtype, form.block)
                 want = product(x, weight, bias).to(out_dtype or dtype)
                 assert torch.equal(linear(x), want), (columns, count, dtype)
@@ -153,11 +154,15 @@ def test_the_largest_sums_fit_into_words(form: BlockFormat, apart: int, count: i
         assert torch.equal(linear(x), product(x, weight, torch.zeros(64)))
 
 
-@pytest.mark.parametrize("dot", [None, Dot.PLAIN])
+@pytest.mark.parametrize("dot", [None, Dot.PAIRS, Dot.PLAIN])
 @pytest.mark.parametrize("count", [1, 20])
-def test_the_largest_sums_of_codes_are_exact(count: int, dot: Dot | None) -> None:
+@pytest.mark.parametrize(("most", "others"), [(3, 3), (-3, -3), (32639, 32384)])  # the last: low bytes of -128
+def test_the_largest_sums_of_codes_are_exact(count: int, dot: Dot | None, most: int, others: int) -> None:
     """A block's sum doesn't fit into a word."""
-    form, x = OTHER_CODES[-1], torch.full((count, 1280), 3.0)
+    if dot is not None and not is_there(dot):
+        pytest.skip(f"this processor has no products of the kind {dot.name}")
+    form, x = OTHER_CODES[-1], torch.full((count, 1280), float(others))
+    x[:, ::640] = most
     for code, rest in ((0, 0), (MOST_CODE, 255)):  # numbers of 0 and 255
         parts = (torch.full((64, 40), number, dtype=torch.uint8) for number in (rest, rest, rest // 255))
         codes = Codes(torch.full((64, 1280), code, dtype=torch.uint8), *parts)
@@ -311,6 +316,22 @@ def test_codes_are_off_by_a_step_and_keep_the_mean(form: BlockFormat) -> None:
     assert (off.abs().amax(2) <= 1.5 * byte).all()
     mean = off.mean(2) / byte.clamp(min=1e-20)
     assert (mean.abs() <= 0.6).all() and abs(mean.mean()) < 0.02, "rounding favours no side"
+
+
+@pytest.mark.parametrize("form", [Q4_0, Q4_1, Q4_K], ids=name_of)
+def test_small_blocks_beside_a_large_one_are_bytes_too(form: BlockFormat) -> None:
+    """Kernels need numbers that fit into bytes without wrapping."""
+    weight = random_weight(form, 40, 640)
+    weight.scales[:, ::3] *= 1e-3
+    weight.scales[:, 1::3] = 0
+    if weight.lows is not None:
+        weight.lows[::2] *= 100
+    found = recode(weight, OTHER_CODES[-1]).codes
+    assert found is not None and int(found.steps.min()) == 0
+    codes, *lines = (values.long() for values in found.tensors())
+    steps, nudges, bases = (line.repeat_interleave(CODE_BLOCK, dim=1) for line in lines)
+    numbers = (256 * codes + nudges) * steps // 4096 + bases
+    assert torch.equal(numbers, found.numbers().long())
 
 
 @pytest.mark.parametrize("form", [Q4_1, Q4_K], ids=name_of)
