@@ -79,7 +79,7 @@ def layout_of(form: BlockFormat) -> int:
 
 
 def _fixed_room(form: BlockFormat) -> int:
-    """Return bytes of AMX's room, without rows' sums."""
+    """Return AMX's room, without rows' sums."""
     return SUMS_AT + (form.block * TILE_COLUMNS // TILE_HALVES if form.in_codes else 0)
 
 
