@@ -101,15 +101,19 @@ class GgufFile:
         return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
 
     @property
+    def _matrices(self) -> list[gguf.ReaderTensor]:
+        return [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+
+    @property
     def has_codes(self) -> bool:
         """Return whether AMX can multiply codes for most weights."""
-        matrices = [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        matrices = self._matrices
         found = [one for one in matrices if has_codes(_form_of(one)) and one.shape[0] % AMX_INPUTS == 0]
         return 2 * sum(map(_size, found)) > sum(map(_size, matrices))
 
     def bytes_per_weight(self, plain_bytes: int, in_codes: bool = False) -> float:
         """Return the matrices' mean bytes per weight. `plain_bytes`: bytes per weight without blocks."""
-        matrices = [tensor for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        matrices = self._matrices
         sizes = list(map(_size, matrices))
         forms = [_recoded(tensor) if in_codes else _form_of(tensor) for tensor in matrices]
         each = [plain_bytes if form is None else form.bytes_per_weight for form in forms]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 
@@ -175,13 +176,13 @@ def settled(options: LoadOptions, source: TensorSource | None = None, device: st
     """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or with AMX codes for them. With
     weights in blocks, keys and values become int8 if attention multiplies them as integers.
 
-    So machines with and without AMX disagree.
+    Machines with and without AMX then disagree.
     """
     if options.dtype != AUTO:
         return options
     formats = options.formats
     if device == "cpu" and source is not None:
-        if formats.weights == "auto" and isinstance(source, GgufFile) and source.has_blocks:
+        if formats.weights == "auto" and in_blocks(source):
             uses_codes = source.has_codes and options.kernels in COMPILED and has_amx()
             formats = replace(formats, weights="codes" if uses_codes else "file")
         if formats.kv == "auto" and formats.weights in IN_BLOCKS and keeps_integers(source.config):
@@ -193,7 +194,7 @@ def keeps_integers(config: LlamaConfig) -> bool:
     return page_hadamard(attention_shape(config), torch.int8) > 1
 
 
-def in_blocks(source: TensorSource | None) -> bool:
+def in_blocks(source: TensorSource | None) -> TypeGuard[GgufFile]:
     return isinstance(source, GgufFile) and source.has_blocks
 
 
