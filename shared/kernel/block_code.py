@@ -14,10 +14,11 @@ from numba.core import cgutils
 from shared.kernel.block_weights import CODE_BLOCK
 from shared.kernel.byte_rows import CODED_INPUTS_BYTES, data_bytes_of
 from shared.kernel.dot import Dot, emit_dot, emit_pair_dot
-from shared.kernel.jit import emit_for_floats, emit_prefetch, emitted_for_constants
+from shared.kernel.jit import emit_for_floats, emit_prefetch, emitted_for_constants, is_zen
 from shared.kernel.packed_codes import HALF_BLOCKS, STRIP_BYTES, TILE_HALVES, CodedColumns
 from shared.kernel.product import (
     BLOCKS,
+    BOOL,
     COLUMNS,
     FETCH_AHEAD,
     LONG,
@@ -95,8 +96,10 @@ def multiply_blocks(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, x_at, row_bytes, weight_at, steps, before_at, before_bytes, out_at, out_bytes, fetch_it = args
-        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         code = Block(builder, Kind.unpacked(kind.literal_value))
+        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
+        if rows.literal_value == 1 and code.kind.bits == 4 and is_zen():
+            is_far = BOOL(0)  # its own prefetcher is faster
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}

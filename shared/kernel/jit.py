@@ -63,6 +63,14 @@ def processor_features() -> dict[str, bool]:
     return dict(llvm.get_host_cpu_features()) if name in (None, "host") else {}
 
 
+@functools.cache
+def is_zen() -> bool:
+    """A Zen's first cache can wait for few lines, so prefetches go to the second."""
+    settings: Any = config
+    name = settings.CPU_NAME
+    return str(llvm.get_host_cpu_name() if name in (None, "host") else name).startswith("znver")
+
+
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """Compile a C function for a Program. The caller keeps the result alive while its `address` is used.
 
@@ -204,8 +212,8 @@ def emit_fence(builder: Any, value: Any) -> Any:
 
 def emit_prefetch(builder: Any, address: Any, num_bytes: int = 0) -> None:
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    read, keep, data = word(0), word(3), word(1)
-    operands = [builder.gep(builder.inttoptr(address, byte_pointer), [ir.IntType(64)(num_bytes)]), read, keep, data]
+    read, near, data = word(0), word(2 if is_zen() else 3), word(1)
+    operands = [builder.gep(builder.inttoptr(address, byte_pointer), [ir.IntType(64)(num_bytes)]), read, near, data]
     emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
 
 

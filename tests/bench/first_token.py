@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.cluster.local import child_specs
+from deploy.cluster.local import child_specs, deal_routers
 from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import ClusterConfig
@@ -72,7 +72,8 @@ class Site:
         self.port, node_port = free_port(), free_port()
         own = {"port": self.port, "node_endpoint": f"tcp://127.0.0.1:{node_port}"}
         given = {**flags, "router": {**flags.get("router", {}), **own}, "local": layout}
-        specs = child_specs(load(ClusterConfig, given), core_plan.usable_cores(), os.getpid())
+        config = load(ClusterConfig, given)
+        specs = child_specs(config, deal_routers(config), core_plan.usable_cores(), os.getpid())
         self.files = {spec.name: folder / f"{spec.name}.marks" for spec in specs}
         self._more_env = {"NUMBA_CACHE_DIR": str(folder / "kernels")} if empty_cache else {}
         self._log = (folder / "log").open("wb")

@@ -17,6 +17,7 @@ AVX2 = "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+sse4.2"
 PROCESSORS = {
     "haswell": {"NUMBA_CPU_FEATURES": AVX2, "ATEN_CPU_CAPABILITY": "avx2"},  # of 2013
     "skylake-avx512": {"NUMBA_CPU_FEATURES": AVX2 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"},  # of 2017: no bfloat16
+    "znver3": {"NUMBA_CPU_FEATURES": AVX2, "ATEN_CPU_CAPABILITY": "avx2"},  # of 2020
 }
 
 
