@@ -100,6 +100,8 @@ def next_ids(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
     After a chunk's last token comes the next prompt token (hazard H11). After a prompt's last token or a window token
     comes the sampled token.
     """
+    if fb.plan.has_one_token_each:
+        return verified.sampled.ids
     ids = fb.inputs.input_ids
     following = torch.roll(ids, -1)
     ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1

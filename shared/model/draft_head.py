@@ -50,6 +50,10 @@ class DraftHead(Protocol):
         """
         ...
 
+    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        """Write the draft KV that `forward` writes."""
+        ...
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return draft logits (N, Vd) float32 for `hidden` (N, H)."""
         ...

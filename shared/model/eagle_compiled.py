@@ -58,6 +58,14 @@ class CompiledMidlayer:
     def add_to(
         self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
     ) -> None:
+        self._run(residual, next_ids, view, plane, ADD + 1)
+
+    def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
+        self._run(features, next_ids, view, plane, WRITE + 1)
+
+    def _run(
+        self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor, stop: int
+    ) -> None:
         check_range("next ids", next_ids, self._config.vocab_size)
         ids, words = next_ids.contiguous(), self._words
         self._step.begin(view, plane)
@@ -74,7 +82,7 @@ class CompiledMidlayer:
         if self._pool_filled != self._step.pool:
             self._pool_filled = self._step.pool
             self._step.fill(words, ATTENTION, np.zeros(2, np.int64))
-        self._program.run()
+        self._program.run(stop)
 
     def _make_tasks(self) -> list[Any]:
         config, is_half = self._config, self._weights.embed.dtype == torch.bfloat16

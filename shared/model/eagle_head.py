@@ -113,6 +113,10 @@ class Midlayer(Protocol):
         """
         ...
 
+    def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
+        """Only write the draft KV. Arguments as in `add_to`."""
+        ...
+
 
 class EagleHead:
     """A DraftHead for one call at a time. Features and hidden states are float32.
@@ -154,18 +158,27 @@ class EagleHead:
 
         Raises ValueError unless ids, features and positions are equally many.
         """
-        if not len(next_ids) == len(features) == len(view.positions):
-            raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
+        check_lengths(next_ids, features, view)
         residual = features.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(residual) > 0:
             self.midlayer.add_to(residual, next_ids, view, kv.plane(EAGLE_PLANE))
         return residual
+
+    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        check_lengths(next_ids, features, view)
+        if len(features) > 0:
+            self.midlayer.write(features.float().contiguous(), next_ids, view, kv.plane(EAGLE_PLANE))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (N, Vd) float32 for g (N, H)."""
         if len(hidden) == 0:
             return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
         return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
+
+
+def check_lengths(next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs) -> None:
+    if not len(next_ids) == len(features) == len(view.positions):
+        raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
 
 
 class SeparateMidlayer:
@@ -188,3 +201,7 @@ class SeparateMidlayer:
         attended = self._attention.attend(0, weights.qkv(x), None, None)
         normed = blocks.add_norm(residual, weights.out(attended), weights.mlp_norm)
         residual += weights.down(blocks.gated(weights.gate_up, normed))
+
+    def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
+        """Compute all: attention doesn't write alone."""
+        self.add_to(features.clone(), next_ids, view, plane)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.core.request import Request
-from shared.engine.plan import Int64s
+from shared.engine.plan import Bools, Int64s
 from shared.sched.lengths import Lengths
 
 
@@ -16,18 +16,20 @@ class ScheduleBatch:
 
     - seq_lens: committed length before the next step
     - expect_step: the step that wrote the row's relay
+    - can_draft: whether the relay holds the drafter's state
     - in_flight: number of launched steps without a processed result
     - pending_tokens: with speculation, the most tokens that steps in flight can commit
     """
 
     def __init__(self) -> None:
-        self._replace([], np.zeros(0, np.int64), Lengths(np.zeros(0, np.int64)))
+        self._replace([], np.zeros(0, np.int64), np.zeros(0, np.bool_), Lengths(np.zeros(0, np.int64)))
 
-    def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: Lengths) -> None:
+    def _replace(self, reqs: list[Request], expect_step: Int64s, can_draft: Bools, seq_lens: Lengths) -> None:
         self.reqs = reqs
         self._index = {id(req): i for i, req in enumerate(reqs)}
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step
+        self.can_draft = can_draft
         self.seq_lens = seq_lens
         self.in_flight = np.zeros(len(reqs), dtype=np.int64)
         self._pending_advance = np.zeros(len(reqs), dtype=np.int64)
@@ -38,7 +40,7 @@ class ScheduleBatch:
         """Make a batch. Step `step` wrote the rows' relay. `in_flight`: 1 after a prompt's last chunk, else 0."""
         batch = cls()
         lengths = Lengths(np.asarray(committed, dtype=np.int64))
-        batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
+        batch._replace(list(reqs), np.full(len(reqs), step, np.int64), np.ones(len(reqs), np.bool_), lengths)
         batch.in_flight[:] = in_flight
         return batch
 
@@ -54,14 +56,15 @@ class ScheduleBatch:
         self.seq_lens.advance(self._pending_advance)
         self._pending_advance = np.zeros(len(self), dtype=np.int64)
 
-    def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
-        """Record that each of these rows advances by at most `width` tokens in `step`.
+    def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool, drafts_next: bool = True) -> None:
+        """Record that each of these rows advances by at most `width` tokens in `step`. `drafts_next`: the plan's.
 
         With speculation the upper bounds of the lengths advance now. Without it the lengths advance at
         the next `prepare_for_decode`.
         """
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step
+        self.can_draft[rows] = drafts_next
         self.in_flight[rows] += 1
         if speculative:
             self._pending_tokens[rows] += width
@@ -84,7 +87,7 @@ class ScheduleBatch:
             return
         self.seq_lens.filter(keep)
         kept = (self.in_flight[keep], self._pending_advance[keep], self._pending_tokens[keep])
-        self._replace([self.reqs[i] for i in keep], self.expect_step[keep], self.seq_lens)
+        self._replace([self.reqs[i] for i in keep], self.expect_step[keep], self.can_draft[keep], self.seq_lens)
         self.in_flight, self._pending_advance, self._pending_tokens = kept
 
     def merge_batch(self, other: ScheduleBatch) -> None:
@@ -95,5 +98,6 @@ class ScheduleBatch:
         advance = np.concatenate([self._pending_advance, other._pending_advance])
         tokens = np.concatenate([self._pending_tokens, other._pending_tokens])
         expect_step = np.concatenate([self.expect_step, other.expect_step])
-        self._replace(self.reqs + other.reqs, expect_step, self.seq_lens)
+        can_draft = np.concatenate([self.can_draft, other.can_draft])
+        self._replace(self.reqs + other.reqs, expect_step, can_draft, self.seq_lens)
         self.in_flight, self._pending_advance, self._pending_tokens = in_flight, advance, tokens

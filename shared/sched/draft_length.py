@@ -24,7 +24,7 @@ GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step
 SAMPLES = 15  # number of newest step times to keep; their lower quartile ignores delayed steps
 ENOUGH_SAMPLES = 3
 STALE = 64  # steps after which a measured time expires
-MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise
+MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise; to 1 for any gain
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps until the first probe; doubled after each probe that changes nothing
 LONGEST_PROBE = 128
@@ -207,7 +207,8 @@ class DraftLength:
 
     def _settled(self, rates: dict[int, float]) -> int:
         best = max(rates, key=lambda width: rates[width])
-        return best if rates[best] > MARGIN * rates[self._width] else self._width
+        margin = 1.0 if best == 1 else MARGIN
+        return best if rates[best] > margin * rates[self._width] else self._width
 
     def _begin_probe(self, rates: dict[int, float]) -> None:
         self._interval = min(2 * self._interval, LONGEST_PROBE)

@@ -37,7 +37,13 @@ class PlanFreezer:
         self._sampling = SamplingBatch.build([], [], [])
 
     def freeze(
-        self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, width: int
+        self,
+        step: int,
+        shares: Sequence[ChunkShare],
+        batch: ScheduleBatch,
+        rows: Int64s,
+        width: int,
+        drafts_next: bool = True,
     ) -> StepPlan:
         """`rows`: indices into the decode batch."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
@@ -72,6 +78,7 @@ class PlanFreezer:
             encoder_lens=encoder_lens,
             scores=_score_shares(shares) if encoder_lens is None else (),
             constrained=_constrained(reqs),
+            drafts_next=drafts_next,
         )
 
     def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:

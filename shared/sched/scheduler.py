@@ -268,9 +268,12 @@ class Scheduler:
         return rows & together, [chunk for chunk in self.prefilling if chunk.request in together]
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
+        drafts_next = width > 1 or bool(shares) or not self.settings.relays_drafts
+        if not self.running.can_draft[rows].all():
+            width = 1
         step = self._new_step()
-        plan = self._freezer.freeze(step, shares, self.running, rows, width)
-        self.running.mark_planned(rows, step, width, self.settings.speculative)
+        plan = self._freezer.freeze(step, shares, self.running, rows, width, drafts_next)
+        self.running.mark_planned(rows, step, width, self.settings.speculative, drafts_next)
         self._advance_chunks(shares, step)
         return plan
 

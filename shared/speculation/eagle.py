@@ -76,8 +76,11 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        hidden = self._head.forward(next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv)
-        rows = fb.arrays.emitting
+        slots = next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv
+        if not fb.plan.drafts_next:
+            self._head.write(*slots)
+            return {}
+        hidden, rows = self._head.forward(*slots), fb.arrays.emitting
         if not len(rows):
             return {}
         last = hidden[last_token_idx(fb, verified)[rows]]

@@ -76,7 +76,7 @@ def test_a_reservation_is_for_the_widths_in_flight() -> None:
     """Long after the last wide step, whose pages are used up, a plain step reserves one token and no window."""
     core = make_core(CoreKnobs(width=8, hit_rate=0, page_size=1, prefix_cache=False, overlap=False))
     core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
-    core.scheduler.widths = (widths := Scripted([1] * 3 + [8] + [1] * 30))
+    core.scheduler.widths = (widths := Scripted([1] * 3 + [8] * 2 + [1] * 30))
     most = 0
     while core.scheduler.requests or not core.loop.idle:
         core.loop.step(block=True)

@@ -145,6 +145,14 @@ def test_plain_decoding_remembers_why_it_is_plain(cost: float) -> None:
     assert np.mean([width > 1 for width in machine.run(1500)]) < 0.06
 
 
+def test_drafts_that_lose_a_little_are_given_up() -> None:
+    """Four tokens in the time of 4.1."""
+    choice = DraftLength((1, 4), depth=3)
+    machine = Machine(choice, rate=1.0, noise=0.0, seconds_of=lambda rows, width: 1.0 if width == 1 else 4.1)
+    machine.run(300)
+    assert np.mean([width > 1 for width in machine.run(1000)]) < 0.1
+
+
 def test_more_rows_mean_fewer_drafts() -> None:
     """The same acceptance: what pays for one row is dear for 32, and back."""
     machine = Machine(adaptive(), rate=0.6)

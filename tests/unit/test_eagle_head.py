@@ -91,16 +91,22 @@ class Draft:
 
     def forward(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """g of slots[row] of each row, one after another."""
+        with torch.inference_mode():
+            return self.head.forward(next_ids, features, self._view(slots), self.pool)
+
+    def write(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> None:
+        with torch.inference_mode():
+            self.head.write(next_ids, features, self._view(slots), self.pool)
+
+    def _view(self, slots: dict[int, range]) -> AttentionInputs:
         q_lens = torch.tensor([len(part) for part in slots.values()])
-        view = AttentionInputs(
+        return AttentionInputs(
             torch.tensor([slot for part in slots.values() for slot in part]),
             torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
             self.table[list(slots)],
             int(q_lens.max()),
             max(part.stop for part in slots.values()),
         )
-        with torch.inference_mode():
-            return self.head.forward(next_ids, features, view, self.pool)
 
     def one(self, case: Case, start: int, stop: int, row: int = 0) -> torch.Tensor:
         """Slots start..stop of a row, teacher-forced."""
@@ -207,6 +213,19 @@ def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, t
 
 
 @needs_program
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_what_is_written_alone_is_what_a_forward_writes(whole: Case, kernels: str) -> None:
+    whole_run, written = Draft(whole.head(kernels)), Draft(whole.head(kernels))
+    for start, stop in ((0, 19), (19, 20), (20, SLOTS)):
+        whole_run.one(whole, start, stop)
+        features = written.head.project(whole.aux[start:stop])
+        kept = features.clone()
+        written.write({0: range(start, stop)}, whole.next_ids[start:stop], features)
+        assert torch.equal(features, kept)
+    planes = [draft.pool.plane("eagle")[draft.table[0].long()] for draft in (whole_run, written)]
+    assert torch.equal(planes[0].nan_to_num(7.0), planes[1].nan_to_num(7.0)) and not planes[0][0].isnan().any()
+
+
 def test_wrong_ids_and_slots_fail_before_anything_is_read(whole: Case) -> None:
     draft = Draft(whole.head("auto"))
     features = torch.zeros(1, draft.head.hidden_size)

@@ -212,6 +212,9 @@ class HashDraft:
         )
         return hidden
 
+    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        self.forward(next_ids, features, view, kv)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits (N, vocab) of `hidden` (N, 4): the target's, or reversed after a miss or a broken chain."""
         states = hidden.contiguous().numpy()
