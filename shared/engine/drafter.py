@@ -52,5 +52,6 @@ class Drafter(Protocol):
         """Write draft KV for all T tokens of the step.
 
         Return one (B, *shape) tensor for each name in `relay_specs`. Values of rows that do not emit are never read.
+        Without plan.drafts_next, {} is enough.
         """
         ...

@@ -99,7 +99,7 @@ def multiply_blocks(
         code = Block(builder, Kind.unpacked(kind.literal_value))
         is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         if rows.literal_value == 1 and code.kind.bits == 4 and is_zen():
-            is_far = BOOL(0)  # its own prefetcher is faster
+            is_far = BOOL(0)  # the processor's own prefetcher is faster
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}

@@ -65,7 +65,7 @@ def processor_features() -> dict[str, bool]:
 
 @functools.cache
 def is_zen() -> bool:
-    """A Zen's first cache can wait for few lines, so prefetches go to the second."""
+    """Return whether this is an AMD Zen, whose first cache can wait for few lines."""
     settings: Any = config
     name = settings.CPU_NAME
     return str(llvm.get_host_cpu_name() if name in (None, "host") else name).startswith("znver")
@@ -212,9 +212,9 @@ def emit_fence(builder: Any, value: Any) -> Any:
 
 def emit_prefetch(builder: Any, address: Any, num_bytes: int = 0) -> None:
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    read, near, data = word(0), word(2 if is_zen() else 3), word(1)
-    operands = [builder.gep(builder.inttoptr(address, byte_pointer), [ir.IntType(64)(num_bytes)]), read, near, data]
-    emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
+    read, locality, data = word(0), word(2 if is_zen() else 3), word(1)
+    operands = [builder.gep(builder.inttoptr(address, byte_pointer), [ir.IntType(64)(num_bytes)])]
+    emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), [*operands, read, locality, data])
 
 
 @inlined

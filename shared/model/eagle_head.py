@@ -203,5 +203,5 @@ class SeparateMidlayer:
         residual += weights.down(blocks.gated(weights.gate_up, normed))
 
     def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
-        """Compute all: attention doesn't write alone."""
+        """Run the whole layer, because attention can't write alone."""
         self.add_to(features.clone(), next_ids, view, plane)

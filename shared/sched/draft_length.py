@@ -24,7 +24,7 @@ GUESSED_COST = 0.1  # assumed time of one more draft, as a share of a plain step
 SAMPLES = 15  # number of newest step times to keep; their lower quartile ignores delayed steps
 ENOUGH_SAMPLES = 3
 STALE = 64  # steps after which a measured time expires
-MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise; to 1 for any gain
+MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise; plain steps need no margin
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps until the first probe; doubled after each probe that changes nothing
 LONGEST_PROBE = 128
@@ -36,7 +36,7 @@ class WidthChoice(Protocol):
     """Chooses a width for each plan, launched or not. Observes each result, in order."""
 
     def choose(self, num_rows: int) -> int:
-        """Return each decode row's number of tokens, at most the settings' width."""
+        """Return each decode row's number of tokens, at most the settings' width. The scheduler may launch 1 instead."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -216,5 +216,6 @@ class DraftLength:
         self._probes_left = PROBE_STEPS
         self._probe_width = 1
         if self._width == 1:
+            self._probes_left += 1  # a plain step comes first, for the drafter's state
             self._acceptance.fade()
             self._probe_width = max(self._widths[1:], key=lambda width: rates[width])

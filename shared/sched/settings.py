@@ -20,7 +20,7 @@ class SchedSettings:
     mix: bool = True
     key_lookahead: int = 0  # see Drafter
     reads_history: bool = False  # see Drafter
-    relays_drafts: bool = False  # whether a row needs the drafter's relay state to go on
+    relays_drafts: bool = False  # whether drafts need state that the row's last step relayed
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
     max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
     # the parts of a hand-off's KV end before these layers; the last part has the remaining layers

@@ -76,11 +76,11 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        slots = next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv
+        inputs = next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv
         if not fb.plan.drafts_next:
-            self._head.write(*slots)
+            self._head.write(*inputs)
             return {}
-        hidden, rows = self._head.forward(*slots), fb.arrays.emitting
+        hidden, rows = self._head.forward(*inputs), fb.arrays.emitting
         if not len(rows):
             return {}
         last = hidden[last_token_idx(fb, verified)[rows]]

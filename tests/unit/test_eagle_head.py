@@ -212,7 +212,6 @@ def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, t
     assert torch.equal(program.pool.plane("eagle").nan_to_num(), separate.pool.plane("eagle").nan_to_num())
 
 
-@needs_program
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_what_is_written_alone_is_what_a_forward_writes(whole: Case, kernels: str) -> None:
     whole_run, written = Draft(whole.head(kernels)), Draft(whole.head(kernels))
@@ -226,6 +225,7 @@ def test_what_is_written_alone_is_what_a_forward_writes(whole: Case, kernels: st
     assert torch.equal(planes[0].nan_to_num(7.0), planes[1].nan_to_num(7.0)) and not planes[0][0].isnan().any()
 
 
+@needs_program
 def test_wrong_ids_and_slots_fail_before_anything_is_read(whole: Case) -> None:
     draft = Draft(whole.head("auto"))
     features = torch.zeros(1, draft.head.hidden_size)
