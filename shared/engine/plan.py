@@ -88,7 +88,7 @@ class StepPlan:
     encoder_lens: Int64s | None = None  # numbers of encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
-    drafts_next: bool = True  # whether the rows' next steps may draft; if not, the drafter may only write its KV
+    drafts_next: bool = True  # whether the rows' next steps may draft
 
     @property
     def batch_size(self) -> int:

@@ -36,7 +36,7 @@ class WidthChoice(Protocol):
     """Chooses a width for each plan, launched or not. Observes each result, in order."""
 
     def choose(self, num_rows: int) -> int:
-        """Return each decode row's number of tokens, at most the settings' width. The scheduler may launch 1 instead."""
+        """Return each decode row's number of tokens, at most the settings' width. 1 may run instead."""
         ...
 
     def observe(self, result: StepResult) -> None: ...
@@ -216,6 +216,6 @@ class DraftLength:
         self._probes_left = PROBE_STEPS
         self._probe_width = 1
         if self._width == 1:
-            self._probes_left += 1  # a plain step comes first, for the drafter's state
+            self._probes_left += 1  # a plain step comes first
             self._acceptance.fade()
             self._probe_width = max(self._widths[1:], key=lambda width: rates[width])

@@ -88,12 +88,12 @@ def test_a_reservation_is_for_the_widths_in_flight() -> None:
     assert most == 1
 
 
-def test_only_the_last_plain_step_before_drafts_leaves_their_state() -> None:
+def test_the_last_plain_step_before_drafts_leaves_state() -> None:
     core = make_core(CoreKnobs(width=8, hit_rate=100, overlap=False))
     core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
     core.scheduler.widths = Scripted([8] * 2 + [1] * 3 + [8] * 3)
     launch, steps = core.engine.launch, []
-    core.engine.launch = lambda plan: (steps.append((plan.width, plan.drafts_next)), launch(plan))[1]  # type: ignore[method-assign]
+    core.engine.launch = lambda plan: (steps.append((plan.width, plan.drafts_next)), launch(plan))[1]  # type: ignore
     run_local(core, [])
     core.close()
     drafting = (8, True)

@@ -38,7 +38,7 @@ class Machine:
     tokens: int = 0
     held_up: float = 1.0  # all steps take so many times as long: others use the machine too
     _late: deque[StepResult] = field(default_factory=deque)
-    _can_draft: bool = True  # the first step that should draft after plain ones is plain, as in the scheduler
+    _can_draft: bool = True  # as in ScheduleBatch
 
     def run(self, num_steps: int) -> list[int]:
         """The widths of these steps."""
