@@ -72,9 +72,10 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
     output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits
     order: torch.Tensor | None = None
     if drafts is not None:
-        accepted, path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
+        draws = sampled.ids[output_of[num_prefill:]]
+        accepted, path = _accept_chain(draws, drafts) if drafts.parents is None else _accept_tree(draws, drafts)
         accept_lens = _chunks_first(accept_lens, accept_lens[num_prefill:] * accepted, num_prefill)
-        if drafts.parents is not None:
+        if path is not None:
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
     if num_prefill == 0:
@@ -144,14 +145,19 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
     return steps > 0
 
 
-def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` (D, n): the target's draw after each node.
+def _accept_chain(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, None]:
+    """Return accept_lens (D,). `draws` (D, n): the target's draw after each node."""
+    return (drafts.ids == draws[:, :-1]).cumprod(dim=1).sum(dim=1) + 1, None
+
+
+def _accept_tree(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` as above.
 
     Of several longest paths, take the first.
     """
-    drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
+    assert drafts.parents is not None
     right = torch.ones_like(draws, dtype=torch.bool)
-    right[:, 1:] = drafts.ids == drawn_before
+    right[:, 1:] = drafts.ids == draws.gather(1, drafts.parents)
     reached = (right.unsqueeze(1) | ~drafts.lineage).all(dim=2)
     num_accepted, deepest = (drafts.lineage.sum(dim=2) * reached).max(dim=1)
     path = drafts.lineage.gather(1, deepest[:, None, None].expand(-1, 1, draws.shape[1]))

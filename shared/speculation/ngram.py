@@ -6,18 +6,20 @@ The method is prompt lookup decoding by Apoorv Saxena, 2023 (https://github.com/
                   `- the drafts: tokens that followed the latest earlier copy of the last 3 (else 2, else 1) tokens
 
 Like an LZ77 copy, drafts may continue into their own tokens, and so predict repetitions of any period. Without a match,
-the last token is repeated. All of this runs on any device without a sync.
+the last token is repeated. `lookup` runs on any device without a sync. On a CPU a kernel is faster than its small steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified
+from shared.kernel import libraries
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
@@ -46,10 +48,24 @@ class NgramWorkerV2:
 
 def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
     """Return drafts (D, width - 1) and matched lengths (D,) for the D decode rows."""
-    first = fb.plan.num_prefill
-    rows = FutureIndices(fb.future.indices[first:])
-    tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
-    return lookup(tokens, fb.committed[first:], fb.plan.width - 1)
+    first, num_drafts = fb.plan.num_prefill, fb.plan.width - 1
+    rows, last = fb.future.indices[first:], fb.committed[first:]
+    if rows.device.type == "cpu" and libraries.has_numba():
+        return lookup_on_cpu(future_map.history, rows, last, num_drafts)
+    return lookup(future_map.history_tokens(FutureIndices(rows), fb.plan.max_seq_len), last, num_drafts)
+
+
+def lookup_on_cpu(
+    history: torch.Tensor, rows: torch.Tensor, last: torch.Tensor, num_drafts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do the same as `lookup` for the tokens history[rows], without a copy. Raises IndexError for wrong indices."""
+    from shared.kernel.copies import ALL_FIT, copy_drafts
+
+    drafts, lengths = np.empty((len(rows), num_drafts), np.int64), np.empty(len(rows), np.int64)
+    wrong = copy_drafts(history.numpy(), rows.numpy(), last.numpy(), LONGEST_MATCH, drafts, lengths)
+    if wrong != ALL_FIT:
+        raise IndexError(f"token {int(last[wrong])} of row {int(rows[wrong])} is not in a history of {history.shape}")
+    return torch.from_numpy(drafts), torch.from_numpy(lengths)
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:

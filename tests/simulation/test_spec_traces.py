@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.speculation.ngram import lookup
+from shared.speculation.ngram import lookup, lookup_on_cpu
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.scripted_core import Script, job
@@ -141,6 +141,18 @@ def test_the_lookup_is_the_one_written_down_plainly() -> None:
         drafts, matched = lookup(tokens.to(torch.int32), last, num)
         assert drafts.tolist() == [plain_lookup(row, num) for row in rows]
         assert matched.tolist() == [plain_match(row) for row in rows]
+        places = torch.tensor(rng.sample(range(9), 5))
+        history = torch.zeros((9, longest + 2), dtype=torch.int32)
+        history[places] = tokens.to(torch.int32)
+        on_cpu = lookup_on_cpu(history, places, last, num)
+        assert torch.equal(on_cpu[0], drafts) and torch.equal(on_cpu[1], matched)
+
+
+@pytest.mark.parametrize(("row", "last"), [(3, 2), (-1, 2), (0, 8), (0, 0)])
+def test_the_lookup_reads_nothing_beside_the_history(row: int, last: int) -> None:
+    rows, ends = torch.tensor([1, row]), torch.tensor([2, last])
+    with pytest.raises(IndexError, match=f"token {last} of row {row} is not in a history"):
+        lookup_on_cpu(torch.zeros((3, 8), dtype=torch.int32), rows, ends, 2)
 
 
 @pytest.mark.parametrize("disaggregated", [False, True])
