@@ -1,14 +1,15 @@
 """Define the draft layers that draft algorithms use.
 
-    forward at slot s:   (id of the token at s + 1, feature at s)  ->  `hidden`, a guess of the feature at s + 1
-    logits of `hidden`:  the token at s + 2
+    at slot s:   (id of the token at s + 1, feature at s)  ->  hidden, a guess of the feature at s + 1
+                                                           ->  logits of the token at s + 2
 
-A feature comes from the target (`project`), or is the layer's hidden state one slot before. Examples are EAGLE
-heads (arXiv 2401.15077, 2503.01840), MTP layers and HashDraft.
+`extend` makes features of what the target left. `forward` takes hidden states of one slot before as features. Examples
+are EAGLE heads (arXiv 2401.15077, 2503.01840), MTP layers and HashDraft.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +17,12 @@ import torch
 from shared.kernel.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    hidden: torch.Tensor  # (N, *hidden_shape)
+    logits: torch.Tensor  # (N, Vd) float32
 
 
 class DraftHead(Protocol):
@@ -37,23 +44,26 @@ class DraftHead(Protocol):
         """Return the planes that the head adds to a page."""
         ...
 
-    def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """Turn ModelOutput.aux (T, A) into features (T, H)."""
-        ...
+    def extend(
+        self,
+        next_ids: torch.Tensor,
+        aux: torch.Tensor,
+        view: AttentionInputs,
+        kv: KVPool,
+        wanted: torch.Tensor | None = None,
+    ) -> DraftOutput:
+        """Write the draft KV of T slots that the target has reached. Read earlier slots of the same rows.
 
-    def forward(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
-        """Return hidden (T, H) for features (T, H) and next_ids (T,) int64, the token after each slot.
-
-        Writes the T slots' draft KV, and reads earlier slots of the same rows.
+        - next_ids (T,) int64: the token after each slot
+        - aux (T, A): ModelOutput.aux
+        - wanted (N,) int64: the slots whose output the caller reads; None: all
         """
         ...
 
-    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
-        """Write the draft KV that `forward` writes."""
+    def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        """Write the draft KV that `extend` writes."""
         ...
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return draft logits (N, Vd) float32 for `hidden` (N, H)."""
+    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
+        """Do as `extend` for all T slots, with features (T, *hidden_shape)."""
         ...

@@ -22,6 +22,7 @@ from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactor
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
+from shared.model.draft_head import DraftOutput
 from shared.model.eagle_file import HeadConfig, HeadFolder
 from shared.model.interface import ModelSpec
 from shared.model.weights import rope_tables_of
@@ -103,19 +104,23 @@ def _rope(layer: LlamaConfig, max_context: int, device: torch.device) -> tuple[t
     return cos.to(device), sin.to(device)
 
 
-class Midlayer(Protocol):
-    def add_to(
-        self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
-    ) -> None:
-        """Turn f into g in place: residual (N, H) float32, contiguous, N > 0.
+class HeadNetwork(Protocol):
+    """Runs the head for T > 0 slots. `plane`: the plane EAGLE_PLANE of the KV pool. Other arguments as in DraftHead."""
 
-        Writes draft KV of all N slots, then attends.
-        """
-        ...
+    def extend(
+        self,
+        next_ids: torch.Tensor,
+        aux: torch.Tensor,
+        view: AttentionInputs,
+        plane: torch.Tensor,
+        wanted: torch.Tensor | None,
+    ) -> DraftOutput: ...
 
-    def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
-        """Only write the draft KV. Arguments as in `add_to`."""
-        ...
+    def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None: ...
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
+    ) -> DraftOutput: ...
 
 
 class EagleHead:
@@ -126,54 +131,51 @@ class EagleHead:
 
     hidden_dtype = torch.float32
 
-    def __init__(
-        self, source: HeadFolder, spec: ModelSpec, weights: EagleWeights, midlayer: Midlayer, blocks: BlockKernels
-    ) -> None:
+    def __init__(self, source: HeadFolder, spec: ModelSpec, embed: torch.Tensor, network: HeadNetwork) -> None:
         self.config: HeadConfig = source.config
         self.hidden_size = self.config.layer.hidden_size
         self.hidden_shape: tuple[int, ...] = (self.hidden_size,)
         self.draft_vocab_size = self.config.draft_vocab_size
         self.aux_layers = self.config.aux_layers
         self.weights_hash = source.content_hash()
-        self.d2t = source.draft_ids.to(weights.embed.device)
+        self.d2t = source.draft_ids.to(embed.device)
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._weights = weights
-        self.midlayer = midlayer
-        self._blocks = blocks
+        self.network = network
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         layer = self.config.layer
         return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
 
-    def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """aux (N, 3H) in the model's dtype -> (N, H) float32."""
-        if len(aux) == 0:
-            return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
-        return self._weights.fc(aux).float()
+    def extend(
+        self,
+        next_ids: torch.Tensor,
+        aux: torch.Tensor,
+        view: AttentionInputs,
+        kv: KVPool,
+        wanted: torch.Tensor | None = None,
+    ) -> DraftOutput:
+        """Raises ValueError unless ids, features and positions are equally many. So do the others."""
+        check_lengths(next_ids, aux, view)
+        num_wanted = len(next_ids) if wanted is None else len(wanted)
+        if num_wanted == 0:
+            self.write(next_ids, aux, view, kv)
+            return self._no_output(aux)
+        return self.network.extend(next_ids, aux.contiguous(), view, kv.plane(EAGLE_PLANE), wanted)
 
-    def forward(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
-        """Write draft KV to the plane "eagle", then attend. Return g (N, H) float32.
+    def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        check_lengths(next_ids, aux, view)
+        if len(next_ids):
+            self.network.write(next_ids, aux.contiguous(), view, kv.plane(EAGLE_PLANE))
 
-        Raises ValueError unless ids, features and positions are equally many.
-        """
+    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
         check_lengths(next_ids, features, view)
-        residual = features.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        if len(residual) > 0:
-            self.midlayer.add_to(residual, next_ids, view, kv.plane(EAGLE_PLANE))
-        return residual
+        if not len(next_ids):
+            return self._no_output(features)
+        return self.network.forward(next_ids, features.float().contiguous(), view, kv.plane(EAGLE_PLANE))
 
-    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
-        check_lengths(next_ids, features, view)
-        if len(features) > 0:
-            self.midlayer.write(features.float().contiguous(), next_ids, view, kv.plane(EAGLE_PLANE))
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return (N, Vd) float32 for g (N, H)."""
-        if len(hidden) == 0:
-            return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
-        return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
+    def _no_output(self, like: torch.Tensor) -> DraftOutput:
+        sizes = self.hidden_size, self.draft_vocab_size
+        return DraftOutput(*(like.new_empty((0, size), dtype=torch.float32) for size in sizes))
 
 
 def check_lengths(next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs) -> None:
@@ -181,27 +183,56 @@ def check_lengths(next_ids: torch.Tensor, features: torch.Tensor, view: Attentio
         raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
 
 
-class SeparateMidlayer:
-    """Runs the layer kernel by kernel, on any device."""
+class SeparateHead:
+    """Runs the head kernel by kernel, on any device."""
 
     def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
         self._weights = weights
         self._attention = attention
         self._blocks = blocks
 
-    def add_to(
-        self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
-    ) -> None:
+    def extend(
+        self,
+        next_ids: torch.Tensor,
+        aux: torch.Tensor,
+        view: AttentionInputs,
+        plane: torch.Tensor,
+        wanted: torch.Tensor | None,
+    ) -> DraftOutput:
+        return self._run(next_ids, self._weights.fc(aux).float(), view, plane, wanted)
+
+    def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
+        """Attend, too: attention can't write alone."""
+        self._attend(next_ids, self._weights.fc(aux).float(), view, plane)
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
+    ) -> DraftOutput:
+        return self._run(next_ids, features, view, plane, None)
+
+    def _attend(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
+    ) -> torch.Tensor:
         weights, blocks = self._weights, self._blocks
         self._attention.begin(view, plane)
-        hidden = residual.shape[1]
-        x = torch.empty((len(residual), 2 * hidden), dtype=weights.embed.dtype, device=residual.device)
+        hidden = features.shape[1]
+        x = torch.empty((len(features), 2 * hidden), dtype=weights.embed.dtype, device=features.device)
         x[:, :hidden] = blocks.add_norm(weights.embed[next_ids].float(), None, weights.embed_norm)
-        x[:, hidden:] = blocks.add_norm(residual, None, weights.feature_norm)
-        attended = self._attention.attend(0, weights.qkv(x), None, None)
-        normed = blocks.add_norm(residual, weights.out(attended), weights.mlp_norm)
-        residual += weights.down(blocks.gated(weights.gate_up, normed))
+        x[:, hidden:] = blocks.add_norm(features, None, weights.feature_norm)
+        return self._attention.attend(0, weights.qkv(x), None, None)
 
-    def write(self, features: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
-        """Run the whole layer, because attention can't write alone."""
-        self.add_to(features.clone(), next_ids, view, plane)
+    def _run(
+        self,
+        next_ids: torch.Tensor,
+        features: torch.Tensor,
+        view: AttentionInputs,
+        plane: torch.Tensor,
+        wanted: torch.Tensor | None,
+    ) -> DraftOutput:
+        weights, blocks = self._weights, self._blocks
+        attended = self._attend(next_ids, features, view, plane)
+        hidden = features.clone() if wanted is None else features[wanted]
+        attended = attended if wanted is None else attended[wanted]
+        normed = blocks.add_norm(hidden, weights.out(attended), weights.mlp_norm)
+        last = blocks.add_norm(hidden, weights.down(blocks.gated(weights.gate_up, normed)), weights.norm)
+        return DraftOutput(hidden, weights.head(last))

@@ -19,8 +19,8 @@ from shared.model.eagle_head import (
     DraftTarget,
     EagleHead,
     EagleWeights,
-    Midlayer,
-    SeparateMidlayer,
+    HeadNetwork,
+    SeparateHead,
     load_eagle_weights,
 )
 from shared.model.interface import Model, ModelInputs, ModelSpec
@@ -172,28 +172,30 @@ def load_eagle_head(
     context = target.spec.max_context + WINDOW_SLACK
     in_blocks = target.spec.weight_dtype in IN_BLOCKS
     weights = load_eagle_weights(source, embed, context, picked.make_weight, picked.make_head, in_blocks)
-    midlayer = _midlayer(layer, weights, picked, as_program=kernels == "auto")
-    head = EagleHead(source, target.spec, weights, midlayer, picked.blocks)
+    network = _head_network(layer, weights, picked, as_program=kernels == "auto")
+    head = EagleHead(source, target.spec, embed, network)
     if embed.device.type == "cpu":
-        warm_up_head(head)
+        warm_up_head(head, embed.dtype)
     return head
 
 
-def _midlayer(config: LlamaConfig, weights: EagleWeights, picked: Kernels, as_program: bool) -> Midlayer:
+def _head_network(config: LlamaConfig, weights: EagleWeights, picked: Kernels, as_program: bool) -> HeadNetwork:
     if picked.team is not None and as_program:
-        from shared.model.eagle_compiled import CompiledMidlayer, fits
+        from shared.model.eagle_compiled import CompiledHead, fits
 
         if fits(config, weights):
-            return CompiledMidlayer(config, weights, picked.team)
-    return SeparateMidlayer(weights, picked.make_attention(weights.rope, None), picked.blocks)
+            return CompiledHead(config, weights, picked.team)
+    return SeparateHead(weights, picked.make_attention(weights.rope, None), picked.blocks)
 
 
-def warm_up_head(head: EagleHead) -> None:
+def warm_up_head(head: EagleHead, dtype: torch.dtype) -> None:
     pool = KVPool(head.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
             cu_q_lens, table = torch.tensor([0, count], dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
             view = AttentionInputs(torch.arange(count), cu_q_lens, table, count, count)
-            features = torch.zeros(count, head.hidden_size)
-            head.logits(head.forward(torch.zeros(count, dtype=torch.int64), features, view, pool))
+            ids, features = torch.zeros(count, dtype=torch.int64), torch.zeros(count, head.hidden_size)
+            aux = features.repeat(1, len(head.aux_layers)).to(dtype)
+            head.extend(ids, aux, view, pool)
+            head.forward(ids, features, view, pool)
     pool.close()

@@ -83,8 +83,8 @@ def _next_level(
     slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)
     seen = frontier.seen | (1 << slots)
     view = alternatives_of(fb, depth - 1, slots, seen)
-    hidden = head.forward(frontier.path[:, :, -1].reshape(-1), frontier.features.flatten(0, 1), view, kv)
-    ids, log_probs = draw.candidates(head, hidden, frontier.path, topk)
+    output = head.forward(frontier.path[:, :, -1].reshape(-1), frontier.features.flatten(0, 1), view, kv)
+    ids, log_probs = draw.candidates(head, output.logits, frontier.path, topk)
     scores = frontier.scores.unsqueeze(2) + log_probs
     parents = frontier.places.unsqueeze(2).expand_as(ids)
     level = Level(ids.flatten(1), scores.flatten(1), parents.flatten(1))
@@ -92,7 +92,7 @@ def _next_level(
     parent = chosen // topk
     row = torch.arange(num_rows, device=chosen.device).unsqueeze(1)
     path = torch.cat([frontier.path[row, parent], level.ids.gather(1, chosen).unsqueeze(2)], dim=2)
-    features = hidden.view(num_rows, topk, *hidden.shape[1:])[row, parent]
+    features = output.hidden.view(num_rows, topk, *output.hidden.shape[1:])[row, parent]
     best = level.scores.gather(1, chosen)
     return level, Frontier(num_before + chosen, path, best, features, seen.gather(1, parent))
 

@@ -38,31 +38,34 @@ class Draw:
         self._takes_largest = takes_largest(self._sampling)
         self._history = future_map.history_of(fb.future) if reads else None
 
-    def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Write `ids` (N,) at `positions` (N,) to the history. Return the draft after each id, (N,) int64."""
+    def next(self, head: DraftHead, logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Write `ids` (N,) at `positions` (N,) to the history. Return the draft after each id, (N,) int64.
+
+        `logits` (N, Vd): the head's.
+        """
         self._record(ids, positions)
-        logits, words = self._words(head, head.logits(hidden))
+        logits, words = self._words(head, logits)
         drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
         return _target_ids(drafts, words)
 
     def first(
-        self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
+        self, head: DraftHead, logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the same as `next`, but return the `num` likeliest drafts, the drawn one first.
 
         Return ids (N, num) and their float32 probabilities, which include noise and penalties.
         """
         self._record(ids, positions)
-        logits, words = self._words(head, head.logits(hidden))
+        logits, words = self._words(head, logits)
         drafts, log_probs = rank_candidates(logits, self._sampling, self._row_of(), positions, self._history, num)
         return _target_ids(drafts, words), log_probs.exp()
 
     def candidates(
-        self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
+        self, head: DraftHead, logits: torch.Tensor, path: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the `num` likeliest tokens (N, n, num) after each of n tree nodes, and their log-probabilities.
 
-        path (N, n, depth) int64: a node's drafts after the bonus token; hidden (N * n, ...).
+        path (N, n, depth) int64: a node's drafts after the bonus token; logits (N * n, Vd).
         """
         num_rows, num_nodes, depth = path.shape
         positions = (self._committed + depth).repeat_interleave(num_nodes)
@@ -70,7 +73,7 @@ class Draw:
         if history is not None:
             common = (self._committed + 1).repeat_interleave(num_nodes)
             history = replace(history, common=common, drafted=path.flatten(0, 1).to(torch.int32))
-        logits, words = self._words(head, head.logits(hidden))
+        logits, words = self._words(head, logits)
         ids, log_probs = rank_candidates(logits, self._sampling, self._row_of(num_nodes), positions, history, num)
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
 

@@ -26,7 +26,7 @@ from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 from shared.speculation.draft_tree import Level, grow
 from shared.speculation.draw import Draw
-from shared.speculation.views import features_of, per_row, view_of, window_of
+from shared.speculation.views import aux_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
@@ -68,27 +68,24 @@ class EagleWorkerV2:
         plan = fb.plan
         committed, drafts = fb.committed[plan.num_prefill :], [draft]
         for i in range(plan.width - 2):
-            hidden = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
-            draft = draw.next(self._head, hidden, draft, committed + i + 1)
+            output = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
+            draft, hidden = draw.next(self._head, output.logits, draft, committed + i + 1), output.hidden
             drafts.append(draft)
         return Drafts(torch.stack(drafts, dim=1))
 
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        inputs = next_ids(fb, verified), features_of(self._head, output), view_of(fb), kv
-        if not fb.plan.drafts_next:
+        inputs, rows = (next_ids(fb, verified), aux_of(output), view_of(fb), kv), fb.arrays.emitting
+        if not (fb.plan.drafts_next and len(rows)):
             self._head.write(*inputs)
             return {}
-        hidden, rows = self._head.forward(*inputs), fb.arrays.emitting
-        if not len(rows):
-            return {}
-        last = hidden[last_token_idx(fb, verified)[rows]]
+        last = self._head.extend(*inputs, last_token_idx(fb, verified)[rows])
         draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
         bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
-        state = {"hidden_states": last}
+        state = {"hidden_states": last.hidden}
         if self._topk > 1:
-            state["topk_index"], state["topk_p"] = draw.first(self._head, last, bonus, positions, self._topk)
+            state["topk_index"], state["topk_p"] = draw.first(self._head, last.logits, bonus, positions, self._topk)
         else:
-            state["topk_index"] = draw.next(self._head, last, bonus, positions).unsqueeze(1)
+            state["topk_index"] = draw.next(self._head, last.logits, bonus, positions).unsqueeze(1)
         return per_row(state, rows, fb.plan.batch_size)

@@ -25,7 +25,7 @@ from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 from shared.speculation.draw import Draw
-from shared.speculation.views import features_of, per_row, view_of, window_of
+from shared.speculation.views import aux_of, per_row, view_of, window_of
 
 HIDDEN_PLANE = "mtp_hidden"
 
@@ -63,9 +63,9 @@ class MultiLayerEagleWorkerV2:
         for i in range(1, plan.width - 1):
             slots = committed.unsqueeze(1) + torch.arange(i, device=committed.device)
             features = torch.cat([kept.before(first, i - 1).unsqueeze(1), below], dim=1)
-            hidden = self._layers[i].forward(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
-            below = hidden.view_as(features)
-            draft = draw.next(self._layers[i], below[:, -1], drafts[:, -1], slots[:, -1] + 1)
+            output = self._layers[i].forward(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
+            below, last = output.hidden.view_as(features), output.logits.view(*slots.shape, -1)[:, -1]
+            draft = draw.next(self._layers[i], last, drafts[:, -1], slots[:, -1] + 1)
             drafts = torch.cat([drafts, draft.unsqueeze(1)], dim=1)
         return Drafts(drafts)
 
@@ -73,17 +73,17 @@ class MultiLayerEagleWorkerV2:
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         view, kept, ids = view_of(fb), KeptHidden(fb, kv), next_ids(fb, verified)
-        features = features_of(self._layers[0], output)
-        first = hidden = self._layers[0].forward(ids, features, view, kv)
+        first = self._layers[0].extend(ids, aux_of(output), view, kv)
+        hidden = first.hidden
         for i, layer in enumerate(self._layers[1:]):
             features = kept.one_slot_back(hidden, i)
             kept.keep(hidden, i)
-            hidden = layer.forward(ids, features, view, kv)
+            hidden = layer.forward(ids, features, view, kv).hidden
         rows = fb.arrays.emitting
         if not len(rows):
             return {}
         draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
-        last = first[last_token_idx(fb, verified)[rows]]
+        last = first.logits[last_token_idx(fb, verified)[rows]]
         drafts = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
         state = {"topk_index": drafts.unsqueeze(1)}
         return per_row(state, rows, fb.plan.batch_size)

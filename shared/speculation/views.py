@@ -7,7 +7,6 @@ import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.kernel.attention import AttentionInputs, HostLengths
-from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 
 
@@ -55,11 +54,11 @@ def _of_equal_windows(num_rows: int, num_slots: int) -> HostLengths:
     return HostLengths(bounds, seq_lens=None, seq_lens_sum=None, num_running=num_rows)
 
 
-def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
-    """Return the target's features, (T, H)."""
+def aux_of(output: ModelOutput) -> torch.Tensor:
+    """Return what the target leaves for heads, (T, A)."""
     if output.aux is None:
         raise ValueError("the target leaves no features: capture_aux was not called")
-    return head.project(output.aux)
+    return output.aux
 
 
 def per_row(state: dict[str, torch.Tensor], rows: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:

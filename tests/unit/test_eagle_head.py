@@ -13,7 +13,8 @@ from shared.kernel.attention import AttentionInputs
 from shared.kernel.product import supports
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
-from shared.model.eagle_compiled import CompiledMidlayer
+from shared.model.draft_head import DraftOutput
+from shared.model.eagle_compiled import CompiledHead
 from shared.model.eagle_head import DraftTarget, EagleHead
 from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.model.load import load_eagle_head, load_model
@@ -89,14 +90,24 @@ class Draft:
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
         self.table = order.to(torch.int32).view(num_rows, per_row)
 
-    def forward(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """g of slots[row] of each row, one after another."""
+    def forward(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> DraftOutput:
+        """Output at slots[row] of each row, one after another."""
         with torch.inference_mode():
             return self.head.forward(next_ids, features, self._view(slots), self.pool)
 
-    def write(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> None:
+    def extend(
+        self, slots: dict[int, range], next_ids: torch.Tensor, aux: torch.Tensor, wanted: list[int] | None = None
+    ) -> DraftOutput:
+        places = None if wanted is None else torch.tensor(wanted, dtype=torch.int64)
         with torch.inference_mode():
-            self.head.write(next_ids, features, self._view(slots), self.pool)
+            return self.head.extend(next_ids, self._given(aux), self._view(slots), self.pool, places)
+
+    def write(self, slots: dict[int, range], next_ids: torch.Tensor, aux: torch.Tensor) -> None:
+        with torch.inference_mode():
+            self.head.write(next_ids, self._given(aux), self._view(slots), self.pool)
+
+    def _given(self, aux: torch.Tensor) -> torch.Tensor:
+        return aux.to(self.pool.planes[0].dtype)
 
     def _view(self, slots: dict[int, range]) -> AttentionInputs:
         q_lens = torch.tensor([len(part) for part in slots.values()])
@@ -108,11 +119,13 @@ class Draft:
             max(part.stop for part in slots.values()),
         )
 
-    def one(self, case: Case, start: int, stop: int, row: int = 0) -> torch.Tensor:
+    def one(self, case: Case, start: int, stop: int, row: int = 0) -> DraftOutput:
         """Slots start..stop of a row, teacher-forced."""
-        with torch.inference_mode():
-            features = self.head.project(case.aux[start:stop].to(self.pool.planes[0].dtype))
-        return self.forward({row: range(start, stop)}, case.next_ids[start:stop], features)
+        return self.extend({row: range(start, stop)}, case.next_ids[start:stop], case.aux[start:stop])
+
+
+def joined(parts: list[DraftOutput]) -> DraftOutput:
+    return DraftOutput(torch.cat([part.hidden for part in parts]), torch.cat([part.logits for part in parts]))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -120,11 +133,10 @@ class Draft:
 def test_chunks_and_single_steps_equal_one_causal_pass(case: Case, kernels: str, page_size: int) -> None:
     draft = Draft(case.head(kernels), page_size=page_size)
     cuts = [0, 19, 30, 31, 32, 35, SLOTS]
-    got = torch.cat([draft.one(case, *cut) for cut in zip(cuts, cuts[1:], strict=False)])
+    got = joined([draft.one(case, *cut) for cut in zip(cuts, cuts[1:], strict=False)])
     want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))
-    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
-    with torch.inference_mode():
-        logits = draft.head.logits(got)
+    torch.testing.assert_close(got.hidden, want, atol=2e-4, rtol=1e-4)
+    logits = got.logits
     assert (logits.shape, logits.dtype) == ((SLOTS, DRAFT_VOCAB), torch.float32)
     torch.testing.assert_close(logits, case.plain.logits(want), atol=5e-4, rtol=1e-4)
 
@@ -132,11 +144,9 @@ def test_chunks_and_single_steps_equal_one_causal_pass(case: Case, kernels: str,
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_bfloat16_stays_near_float32(case: Case, kernels: str) -> None:
     draft = Draft(case.head(kernels, "bfloat16"))
-    got = torch.cat([draft.one(case, 0, 30), *(draft.one(case, n, n + 1) for n in range(30, SLOTS))])
-    want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))
-    assert (got - want).abs().mean() < 0.02 * want.abs().mean()
-    with torch.inference_mode():
-        logits = draft.head.logits(got)
+    got = joined([draft.one(case, 0, 30), *(draft.one(case, n, n + 1) for n in range(30, SLOTS))])
+    want, logits = case.plain.hidden(case.next_ids, case.plain.features(case.aux)), got.logits
+    assert (got.hidden - want).abs().mean() < 0.02 * want.abs().mean()
     assert (logits - case.plain.logits(want)).abs().mean() < 0.03 * case.plain.logits(want).abs().mean()
 
 
@@ -144,16 +154,17 @@ def test_bfloat16_stays_near_float32(case: Case, kernels: str) -> None:
 def test_a_chain_feeds_on_itself_and_leaves_no_trace(case: Case, kernels: str) -> None:
     """Draft steps take the head's own output; their slots are written again once the target has been there."""
     draft, start = Draft(case.head(kernels)), 20
-    hidden = draft.one(case, 0, start)[-1:]
+    hidden = draft.one(case, 0, start).hidden[-1:]
     features = case.plain.features(case.aux[:start])
     want = case.plain.hidden(case.next_ids[:start], features)[-1:]
     for step in range(3):
-        hidden = draft.forward({0: range(start + step, start + step + 1)}, case.next_ids[-1 - step :][:1], hidden)
+        slots = {0: range(start + step, start + step + 1)}
+        hidden = draft.forward(slots, case.next_ids[-1 - step :][:1], hidden).hidden
         features = torch.cat((features, want))
         drafted = torch.cat([case.next_ids[-1 - n :][:1] for n in range(step + 1)])
         want = case.plain.hidden(torch.cat((case.next_ids[:start], drafted)), features)[-1:]
         torch.testing.assert_close(hidden, want, atol=5e-4, rtol=1e-3)
-    again = draft.one(case, start, SLOTS)
+    again = draft.one(case, start, SLOTS).hidden
     want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))[start:]
     torch.testing.assert_close(again, want, atol=2e-4, rtol=1e-4)
 
@@ -170,9 +181,9 @@ def test_a_tree_is_its_paths(whole: Case, kernels: str) -> None:
     visible = torch.tensor([0b1, 0b11, 0b101])
     view = AttentionInputs(positions, bounds, draft.table[:1], 3, start + 3, slots, visible)
     with torch.inference_mode():
-        tree = draft.head.forward(ids, features, view, draft.pool)
+        tree = draft.head.forward(ids, features, view, draft.pool).hidden
     for path in ([0, 1], [0, 2]):
-        alone = draft.forward({1: range(start, start + 2)}, ids[path], features[path])
+        alone = draft.forward({1: range(start, start + 2)}, ids[path], features[path]).hidden
         torch.testing.assert_close(tree[path], alone, atol=1e-4, rtol=1e-4)
 
 
@@ -187,14 +198,10 @@ def test_neighbours_and_cuts_do_not_show(whole: Case, dtype: str) -> None:
             if part.start:
                 draft.one(whole, 0, part.start, row)
     flat = torch.tensor([slot for part in parts.values() for slot in part])
-    with torch.inference_mode():
-        features = head.project(whole.aux[flat].to(getattr(torch, dtype)))
-    got = together.forward(parts, whole.next_ids[flat], features)
+    got = together.extend(parts, whole.next_ids[flat], whole.aux[flat])
     cuts = {0: (0, 1, 9, 30), 1: (25, 26), 2: (7, 8, 11), 3: (0, 1)}
     want = [alone.one(whole, *cut, row) for row, at in cuts.items() for cut in zip(at, at[1:], strict=False)]
-    assert torch.equal(got, torch.cat(want))
-    with torch.inference_mode():
-        assert torch.equal(head.logits(got), torch.cat([head.logits(g) for g in got.split(5)]))
+    assert torch.equal(got.hidden, joined(want).hidden) and torch.equal(got.logits, joined(want).logits)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -203,12 +210,16 @@ def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, t
     if not supports(128, getattr(torch, dtype)):
         pytest.skip("our products don't run on this processor")
     program, separate = Draft(whole.head("auto", dtype, threads), 2), Draft(whole.head("separate", dtype), 2)
-    assert isinstance(program.head.midlayer, CompiledMidlayer)
+    assert isinstance(program.head.network, CompiledHead)
     features = torch.randn(SLOTS, 128, generator=torch.Generator().manual_seed(5))
     for parts in ({0: range(0, 20)}, {0: range(20, 21), 1: range(0, 9)}, {0: range(21, 22), 1: range(9, 13)}):
         size = sum(len(part) for part in parts.values())
-        got, want = (draft.forward(parts, whole.next_ids[:size], features[-size:]) for draft in (program, separate))
-        assert torch.equal(got, want)
+        ids = whole.next_ids[:size]
+        for wanted in (None, [size - 1, 0, size // 2], [0]):
+            got, want = (draft.extend(parts, ids, whole.aux[:size], wanted) for draft in (program, separate))
+            assert torch.equal(got.hidden, want.hidden) and torch.equal(got.logits, want.logits)
+        got, want = (draft.forward(parts, ids, features[-size:]) for draft in (program, separate))
+        assert torch.equal(got.hidden, want.hidden) and torch.equal(got.logits, want.logits)
     assert torch.equal(program.pool.plane("eagle").nan_to_num(), separate.pool.plane("eagle").nan_to_num())
 
 
@@ -217,10 +228,7 @@ def test_what_is_written_alone_is_what_a_forward_writes(whole: Case, kernels: st
     whole_run, written = Draft(whole.head(kernels)), Draft(whole.head(kernels))
     for start, stop in ((0, 19), (19, 20), (20, SLOTS)):
         whole_run.one(whole, start, stop)
-        features = written.head.project(whole.aux[start:stop])
-        kept = features.clone()
-        written.write({0: range(start, stop)}, whole.next_ids[start:stop], features)
-        assert torch.equal(features, kept)
+        written.write({0: range(start, stop)}, whole.next_ids[start:stop], whole.aux[start:stop])
     planes = [draft.pool.plane("eagle")[draft.table[0].long()] for draft in (whole_run, written)]
     assert torch.equal(planes[0].nan_to_num(7.0), planes[1].nan_to_num(7.0)) and not planes[0][0].isnan().any()
 
@@ -243,19 +251,46 @@ def test_nothing_in_gives_nothing(whole: Case, kernels: str) -> None:
     none = torch.zeros(0, dtype=torch.int64)
     bounds, table = torch.zeros(1, dtype=torch.int32), torch.zeros(0, 1, dtype=torch.int32)
     view = AttentionInputs(none, bounds, table, 0, 0)
-    hidden = head.forward(none, head.project(whole.aux[:0]), view, pool)
-    assert (hidden.shape, head.logits(hidden).shape) == ((0, head.hidden_size), (0, DRAFT_VOCAB))
+    head.write(none, whole.aux[:0], view, pool)
+    features = torch.zeros(0, head.hidden_size)
+    for output in (head.extend(none, whole.aux[:0], view, pool), head.forward(none, features, view, pool)):
+        assert (output.hidden.shape, output.logits.shape) == ((0, head.hidden_size), (0, DRAFT_VOCAB))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_wanted_slots_are_those_of_all(whole: Case, kernels: str) -> None:
+    every, some = Draft(whole.head(kernels), 2), Draft(whole.head(kernels), 2)
+    parts = {0: range(0, 20), 1: range(0, 9)}
+    ids, aux = whole.next_ids[:29], whole.aux[:29]
+    want = every.extend(parts, ids, aux)
+    for wanted in ([28, 3, 19], [19], []):
+        got = some.extend(parts, ids, aux, wanted)
+        torch.testing.assert_close(got.hidden, want.hidden[wanted], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got.logits, want.logits[wanted], atol=1e-5, rtol=1e-5)
+    planes = [draft.pool.plane("eagle")[draft.table.flatten().long()] for draft in (every, some)]
+    assert torch.equal(planes[0].nan_to_num(7.0), planes[1].nan_to_num(7.0))
+
+
+@needs_program
+def test_wrong_wanted_slots_and_dtypes_are_refused(whole: Case) -> None:
+    draft = Draft(whole.head("auto"))
+    for wrong in (4, -1):
+        with pytest.raises(IndexError, match="wanted slots"):
+            draft.extend({0: range(4)}, whole.next_ids[:4], whole.aux[:4], [wrong])
+    with pytest.raises(TypeError, match="this head is for"):
+        draft.head.extend(whole.next_ids[:4], whole.aux[:4].bfloat16(), draft._view({0: range(4)}), draft.pool)
 
 
 def test_features_are_left_as_they_are(whole: Case) -> None:
     draft = Draft(whole.head("auto"))
     features = torch.randn(4, draft.head.hidden_size)
     before = features.clone()
-    hidden = draft.forward({0: range(4)}, whole.next_ids[:4], features)
-    kept = hidden.clone()
-    draft.head.logits(hidden)
+    output = draft.forward({0: range(4)}, whole.next_ids[:4], features)
+    kept = output.hidden.clone(), output.logits.clone()
     draft.forward({0: range(4)}, whole.next_ids[4:8], features * 2)
-    assert torch.equal(features, before) and torch.equal(hidden, kept)
+    draft.extend({0: range(4)}, whole.next_ids[4:8], whole.aux[:4])
+    assert torch.equal(features, before)
+    assert torch.equal(output.hidden, kept[0]) and torch.equal(output.logits, kept[1])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

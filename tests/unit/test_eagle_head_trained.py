@@ -46,14 +46,14 @@ def test_chains_of_training_are_drafts_of_serving(tmp_path: Path) -> None:
         inputs = ModelInputs(ids, whole.positions, whole.cu_q_lens, TABLE, torch.arange(TOKENS), TOKENS, TOKENS)
         aux = target.forward(inputs, pool).aux
         torch.testing.assert_close(aux, traced.aux, rtol=1e-4, atol=1e-4)
-        features = head.project(aux)
         for chain, slot in enumerate(range(PROMPT - 1, TOKENS - 1 - STEPS)):
-            hidden = head.forward(ids[1 : slot + 2], features[: slot + 1], view(0, slot + 1), pool)[-1:]
+            last = torch.tensor([slot])
+            output = head.extend(ids[1 : slot + 2], aux[: slot + 1], view(0, slot + 1), pool, last)
             for step in range(STEPS):
                 trained = outputs[step][chain] @ head_tensors()["lm_head.weight"].T
-                torch.testing.assert_close(head.logits(hidden)[0], trained, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(output.logits[0], trained, rtol=1e-3, atol=1e-3)
                 after = slot + 1 + step
-                hidden = head.forward(ids[after + 1 : after + 2], hidden, view(after, after + 1), pool)
+                output = head.forward(ids[after + 1 : after + 2], output.hidden, view(after, after + 1), pool)
 
 
 def rope_of_head(theta: float, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,7 +54,7 @@ class Draft:
     def extend(self, slots: range, next_ids: list[int] | None = None) -> torch.Tensor:
         ids = TOKENS[slots.start + 1 : slots.stop + 1] if next_ids is None else next_ids
         features = self.features[slots.start : slots.stop]
-        return self.head.forward(torch.tensor(ids), features, view_of(slots, self.pages), self.kv)
+        return self.head.forward(torch.tensor(ids), features, view_of(slots, self.pages), self.kv).hidden
 
     def drafts(self, num: int = WIDTH - 1) -> list[int]:
         """Greedy: the first out of the last hidden state, the others by forwards of their own."""
@@ -62,7 +62,7 @@ class Draft:
         drafts = [int(self.head.logits(hidden).argmax())]
         for i in range(num - 1):
             slot = range(self.committed + i, self.committed + i + 1)
-            hidden = self.head.forward(torch.tensor(drafts[-1:]), hidden, view_of(slot, self.pages), self.kv)
+            hidden = self.head.forward(torch.tensor(drafts[-1:]), hidden, view_of(slot, self.pages), self.kv).hidden
             drafts.append(int(self.head.logits(hidden).argmax()))
         return drafts
 
@@ -159,10 +159,11 @@ def test_rows_are_independent() -> None:
         1,
         64,
     )
-    both = first.head.forward(torch.tensor(drafts), torch.cat([first.hidden[-1:], second.hidden[-1:]]), view, kv)
+    hidden = torch.cat([first.hidden[-1:], second.hidden[-1:]])
+    both = first.head.forward(torch.tensor(drafts), hidden, view, kv).hidden
     for row, draft in enumerate((first, second)):
         slot = view_of(range(draft.committed, draft.committed + 1), draft.pages)
-        alone = draft.head.forward(torch.tensor(drafts[row : row + 1]), draft.hidden[-1:], slot, draft.kv)
+        alone = draft.head.forward(torch.tensor(drafts[row : row + 1]), draft.hidden[-1:], slot, draft.kv).hidden
         assert torch.equal(both[row], alone[0]) and int(alone[0, DEPTH]) == 2
 
 
@@ -182,7 +183,7 @@ def test_a_layer_above_stands_on_the_one_below(layer: int) -> None:
     next_ids, view = torch.tensor(TOKENS[1 : num + 1]), view_of(range(num), PAGES)
     for i in range(layer + 1):
         head = HashDraft(HashLM(), 100, i)
-        hidden = head.forward(next_ids, below, view, kv)
+        hidden = head.forward(next_ids, below, view, kv).hidden
         below = hidden.roll(1, dims=0)
         below[0] = 0
     assert (hidden[:layer, DEPTH] < 0).all() and (hidden[layer:, DEPTH] == layer + 1).all()

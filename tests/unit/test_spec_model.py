@@ -21,6 +21,7 @@ from shared.kernel.attention import AttentionInputs
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftOutput
 from shared.model.eagle_head import EagleHead
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_model
@@ -58,9 +59,10 @@ class Stacked:
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return tuple(replace(plane, name=f"{plane.name}{self.layer}") for plane in self.head.kv_planes(page_size))
 
-    def forward(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
+    def extend(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
+        return self.head.extend(next_ids, aux, view, Renamed(kv, self.layer))  # type: ignore[arg-type]
+
+    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
         return self.head.forward(next_ids, features, view, Renamed(kv, self.layer))  # type: ignore[arg-type]
 
 

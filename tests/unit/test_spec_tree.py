@@ -20,6 +20,7 @@ from shared.engine.verify import Drafts
 from shared.kernel.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftOutput
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History
 from shared.speculation.draft_tree import Level, _likeliest, grow, num_levels
@@ -50,12 +51,7 @@ class ReadingHead:
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return (PlaneSpec("ids", (page_size, 1), torch.int64),)
 
-    def project(self, aux: torch.Tensor) -> torch.Tensor:
-        return aux
-
-    def forward(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
+    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
         assert view.slots is not None and view.visible is not None
         plane = kv.plane("ids")
         states = []
@@ -69,10 +65,7 @@ class ReadingHead:
             assert int(features[t, 0]) == state_of(pages[0], path[:-1]), "it stands on its parent's state"
             assert int(view.positions[t]) == start + len(path) - 1, "siblings share a position"
             states.append(state_of(pages[0], path))
-        return torch.tensor(states).unsqueeze(1)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.stack([logits_of(int(state)) for state in hidden[:, 0]])
+        return DraftOutput(torch.tensor(states).unsqueeze(1), torch.stack(list(map(logits_of, states))))
 
 
 def slow_tree(fb: ForwardBatch, history: History, d: int, topk: int, steps: int) -> dict[PATH, float]:
@@ -109,7 +102,8 @@ def test_a_tree_is_the_likeliest_of_all_paths(topk: int, steps: int, width: int,
     history = future_map.history_of(fb.future)
     roots = torch.tensor([[state_of(int(plan.page_table[b, 0]), ())] for b in (1, 2)])
     draw = Draw(fb, future_map, VOCAB, *fb.decode_rows())
-    ids, probabilities = draw.first(head, roots, future_map.history[[2, 3], [9, 14]].long(), fb.committed[1:], topk)
+    last, logits = future_map.history[[2, 3], [9, 14]].long(), torch.stack([logits_of(int(root)) for root in roots])
+    ids, probabilities = draw.first(head, logits, last, fb.committed[1:], topk)
     drafts = grow(head, draw, fb, kv, Level(ids, probabilities.log(), torch.full_like(ids, -1)), roots, steps)
     for d in range(2):
         want = slow_tree(fb, history, d, topk, num_levels(width, topk, steps))

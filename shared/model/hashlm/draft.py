@@ -20,6 +20,7 @@ from shared.kernel.attention import AttentionInputs
 from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftOutput
 from shared.model.hashlm.layer import mix, odd_weight, window_begin
 from shared.model.hashlm.model import HashLM
 
@@ -193,9 +194,21 @@ class HashDraft:
         lower, upper, position = aux.unbind(dim=1)
         return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
 
-    def forward(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
+    def extend(
+        self,
+        next_ids: torch.Tensor,
+        aux: torch.Tensor,
+        view: AttentionInputs,
+        kv: KVPool,
+        wanted: torch.Tensor | None = None,
+    ) -> DraftOutput:
+        output = self.forward(next_ids, self.project(aux), view, kv)
+        return output if wanted is None else DraftOutput(output.hidden[wanted], output.logits[wanted])
+
+    def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
+        self.extend(next_ids, aux, view, kv)
+
+    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
         hidden = torch.full_like(features, BAD)
         visible = torch.full_like(view.positions, -1) if view.visible is None else view.visible
         _forward(
@@ -210,10 +223,7 @@ class HashDraft:
             self.layer,
             hidden.numpy(),
         )
-        return hidden
-
-    def write(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
-        self.forward(next_ids, features, view, kv)
+        return DraftOutput(hidden, self.logits(hidden))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits (N, vocab) of `hidden` (N, 4): the target's, or reversed after a miss or a broken chain."""
