@@ -285,6 +285,7 @@ def test_features_are_left_as_they_are(whole: Case) -> None:
     draft = Draft(whole.head("auto"))
     features = torch.randn(4, draft.head.hidden_size)
     before = features.clone()
+    draft.extend({0: range(4)}, whole.next_ids[:4], whole.aux[:4])
     output = draft.forward({0: range(4)}, whole.next_ids[:4], features)
     kept = output.hidden.clone(), output.logits.clone()
     draft.forward({0: range(4)}, whole.next_ids[4:8], features * 2)
