@@ -50,10 +50,11 @@ class NgramWorkerV2:
 def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
     """Return drafts (D, width - 1) and matched lengths (D,) for the D decode rows."""
     first, num_drafts = fb.plan.num_prefill, fb.plan.width - 1
-    rows, last = fb.future.indices[first:], fb.committed[first:]
-    if rows.device.type == "cpu" and libraries.has_numba():
-        return lookup_on_cpu(future_map.history, rows, last, num_drafts)
-    return lookup(future_map.history_tokens(FutureIndices(rows), fb.plan.max_seq_len), last, num_drafts)
+    rows, last = FutureIndices(fb.future.indices[first:]), fb.committed[first:]
+    if last.device.type == "cpu" and libraries.has_numba():
+        history = future_map.history_of(rows)
+        return lookup_on_cpu(history.tokens, history.rows, last, num_drafts)
+    return lookup(future_map.history_tokens(rows, fb.plan.max_seq_len), last, num_drafts)
 
 
 def lookup_on_cpu(
