@@ -6,8 +6,8 @@ The method is prompt lookup decoding by Apoorv Saxena, 2023 (https://github.com/
                   `- the drafts: tokens that followed the latest earlier copy of the last 3 (else 2, else 1) tokens
 
 Like an LZ77 copy, drafts may continue into their own tokens, and so predict repetitions of any period. Without a match,
-the last token is repeated. `lookup` runs on any device without a sync. On a CPU, a
-kernel is faster than these small steps.
+the last token is repeated. `lookup` runs on any device without a sync. On a CPU a kernel is faster than its small
+operations.
 """
 
 from __future__ import annotations
