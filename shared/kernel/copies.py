@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shared.kernel.noise_numba import exact
 
@@ -11,15 +12,24 @@ Longs = npt.NDArray[np.int64]
 ALL_FIT = -1
 
 
+def lookup_on_cpu(
+    history: torch.Tensor, rows: torch.Tensor, last: torch.Tensor, longest: int, num_drafts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return drafts (D, num_drafts) int64, and each row's number of matched tokens (D,) int64, at most `longest`.
+
+    Row d's tokens are history[rows[d], : last[d] + 1], int32. Raises IndexError if the history lacks them."""
+    drafts, lengths = np.empty((len(rows), num_drafts), np.int64), np.empty(len(rows), np.int64)
+    wrong = copy_drafts(history.numpy(), rows.numpy(), last.numpy(), longest, drafts, lengths)
+    if wrong != ALL_FIT:
+        raise IndexError(f"token {int(last[wrong])} of row {int(rows[wrong])} is not in a history of {history.shape}")
+    return torch.from_numpy(drafts), torch.from_numpy(lengths)
+
+
 @exact
 def copy_drafts(
     history: npt.NDArray[np.int32], rows: Longs, last: Longs, longest: int, drafts: Longs, lengths: Longs
 ) -> int:
-    """Write each row's drafts (D, n), and the length (D,) of its match, at most `longest`.
-
-    Row d's tokens are history[rows[d], : last[d] + 1]. Return ALL_FIT, or the number of a row that is not in the
-    history.
-    """
+    """Write the results. Return ALL_FIT, or the number of a row that is not in the history."""
     for d in range(rows.shape[0]):
         if not (0 <= rows[d] < history.shape[0] and 0 < last[d] < history.shape[1]):
             return d

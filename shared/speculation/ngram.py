@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
@@ -52,22 +51,11 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
     first, num_drafts = fb.plan.num_prefill, fb.plan.width - 1
     rows, last = FutureIndices(fb.future.indices[first:]), fb.committed[first:]
     if last.device.type == "cpu" and libraries.has_numba():
+        from shared.kernel.copies import lookup_on_cpu
+
         history = future_map.history_of(rows)
-        return lookup_on_cpu(history.tokens, history.rows, last, num_drafts)
+        return lookup_on_cpu(history.tokens, history.rows, last, LONGEST_MATCH, num_drafts)
     return lookup(future_map.history_tokens(rows, fb.plan.max_seq_len), last, num_drafts)
-
-
-def lookup_on_cpu(
-    history: torch.Tensor, rows: torch.Tensor, last: torch.Tensor, num_drafts: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same as `lookup` for the tokens history[rows], without a copy. Raises IndexError for wrong indices."""
-    from shared.kernel.copies import ALL_FIT, copy_drafts
-
-    drafts, lengths = np.empty((len(rows), num_drafts), np.int64), np.empty(len(rows), np.int64)
-    wrong = copy_drafts(history.numpy(), rows.numpy(), last.numpy(), LONGEST_MATCH, drafts, lengths)
-    if wrong != ALL_FIT:
-        raise IndexError(f"token {int(last[wrong])} of row {int(rows[wrong])} is not in a history of {history.shape}")
-    return torch.from_numpy(drafts), torch.from_numpy(lengths)
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:

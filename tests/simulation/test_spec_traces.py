@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.speculation.ngram import lookup, lookup_on_cpu
+from shared.kernel.copies import lookup_on_cpu
+from shared.speculation.ngram import LONGEST_MATCH, lookup
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.scripted_core import Script, job
@@ -144,7 +145,7 @@ def test_the_lookup_is_the_one_written_down_plainly() -> None:
         places = torch.tensor(rng.sample(range(9), 5))
         history = torch.zeros((9, longest + 2), dtype=torch.int32)
         history[places] = tokens.to(torch.int32)
-        on_cpu = lookup_on_cpu(history, places, last, num)
+        on_cpu = lookup_on_cpu(history, places, last, LONGEST_MATCH, num)
         assert torch.equal(on_cpu[0], drafts) and torch.equal(on_cpu[1], matched)
 
 
@@ -152,7 +153,7 @@ def test_the_lookup_is_the_one_written_down_plainly() -> None:
 def test_the_lookup_reads_nothing_beside_the_history(row: int, last: int) -> None:
     rows, ends = torch.tensor([1, row]), torch.tensor([2, last])
     with pytest.raises(IndexError, match=f"token {last} of row {row} is not in a history"):
-        lookup_on_cpu(torch.zeros((3, 8), dtype=torch.int32), rows, ends, 2)
+        lookup_on_cpu(torch.zeros((3, 8), dtype=torch.int32), rows, ends, LONGEST_MATCH, 2)
 
 
 @pytest.mark.parametrize("disaggregated", [False, True])
