@@ -73,11 +73,13 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
     order: torch.Tensor | None = None
     if drafts is not None:
         draws = sampled.ids[output_of[num_prefill:]]
-        accepted, path = _accept_chain(draws, drafts) if drafts.parents is None else _accept_tree(draws, drafts)
-        accept_lens = _chunks_first(accept_lens, accept_lens[num_prefill:] * accepted, num_prefill)
-        if path is not None:
+        if drafts.parents is None:
+            accepted = _accept_chain(draws, drafts.ids)
+        else:
+            accepted, path = _accept_tree(draws, drafts.ids, drafts.parents, drafts.lineage)
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
+        accept_lens = _chunks_first(accept_lens, accept_lens[num_prefill:] * accepted, num_prefill)
     if num_prefill == 0:
         tokens, advance = sampled.ids.view(output_of.shape), accept_lens
     else:
@@ -145,22 +147,23 @@ def _lineage(parents: torch.Tensor) -> torch.Tensor:
     return steps > 0
 
 
-def _accept_chain(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, None]:
+def _accept_chain(draws: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return accept_lens (D,). `draws` (D, n): the target's draw after each node."""
-    return (drafts.ids == draws[:, :-1]).cumprod(dim=1).sum(dim=1) + 1, None
+    return (ids == draws[:, :-1]).cumprod(dim=1).sum(dim=1) + 1
 
 
-def _accept_tree(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` as above.
+def _accept_tree(
+    draws: torch.Tensor, ids: torch.Tensor, parents: torch.Tensor, lineage: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return accept_lens (D,) and accepted nodes (D, n) bool. `draws` as above, the others as in Drafts.
 
     Of several longest paths, take the first.
     """
-    assert drafts.parents is not None
     right = torch.ones_like(draws, dtype=torch.bool)
-    right[:, 1:] = drafts.ids == draws.gather(1, drafts.parents)
-    reached = (right.unsqueeze(1) | ~drafts.lineage).all(dim=2)
-    num_accepted, deepest = (drafts.lineage.sum(dim=2) * reached).max(dim=1)
-    path = drafts.lineage.gather(1, deepest[:, None, None].expand(-1, 1, draws.shape[1]))
+    right[:, 1:] = ids == draws.gather(1, parents)
+    reached = (right.unsqueeze(1) | ~lineage).all(dim=2)
+    num_accepted, deepest = (lineage.sum(dim=2) * reached).max(dim=1)
+    path = lineage.gather(1, deepest[:, None, None].expand(-1, 1, draws.shape[1]))
     return num_accepted, path.squeeze(1)
 
 

@@ -173,19 +173,6 @@ def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
     return compile_task(store_rows)
 
 
-@functools.cache
-def make_add(hidden_size: int, is_half: bool) -> Any:
-    """SOURCE (NUM_ROWS, H) float32 += DELTA."""
-    item = 2 if is_half else 4
-
-    def add(words: Any, share: int, worker: int) -> None:
-        first, end = rows_of(words, share)
-        for row in range(first, end):
-            _add(words[SOURCE] + row * hidden_size * 4, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
-
-    return compile_task(add)
-
-
 @inlined
 def _add(residual: int, delta: int, length: int, is_half: bool) -> None:
     x = floats_at(residual)

@@ -126,12 +126,13 @@ class HeadNetwork(Protocol):
 class EagleHead:
     """A DraftHead for one call at a time. Features and hidden states are float32.
 
-    A slot's results depend neither on other rows nor on the division of slots among calls.
+    A slot's results depend neither on other rows nor on the division of slots among calls. All calls raise ValueError
+    unless ids, features and positions are equally many.
     """
 
     hidden_dtype = torch.float32
 
-    def __init__(self, source: HeadFolder, spec: ModelSpec, embed: torch.Tensor, network: HeadNetwork) -> None:
+    def __init__(self, source: HeadFolder, embed: torch.Tensor, network: HeadNetwork) -> None:
         self.config: HeadConfig = source.config
         self.hidden_size = self.config.layer.hidden_size
         self.hidden_shape: tuple[int, ...] = (self.hidden_size,)
@@ -139,12 +140,12 @@ class EagleHead:
         self.aux_layers = self.config.aux_layers
         self.weights_hash = source.content_hash()
         self.d2t = source.draft_ids.to(embed.device)
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self.dtype = embed.dtype
         self.network = network
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         layer = self.config.layer
-        return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
+        return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self.dtype),)
 
     def extend(
         self,
@@ -154,7 +155,6 @@ class EagleHead:
         kv: KVPool,
         wanted: torch.Tensor | None = None,
     ) -> DraftOutput:
-        """Raises ValueError unless ids, features and positions are equally many. So do the others."""
         check_lengths(next_ids, aux, view)
         num_wanted = len(next_ids) if wanted is None else len(wanted)
         if num_wanted == 0:
@@ -199,7 +199,11 @@ class SeparateHead:
         plane: torch.Tensor,
         wanted: torch.Tensor | None,
     ) -> DraftOutput:
-        return self._run(next_ids, self._weights.fc(aux).float(), view, plane, wanted)
+        features = self._weights.fc(aux).float()
+        attended = self._attend(next_ids, features, view, plane)
+        if wanted is not None:
+            features, attended = features[wanted], attended[wanted]
+        return self._finish(features, attended)
 
     def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, plane: torch.Tensor) -> None:
         """Attend, too: attention can't write alone."""
@@ -208,7 +212,7 @@ class SeparateHead:
     def forward(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
     ) -> DraftOutput:
-        return self._run(next_ids, features, view, plane, None)
+        return self._finish(features.clone(), self._attend(next_ids, features, view, plane))
 
     def _attend(
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
@@ -221,18 +225,9 @@ class SeparateHead:
         x[:, hidden:] = blocks.add_norm(features, None, weights.feature_norm)
         return self._attention.attend(0, weights.qkv(x), None, None)
 
-    def _run(
-        self,
-        next_ids: torch.Tensor,
-        features: torch.Tensor,
-        view: AttentionInputs,
-        plane: torch.Tensor,
-        wanted: torch.Tensor | None,
-    ) -> DraftOutput:
+    def _finish(self, hidden: torch.Tensor, attended: torch.Tensor) -> DraftOutput:
+        """Turn features (N, H) into hidden states in place."""
         weights, blocks = self._weights, self._blocks
-        attended = self._attend(next_ids, features, view, plane)
-        hidden = features.clone() if wanted is None else features[wanted]
-        attended = attended if wanted is None else attended[wanted]
         normed = blocks.add_norm(hidden, weights.out(attended), weights.mlp_norm)
         last = blocks.add_norm(hidden, weights.down(blocks.gated(weights.gate_up, normed)), weights.norm)
         return DraftOutput(hidden, weights.head(last))

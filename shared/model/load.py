@@ -173,9 +173,9 @@ def load_eagle_head(
     in_blocks = target.spec.weight_dtype in IN_BLOCKS
     weights = load_eagle_weights(source, embed, context, picked.make_weight, picked.make_head, in_blocks)
     network = _head_network(layer, weights, picked, as_program=kernels == "auto")
-    head = EagleHead(source, target.spec, embed, network)
+    head = EagleHead(source, embed, network)
     if embed.device.type == "cpu":
-        warm_up_head(head, embed.dtype)
+        warm_up_head(head)
     return head
 
 
@@ -188,14 +188,14 @@ def _head_network(config: LlamaConfig, weights: EagleWeights, picked: Kernels, a
     return SeparateHead(weights, picked.make_attention(weights.rope, None), picked.blocks)
 
 
-def warm_up_head(head: EagleHead, dtype: torch.dtype) -> None:
+def warm_up_head(head: EagleHead) -> None:
     pool = KVPool(head.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
             cu_q_lens, table = torch.tensor([0, count], dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
             view = AttentionInputs(torch.arange(count), cu_q_lens, table, count, count)
             ids, features = torch.zeros(count, dtype=torch.int64), torch.zeros(count, head.hidden_size)
-            aux = features.repeat(1, len(head.aux_layers)).to(dtype)
+            aux = features.repeat(1, len(head.aux_layers)).to(head.dtype)
             head.extend(ids, aux, view, pool)
             head.forward(ids, features, view, pool)
     pool.close()

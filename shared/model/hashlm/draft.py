@@ -202,13 +202,20 @@ class HashDraft:
         kv: KVPool,
         wanted: torch.Tensor | None = None,
     ) -> DraftOutput:
-        output = self.forward(next_ids, self.project(aux), view, kv)
-        return output if wanted is None else DraftOutput(output.hidden[wanted], output.logits[wanted])
+        hidden = self._hidden(next_ids, self.project(aux), view, kv)
+        hidden = hidden if wanted is None else hidden[wanted]
+        return DraftOutput(hidden, self.logits(hidden))
 
     def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
-        self.extend(next_ids, aux, view, kv)
+        self._hidden(next_ids, self.project(aux), view, kv)
 
     def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
+        hidden = self._hidden(next_ids, features, view, kv)
+        return DraftOutput(hidden, self.logits(hidden))
+
+    def _hidden(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
+    ) -> torch.Tensor:
         hidden = torch.full_like(features, BAD)
         visible = torch.full_like(view.positions, -1) if view.visible is None else view.visible
         _forward(
@@ -223,7 +230,7 @@ class HashDraft:
             self.layer,
             hidden.numpy(),
         )
-        return DraftOutput(hidden, self.logits(hidden))
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits (N, vocab) of `hidden` (N, 4): the target's, or reversed after a miss or a broken chain."""
