@@ -136,14 +136,17 @@ class Worker:
 
     def propose(self, fb: ForwardBatch) -> Drafts:
         assert self.drafter is not None
-        release()
+        self._release_early()
         return self.drafter.propose(fb, self.future_map, self.kv)
 
     def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
+        self._release_early()
+        return self._runner.forward(self.model, fb.inputs, self.kv)
+
+    def _release_early(self) -> None:
         # A program releases results itself, after its preparation.
         if not self._is_program:
             release()
-        return self._runner.forward(self.model, fb.inputs, self.kv)
 
     def extend(self, fb: ForwardBatch, output: ModelOutput, verified: Verified) -> None:
         if self.drafter is not None:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.core.held_result import release
 from shared.kernel.jit import NUM_SHARES
 from shared.kernel.team import Team
 from shared.kernel.team_code import COUNTER_WORDS
@@ -37,7 +36,6 @@ class Program:
         stop = len(self._tasks) if stop is None else stop
         self._counters[start:stop].fill(0)
         tasks, counters = self._tables
-        release()
         self._team.run(
             tasks + start * self._tasks.strides[0], counters + start * self._counters.strides[0], stop - start
         )

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.core.held_result import release
 from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, block_product, product
 from shared.kernel import blocks_numba as blocks
@@ -195,6 +196,7 @@ class CompiledLlama:
 
         With `layers`, pause and signal after the KV write of each mark's last layer.
         """
+        release()
         if layers is None:
             self._program.run(stop)
             return

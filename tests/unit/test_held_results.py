@@ -136,14 +136,14 @@ def test_another_stream_keeps_nothing_back() -> None:
     stream.stop()
 
 
-def test_a_program_releases_a_result_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_program_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(Team, "run", lambda *_: given.append("computed"))
-    task = blocks_numba.make_take(64)
-    program = Program(Team(1), [task], np.zeros((1, blocks_numba.NUM_WORDS), np.int64))
+    program = Program(Team(1), [blocks_numba.make_take(64)], np.zeros((1, blocks_numba.NUM_WORDS), np.int64))
     hold(lambda: given.append("released"))
     program.run()
-    assert given == ["released", "computed"]
+    release()
+    assert given == ["computed", "released"]
 
 
 @pytest.mark.parametrize("is_program", [False, True])
@@ -164,3 +164,24 @@ def test_a_model_that_is_no_program_releases_first(is_program: bool) -> None:
     worker.run_model(model)
     release()
     assert given == (["forward", "released"] if is_program else ["released", "forward"])
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+def test_drafts_before_a_program_release_nothing(is_program: bool) -> None:
+    given: list[str] = []
+
+    class Anything:
+        relay_specs = ()
+
+        def __init__(self) -> None:
+            self.is_program = is_program
+
+        def propose(self, *_: object) -> None:
+            given.append("drafts")
+
+    model = cast("Any", Anything())
+    worker = Worker(model, model, FutureMap(1, 1), drafter=model)
+    hold(lambda: given.append("released"))
+    worker.propose(model)
+    release()
+    assert given == (["drafts", "released"] if is_program else ["released", "drafts"])

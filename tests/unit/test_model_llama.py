@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+from shared.core.held_result import hold
 from shared.kernel.libraries import has_numba
 from shared.kernel.product import supports
+from shared.kernel.team import Team
 from shared.model.interface import LayerMarks, ModelInputs
 from shared.model.kernels import Formats
 from shared.model.llama_compiled import CompiledLlama
@@ -200,6 +202,18 @@ def test_one_program_has_the_bits_of_separate_kernels(kv: str, dtype: str, threa
     for plane in program.pool.planes:
         got, want = (rows.pool.plane(plane.name).float().nan_to_num() for rows in (program, separate))
         assert torch.equal(got, want)
+
+
+def test_one_program_releases_results_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    save("qwen3-whole", tmp_path)
+    model = load_model(str(tmp_path), LoadOptions("float32"))
+    if not isinstance(model, CompiledLlama):
+        pytest.skip("our products don't run on this processor")
+    rows, given = Rows(model, 1, 16), list[str]()
+    monkeypatch.setattr(Team, "run", lambda *_: given.append("computed"))
+    hold(lambda: given.append("released"))
+    rows.step({0: prompt(5)})
+    assert given == ["released", "computed"]
 
 
 class Watch(LayerMarks):
