@@ -2,8 +2,7 @@
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. Without top-k, the code
 draws from the ids that min-p keeps. While top-p rejects the drawn id, the code draws again from the ids ranked before
-it. This is correct, because the id that wins in a set also wins in each subset that contains it. On average, a draw at
-least halves the number of remaining ids.
+it. This is correct, because the id that wins in a set also wins in each subset that contains it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shared.kernel.jit import bits_of
-from shared.kernel.noise import WEIGHT_BITS
+from shared.kernel.jit import bits_of, float_of
+from shared.kernel.noise import LOG2E, NOISE_BITS, WEIGHT_BITS
 from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.kernel.sample_edits import (
     LOG_MIN_P,
@@ -29,9 +28,15 @@ from shared.kernel.sample_rules import GREEDY_BELOW
 
 _f32 = np.float32
 _i32 = np.int32
+_u32 = np.uint32
 _i64 = np.int64
 _LOW32 = 0xFFFFFFFF
 _NOTHING = -(1 << 63)
+_BLOCK = 256  # ids that are skipped together
+_ONE_POWER = float(1 << 23)  # of two, in the bits of a float
+_MARGIN = 0.01  # powers of two; more than all rounding errors
+EXPONENT_OF_REST = (127 + NOISE_BITS + _MARGIN) * _ONE_POWER
+_LARGEST_NOISE_BITS = (1 << NOISE_BITS) - 1
 
 
 @exact
@@ -41,6 +46,12 @@ def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
     return key if value == value else _i64(_NOTHING) + (_i64(_LOW32) - _i64(token_id))
+
+
+@exact
+def _value_of(key: np.int64) -> np.float32:
+    order = _i32(key >> _i64(32))
+    return _f32(float_of(_u32(order ^ _i32((order >> _i32(31)) & _i32(0x7FFFFFFF)))))
 
 
 @exact
@@ -70,30 +81,42 @@ def _draw(
     scale: np.float32,
     keys: tuple[np.uint32, np.uint32],
     log_min_p: np.float32,
+    bound: np.float32,
+    bound_id: int | np.int64,
 ) -> np.int64:
+    """Return the id with the largest score among ids that min-p keeps and that rank before the bound.
+
+    `first` ranks first. Blocks without a score that could be the largest are skipped.
+    """
     best, chosen = logits[first], _ranked(SMALLEST, first)
-    for i in range(logits.shape[0]):
-        scaled = _f32(_f32(logits[i] - best) * scale)
-        score = _f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
-        chosen = max(chosen, _ranked(score if scaled >= log_min_p else _f32(np.nan), i))
+    least = nb_gumbel(nb_noise_bits(keys[0], keys[1], int(first)))
+    per_score = _f32(scale * _f32(LOG2E * _ONE_POWER))
+    for begin in range(0, logits.shape[0], _BLOCK):
+        block, reaches = logits[begin : begin + _BLOCK], _i32(0)
+        offset = _f32(_f32(EXPONENT_OF_REST) - _f32(least * _f32(LOG2E * _ONE_POWER)))
+        for i in range(block.shape[0]):
+            bits = nb_noise_bits(keys[0], keys[1], begin + i)
+            reaches = _i32(reaches | _i32(may_reach(_f32(_f32(_f32(block[i] - best) * per_score) + offset), bits)))
+        if reaches == 0:
+            continue
+        for i in range(block.shape[0]):
+            scaled = _f32(_f32(block[i] - best) * scale)
+            score = _f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], begin + i)))
+            is_kept = (scaled >= log_min_p) & _before(block[i], begin + i, bound, bound_id)
+            chosen = max(chosen, _ranked(score if is_kept else _f32(np.nan), begin + i))
+        least = max(least, _value_of(chosen))
     return _id_of(chosen)
 
 
 @exact
-def _draw_before(
-    logits: npt.NDArray[np.float32],
-    first: np.int64,
-    scale: np.float32,
-    keys: tuple[np.uint32, np.uint32],
-    last: np.int64,
-) -> np.int64:
-    """Draw from the ids ranked before `last`. `first` ranks first."""
-    best, bound = logits[first], logits[last]
-    chosen = _ranked(SMALLEST, first)
-    for i in range(logits.shape[0]):
-        score = _f32(_f32(_f32(logits[i] - best) * scale) + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
-        chosen = max(chosen, _ranked(score if _before(logits[i], i, bound, last) else _f32(np.nan), i))
-    return _id_of(chosen)
+def may_reach(power: np.float32, noise_bits: np.int32) -> bool:
+    """Return False only if the noise is less than log(2) * (150 - power / 2^23).
+
+    noise = -log(-log(u)) <= -log(1 - u), so noise >= m only if 1 - u <= exp(-m). The float with the bits p is at
+    least 2^(p / 2^23 - 127), because a convex function lies below its chords.
+    """
+    rest = _f32(_i32(_i32(_LARGEST_NOISE_BITS) - noise_bits))  # below 2^23 * (1 - u)
+    return bool(_i32(bits_of(rest)) <= _i32(max(power, _f32(0))))
 
 
 @exact
@@ -149,7 +172,7 @@ def _sample(
     scale = _f32(_f32(1) / knobs[TEMPERATURE])
     if 0 < top_k < logits.shape[0]:
         return _draw_top_k(logits, largest(logits, top_k), scale, keys, knobs)
-    chosen = _draw(logits, first, scale, keys, knobs[LOG_MIN_P])
+    chosen = _draw(logits, first, scale, keys, knobs[LOG_MIN_P], SMALLEST, logits.shape[0])
     return chosen if knobs[TOP_P] >= _f32(1) else _narrow(logits, first, scale, keys, chosen, knobs[TOP_P])
 
 
@@ -197,7 +220,7 @@ def _narrow(
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
-        chosen = _draw_before(logits, first, scale, keys, chosen)
+        chosen = _draw(logits, first, scale, keys, _f32(-np.inf), logits[chosen], chosen)
     return chosen
 
 

@@ -124,6 +124,25 @@ def test_numba_and_torch_agree_on_ties_and_on_extreme_logits(scale: float) -> No
 
 
 @pytest.mark.rule("H35")
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 1000.0])
+@pytest.mark.parametrize("knobs", [{}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.01}], ids=str)
+@pytest.mark.parametrize("temperature", [1e-4, 0.3, 1.0, 50.0])
+def test_many_blocks_of_ids_give_the_same_draws(scale: float, knobs: dict[str, float], temperature: float) -> None:
+    """Most blocks are skipped; the last one is short."""
+    num, rng = 40, np.random.default_rng(6)
+    logits = torch.from_numpy((rng.standard_normal((num, 5_003)) * scale).astype(np.float32) + 7 * scale)
+    logits[:, 1::5] = -torch.inf
+    batch = SamplingBatch.build([SamplingParams(max_tokens=1, temperature=temperature, **knobs)], [5], [1])
+    found = [
+        sampler(logits, batch, np.zeros(num, np.int64), torch.arange(num), None).ids
+        for sampler in (sample_cpu, sample_tensors)
+    ]
+    assert torch.equal(*found)
+    if temperature > scale:
+        assert (found[0] != logits.argmax(dim=1)).sum() > num / 2, "noise matters"
+
+
+@pytest.mark.rule("H35")
 @BOTH
 def test_a_row_does_not_depend_on_its_batch_mates(sampler: Sampler) -> None:
     case = Case(4, num_logprobs=2)
