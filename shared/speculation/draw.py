@@ -78,6 +78,8 @@ class Draw:
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
 
     def _row_of(self, copies: int = 1) -> RowOf:
+        if copies == 1:
+            return self._fb.row_of(self._host_rows, self._rows)
         return self._fb.row_of(self._host_rows.repeat(copies), self._rows.repeat_interleave(copies))
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
