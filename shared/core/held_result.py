@@ -1,4 +1,4 @@
-"""Keeps a thread's newest result back until the thread computes without the GIL.
+"""Keeps a thread's newest result back until the thread computes a model without the GIL.
 
 A result wakes threads that need the GIL. While the thread prepares its next step, they would delay this step.
 

@@ -1,8 +1,9 @@
-"""Sampling on a CPU, one output at a time: a few vectorised passes over the logits, without a sort.
+"""Sampling on a CPU, one output at a time: few vectorised passes over the logits, without a sort.
 
 Ids are ranked by logit, then id. Top-k, top-p and min-p each keep a prefix of the ranking. Without top-k, the code
 draws from the ids that min-p keeps. While top-p rejects the drawn id, the code draws again from the ids ranked before
-it. This is correct, because the id that wins in a set also wins in each subset that contains it.
+it. This is correct, because the id that wins in a set also wins in each subset that contains it. On average, a draw at
+least halves the number of remaining ids.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ _i64 = np.int64
 _LOW32 = 0xFFFFFFFF
 _NOTHING = -(1 << 63)
 _BLOCK = 256  # ids that are skipped together
-_ONE_POWER = float(1 << 23)  # of two, in the bits of a float
-_MARGIN = 0.01  # powers of two; more than all rounding errors
-EXPONENT_OF_REST = (127 + NOISE_BITS + _MARGIN) * _ONE_POWER
+_DOUBLING = float(1 << 23)  # added to a float's bits, this doubles the float
+_MARGIN = 0.01  # doublings; rounding errors stay below 0.0001
 _LARGEST_NOISE_BITS = (1 << NOISE_BITS) - 1
 
 
@@ -49,7 +49,7 @@ def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
 
 
 @exact
-def _value_of(key: np.int64) -> np.float32:
+def value_of(key: np.int64) -> np.float32:
     order = _i32(key >> _i64(32))
     return _f32(float_of(_u32(order ^ _i32((order >> _i32(31)) & _i32(0x7FFFFFFF)))))
 
@@ -86,17 +86,15 @@ def _draw(
 ) -> np.int64:
     """Return the id with the largest score among ids that min-p keeps and that rank before the bound.
 
-    `first` ranks first. Blocks without a score that could be the largest are skipped.
+    `first` ranks first. Skip blocks in which no score could be the largest.
     """
-    best, chosen = logits[first], _ranked(SMALLEST, first)
-    least = nb_gumbel(nb_noise_bits(keys[0], keys[1], int(first)))
-    per_score = _f32(scale * _f32(LOG2E * _ONE_POWER))
+    best, bits_per_logit = logits[first], _f32(scale * _f32(LOG2E * _DOUBLING))
+    chosen = _ranked(nb_gumbel(nb_noise_bits(keys[0], keys[1], int(first))), first)
     for begin in range(0, logits.shape[0], _BLOCK):
-        block, reaches = logits[begin : begin + _BLOCK], _i32(0)
-        offset = _f32(_f32(EXPONENT_OF_REST) - _f32(least * _f32(LOG2E * _ONE_POWER)))
+        block, reaches, to_beat = logits[begin : begin + _BLOCK], _i32(0), reach_of(value_of(chosen))
         for i in range(block.shape[0]):
-            bits = nb_noise_bits(keys[0], keys[1], begin + i)
-            reaches = _i32(reaches | _i32(may_reach(_f32(_f32(_f32(block[i] - best) * per_score) + offset), bits)))
+            reach = _f32(_f32(_f32(block[i] - best) * bits_per_logit) + to_beat)
+            reaches = _i32(reaches | _i32(may_reach(reach, nb_noise_bits(keys[0], keys[1], begin + i))))
         if reaches == 0:
             continue
         for i in range(block.shape[0]):
@@ -104,19 +102,26 @@ def _draw(
             score = _f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], begin + i)))
             is_kept = (scaled >= log_min_p) & _before(block[i], begin + i, bound, bound_id)
             chosen = max(chosen, _ranked(score if is_kept else _f32(np.nan), begin + i))
-        least = max(least, _value_of(chosen))
     return _id_of(chosen)
 
 
 @exact
-def may_reach(power: np.float32, noise_bits: np.int32) -> bool:
-    """Return False only if the noise is less than log(2) * (150 - power / 2^23).
+def reach_of(noise: np.float32) -> np.float32:
+    """Return, as a number, the bits of a float of at least 2^NOISE_BITS * exp(-noise).
 
-    noise = -log(-log(u)) <= -log(1 - u), so noise >= m only if 1 - u <= exp(-m). The float with the bits p is at
-    least 2^(p / 2^23 - 127), because a convex function lies below its chords.
+    The float with bits 2^23 * (127 + x) is at least 2^x, because a convex function lies below its chords.
     """
-    rest = _f32(_i32(_i32(_LARGEST_NOISE_BITS) - noise_bits))  # below 2^23 * (1 - u)
-    return bool(_i32(bits_of(rest)) <= _i32(max(power, _f32(0))))
+    return _f32(_f32((127 + NOISE_BITS + _MARGIN) * _DOUBLING) - _f32(noise * _f32(LOG2E * _DOUBLING)))
+
+
+@exact
+def may_reach(reach: np.float32, noise_bits: np.int32) -> bool:
+    """Return False only if the noise of `noise_bits` is less than the noise whose `reach_of` is given.
+
+    With u as in nb_gumbel, noise = -log(-log(u)) <= -log(1 - u). So noise >= m only if 1 - u <= exp(-m).
+    """
+    rest = _f32(_i32(_i32(_LARGEST_NOISE_BITS) - noise_bits))  # below 2^NOISE_BITS * (1 - u)
+    return bool(_i32(bits_of(rest)) <= _i32(max(_f32(0), reach)))
 
 
 @exact
@@ -220,7 +225,7 @@ def _narrow(
     best = logits[first]
     wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
-        chosen = _draw(logits, first, scale, keys, _f32(-np.inf), logits[chosen], chosen)
+        chosen = _draw(logits, first, scale, keys, SMALLEST, logits[chosen], chosen)
     return chosen
 
 

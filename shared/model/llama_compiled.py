@@ -192,7 +192,7 @@ class CompiledLlama:
         return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
-        """Run the tasks before `stop`, or all tasks if it is None.
+        """Release the held result. Run the tasks before `stop`, or all tasks if it is None.
 
         With `layers`, pause and signal after the KV write of each mark's last layer.
         """

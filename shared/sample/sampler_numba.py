@@ -42,7 +42,6 @@ def sample_cpu(
 
 
 def sampler_for(num_logits: int) -> TeamSampler:
-    """Return a sampler on torch's number of threads, or on one thread for few logits."""
     return sampler_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
 
 
@@ -96,7 +95,6 @@ def _unmasked(num_outputs: int) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(MOST_SIZES)
 def _no_logprobs(num_outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the rest of a SampleOutput."""
     none = torch.zeros((num_outputs, 0))
     return torch.zeros(num_outputs), none.to(torch.int64), none
 

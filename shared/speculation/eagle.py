@@ -7,8 +7,6 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
     head draws         draft 1            draft 2           draft 3
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
-
-As in SGLang, `extend` relays EagleWorkerV2's state to the next `propose`.
 """
 
 from __future__ import annotations

@@ -167,12 +167,10 @@ def test_a_model_that_is_no_program_releases_first(is_program: bool) -> None:
 
 
 @pytest.mark.parametrize("is_program", [False, True])
-def test_drafts_before_a_program_release_nothing(is_program: bool) -> None:
+def test_drafts_release_only_without_a_program(is_program: bool) -> None:
     given: list[str] = []
 
     class Anything:
-        relay_specs = ()
-
         def __init__(self) -> None:
             self.is_program = is_program
 

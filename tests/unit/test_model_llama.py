@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from shared.core.held_result import hold
+from shared.core.held_result import hold, release
 from shared.kernel.libraries import has_numba
 from shared.kernel.product import supports
 from shared.kernel.team import Team
@@ -213,6 +213,7 @@ def test_one_program_releases_results_when_it_is_prepared(monkeypatch: pytest.Mo
     monkeypatch.setattr(Team, "run", lambda *_: given.append("computed"))
     hold(lambda: given.append("released"))
     rows.step({0: prompt(5)})
+    release()
     assert given == ["released", "computed"]
 
 

@@ -11,6 +11,7 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.noise import noise_bits, row_keys
+from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.kernel.sample_team import TeamSampler
 from shared.kernel.team import Team
 from shared.sample.candidates import rank_candidates
@@ -126,12 +127,12 @@ def test_numba_and_torch_agree_on_ties_and_on_extreme_logits(scale: float) -> No
 @pytest.mark.rule("H35")
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 1000.0])
 @pytest.mark.parametrize("knobs", [{}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.01}], ids=str)
-@pytest.mark.parametrize("temperature", [1e-4, 0.3, 1.0, 50.0])
+@pytest.mark.parametrize("temperature", [GREEDY_BELOW, 0.3, 1.0, 50.0])
 def test_many_blocks_of_ids_give_the_same_draws(scale: float, knobs: dict[str, float], temperature: float) -> None:
-    """Most blocks are skipped; the last one is short."""
+    """Blocks are skipped, products overflow, and the last block is short and, in one row, the only one with ids."""
     num, rng = 40, np.random.default_rng(6)
     logits = torch.from_numpy((rng.standard_normal((num, 5_003)) * scale).astype(np.float32) + 7 * scale)
-    logits[:, 1::5] = -torch.inf
+    logits[:, 1::5], logits[:, 2::50], logits[0, :-20] = -torch.inf, -3e38, -torch.inf
     batch = SamplingBatch.build([SamplingParams(max_tokens=1, temperature=temperature, **knobs)], [5], [1])
     found = [
         sampler(logits, batch, np.zeros(num, np.int64), torch.arange(num), None).ids
