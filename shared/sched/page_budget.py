@@ -127,7 +127,8 @@ class PageBudget:
         """
         if req.lacks_draft_state:
             return
-        keys = self.prefix_keys(req, ids)
+        in_prompt = min(len(ids), len(req.prompt_ids))
+        keys = self.prefix_keys(req, ids[: max(in_prompt, len(ids) - self._settings.late_drafts)])
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:

@@ -18,13 +18,16 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
+from shared.kernel.late_rows import LateRows
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 from shared.speculation.draft_tree import Level, grow
 from shared.speculation.draw import Draw
-from shared.speculation.views import aux_of, per_row, view_of, window_of
+from shared.speculation.views import aux_of, per_row, view_at, view_of, window_of
+
+MOST_LATE = 8  # plain steps whose draft KV is written together
 
 
 class EagleWorkerV2:
@@ -37,12 +40,14 @@ class EagleWorkerV2:
     """
 
     key_lookahead = 1
+    most_late = MOST_LATE - 1
     reads_history = False
 
     def __init__(self, head: DraftHead, vocab_size: int, topk: int = 1, steps: int = 1) -> None:
         self._head = head
         self._vocab_size = vocab_size
         self._topk, self._steps = topk, steps
+        self._held: LateRows | None = None
         self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
         self.relay_specs: Sequence[RelaySpec] = (
             *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),
@@ -74,7 +79,12 @@ class EagleWorkerV2:
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        inputs, rows = (next_ids(fb, verified), aux_of(output), view_of(fb), kv), fb.arrays.emitting
+        ids, aux, rows = next_ids(fb, verified), aux_of(output), fb.arrays.emitting
+        if fb.knobs is None and not fb.plan.drafts_next and fb.plan.has_one_token_each:
+            self._write_late(fb, ids, aux, future_map, kv)
+            return {}
+        self._write_held(fb, fb.committed, kv)
+        inputs = (ids, aux, view_of(fb), kv)
         if not (fb.plan.drafts_next and len(rows)):
             self._head.write(*inputs)
             return {}
@@ -87,3 +97,21 @@ class EagleWorkerV2:
         else:
             state["topk_index"] = draw.next(self._head, last.logits, bonus, positions).unsqueeze(1)
         return per_row(state, rows, fb.plan.batch_size)
+
+    def _write_late(
+        self, fb: ForwardBatch, ids: torch.Tensor, aux: torch.Tensor, future_map: FutureMap, kv: KVPool
+    ) -> None:
+        """Hold back a plain step's draft KV. One pass for several steps reads the weights once."""
+        if self._held is None:
+            self._held = LateRows(future_map.num_rows, MOST_LATE, aux)
+        if self._held.hold(fb.host.rows, fb.plan.row_ids, fb.committed, ids, aux):
+            self._write_held(fb, fb.committed + 1, kv)
+
+    def _write_held(self, fb: ForwardBatch, lengths: torch.Tensor, kv: KVPool) -> None:
+        """Write what was held back of the step's decode rows. `lengths` (B,): the rows' lengths."""
+        first = fb.plan.num_prefill
+        if self._held is None or first == fb.plan.batch_size:
+            return
+        taken = self._held.take(fb.host.rows[first:], fb.plan.row_ids[first:], lengths[first:])
+        if taken is not None:
+            self._head.write(taken.ids, taken.aux, view_at(fb, taken.positions, taken.cu_q_lens), kv)

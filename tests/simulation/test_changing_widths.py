@@ -9,9 +9,10 @@ from contextlib import nullcontext
 import pytest
 
 from shared.core.sampling_params import SamplingParams
+from shared.node.core import NodeCore
 from shared.sched.draft_length import DraftLength
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tests.support.equivalence_cells import NUM_PAGES, Watch, run_alone, run_disaggregated
+from tests.support.equivalence_cells import HIT_RATE, NUM_PAGES, Watch, most_accepted, run_alone, run_disaggregated
 from tests.support.hazards.attach import watching
 
 BLOCK = 5
@@ -98,6 +99,34 @@ def test_the_last_plain_step_before_drafts_leaves_state() -> None:
     core.close()
     drafting = (8, True)
     assert steps[:8] == [drafting, drafting, (1, False), (1, False), (1, False), (1, True), drafting, drafting]
+
+
+NUM_DRAFTS, NUM_PLAIN = 3, 12  # more than are written together, and no multiple of them
+
+
+def run_plainly(core: NodeCore, job: Job, retract: bool = False) -> list[int]:
+    """Decode a job: some plain steps, then drafts, then plain steps to its end."""
+    core.scheduler.widths = Scripted([1] * NUM_PLAIN + [NUM_DRAFTS + 1] * 4 + [1])
+    outcome = run_local(core, [job], retract_every=9 if retract else 0, rng=random.Random(1))
+    return outcome.streams[f"r{job.rid}"]
+
+
+@pytest.mark.parametrize("backend", ["inline", "cpu", "simulated"])
+@pytest.mark.parametrize("retract", [False, True])
+def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool) -> None:
+    """The draft KV of plain steps is written late: before the row drafts, and before its pages are cached. Accepted
+    lengths show a slot that was not written, in this request or in one that begins with its text."""
+    knobs = CoreKnobs(backend=backend, width=NUM_DRAFTS + 1, hit_rate=HIT_RATE, page_size=1, num_pages=400)
+    core, tokens, watch = make_core(knobs), [1, 2, 3], Watch()
+    watch.on(core, most_accepted(knobs))
+    for n in range(4):
+        job = Job(n, tuple(tokens), SamplingParams(max_tokens=30 + 3 * n), 5)
+        answer = run_plainly(core, job, retract)
+        assert answer == job.expected()
+        tokens = [*tokens, *answer]
+    assert core.scheduler.counters.spec_accepted_tokens > NUM_DRAFTS
+    assert core.scheduler.counters.cached_prompt_tokens > 100
+    core.close()
 
 
 class Scripted:
