@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Tokens of N rows, row by row."""
+    """Tokens of N rows."""
 
     ids: torch.Tensor  # (T,) int64
     aux: torch.Tensor  # (T, A)
@@ -29,12 +29,15 @@ class LateRows:
     """Holds at most `most` successive tokens of each row. A gap drops the older tokens."""
 
     def __init__(self, num_rows: int, most: int, aux: torch.Tensor) -> None:
-        """`aux` (T, A): an example."""
+        """Compile the kernels. `aux` (T, A): an example, T at least 1."""
         self._ids = torch.zeros(num_rows, most, dtype=torch.int64)
         self._aux = torch.zeros(num_rows, most, aux.shape[1], dtype=aux.dtype)
         # by row: the number of held tokens, and the position after the last one
         self._counts, self._ends = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
         self._owners: list[Hashable] = [None] * num_rows
+        row, zero = np.zeros(1, np.int64), torch.zeros(1, dtype=torch.int64)
+        self.hold(row, [None], zero, zero, aux[:1])
+        self.take(row, [None], zero + 1)
 
     def hold(
         self, rows: Longs, owners: Sequence[Hashable], positions: torch.Tensor, ids: torch.Tensor, aux: torch.Tensor

@@ -12,13 +12,13 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
-from shared.kernel.late_rows import LateRows
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
@@ -26,6 +26,9 @@ from shared.model.interface import ModelOutput
 from shared.speculation.draft_tree import Level, grow
 from shared.speculation.draw import Draw
 from shared.speculation.views import aux_of, per_row, view_at, view_of, window_of
+
+if TYPE_CHECKING:
+    from shared.kernel.late_rows import LateRows
 
 MOST_LATE = 8  # plain steps whose draft KV is written together
 
@@ -80,10 +83,13 @@ class EagleWorkerV2:
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         ids, aux, rows = next_ids(fb, verified), aux_of(output), fb.arrays.emitting
-        if fb.knobs is None and not fb.plan.drafts_next and fb.plan.has_one_token_each:
-            self._write_late(fb, ids, aux, future_map, kv)
+        held = self._late_rows(fb, future_map, aux)
+        if held is not None and not fb.plan.drafts_next and fb.plan.has_one_token_each:
+            if held.hold(fb.host.rows, fb.plan.row_ids, fb.committed, ids, aux):
+                self._write_held(held, fb, fb.committed + 1, kv)
             return {}
-        self._write_held(fb, fb.committed, kv)
+        if held is not None:
+            self._write_held(held, fb, fb.committed, kv)
         inputs = (ids, aux, view_of(fb), kv)
         if not (fb.plan.drafts_next and len(rows)):
             self._head.write(*inputs)
@@ -98,20 +104,19 @@ class EagleWorkerV2:
             state["topk_index"] = draw.next(self._head, last.logits, bonus, positions).unsqueeze(1)
         return per_row(state, rows, fb.plan.batch_size)
 
-    def _write_late(
-        self, fb: ForwardBatch, ids: torch.Tensor, aux: torch.Tensor, future_map: FutureMap, kv: KVPool
-    ) -> None:
-        """Hold back a plain step's draft KV. One pass for several steps reads the weights once."""
-        if self._held is None:
-            self._held = LateRows(future_map.num_rows, MOST_LATE, aux)
-        if self._held.hold(fb.host.rows, fb.plan.row_ids, fb.committed, ids, aux):
-            self._write_held(fb, fb.committed + 1, kv)
+    def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
+        """Hold back plain steps' draft KV. One pass for several steps reads weights once."""
+        if self._held is None and fb.knobs is None:
+            from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
 
-    def _write_held(self, fb: ForwardBatch, lengths: torch.Tensor, kv: KVPool) -> None:
+            self._held = LateRows(future_map.num_rows, MOST_LATE, aux)
+        return self._held
+
+    def _write_held(self, held: LateRows, fb: ForwardBatch, lengths: torch.Tensor, kv: KVPool) -> None:
         """Write what was held back of the step's decode rows. `lengths` (B,): the rows' lengths."""
         first = fb.plan.num_prefill
-        if self._held is None or first == fb.plan.batch_size:
+        if first == fb.plan.batch_size:
             return
-        taken = self._held.take(fb.host.rows[first:], fb.plan.row_ids[first:], lengths[first:])
+        taken = held.take(fb.host.rows[first:], fb.plan.row_ids[first:], lengths[first:])
         if taken is not None:
             self._head.write(taken.ids, taken.aux, view_at(fb, taken.positions, taken.cu_q_lens), kv)
