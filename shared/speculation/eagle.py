@@ -105,7 +105,7 @@ class EagleWorkerV2:
         return per_row(state, rows, fb.plan.batch_size)
 
     def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
-        """Hold back plain steps' draft KV. One pass for several steps reads weights once."""
+        """Return what holds back plain steps' draft KV, or None on a GPU."""
         if self._held is None and fb.knobs is None:
             from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
 
