@@ -19,6 +19,7 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
+from shared.kernel.libraries import has_numba
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
@@ -105,8 +106,8 @@ class EagleWorkerV2:
         return per_row(state, rows, fb.plan.batch_size)
 
     def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
-        """Return what holds back plain steps' draft KV, or None on a GPU."""
-        if self._held is None and fb.knobs is None:
+        """Return what holds back plain steps' draft KV, or None on a GPU or without numba."""
+        if self._held is None and fb.knobs is None and has_numba():
             from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
 
             self._held = LateRows(future_map.num_rows, MOST_LATE, aux)
