@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Tokens of N rows."""
+    """T tokens."""
 
     ids: torch.Tensor  # (T,) int64
     aux: torch.Tensor  # (T, A)
@@ -30,8 +30,9 @@ class LateRows:
 
     def __init__(self, num_rows: int, most: int, aux: torch.Tensor) -> None:
         """Compile the kernels. `aux` (T, A): an example, T at least 1."""
-        self._ids = torch.zeros(num_rows, most, dtype=torch.int64)
-        self._aux = torch.zeros(num_rows, most, aux.shape[1], dtype=aux.dtype)
+        self._size, self._dtype = aux.shape[1], aux.dtype
+        self._ids = np.zeros((num_rows, most), np.int64)
+        self._aux = np.zeros((num_rows, most, aux.shape[1] * aux.element_size()), np.uint8)
         # by row: the number of held tokens, and the position after the last one
         self._counts, self._ends = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
         self._owners: list[Hashable] = [None] * num_rows
@@ -47,7 +48,7 @@ class LateRows:
         rows, positions, ids (N,) int64; aux (N, A). A row's new owner begins without tokens.
         """
         self._pass_to(rows, owners)
-        held = self._ids.numpy(), _bytes_of(self._aux), self._counts, self._ends
+        held = self._ids, self._aux, self._counts, self._ends
         return bool(_hold(rows, positions.numpy(), ids.numpy(), _bytes_of(aux), *held))
 
     def take(self, rows: Longs, owners: Sequence[Hashable], lengths: torch.Tensor) -> Taken | None:
@@ -61,9 +62,8 @@ class LateRows:
             return None
         total = int(bounds[-1])
         ids, positions = torch.empty(total, dtype=torch.int64), torch.empty(total, dtype=torch.int64)
-        aux = torch.empty(total, self._aux.shape[2], dtype=self._aux.dtype)
-        held = self._ids.numpy(), _bytes_of(self._aux), self._ends
-        _take(rows, counts, *held, ids.numpy(), _bytes_of(aux), positions.numpy())
+        aux = torch.empty(total, self._size, dtype=self._dtype)
+        _take(rows, counts, self._ids, self._aux, self._ends, ids.numpy(), _bytes_of(aux), positions.numpy())
         return Taken(ids, aux, positions, bounds)
 
     def _pass_to(self, rows: Longs, owners: Sequence[Hashable]) -> None:
@@ -85,7 +85,7 @@ def _hold(
     ids: Longs,
     aux: Bytes,
     held_ids: Longs,
-    held_aux: npt.NDArray[np.uint8],
+    held_aux: Bytes,
     counts: Longs,
     ends: Longs,
 ) -> bool:
@@ -106,7 +106,7 @@ def _take(
     rows: Longs,
     counts: Longs,
     held_ids: Longs,
-    held_aux: npt.NDArray[np.uint8],
+    held_aux: Bytes,
     ends: Longs,
     ids: Longs,
     aux: Bytes,

@@ -30,6 +30,7 @@ class Draw:
         """`host_rows` (N,): the rows' indices in the batch. `rows` (N,): the same, on the device."""
         self._sampling = fb.plan.sampling
         self._fb, self._host_rows, self._rows = fb, host_rows, rows
+        self._row_of: RowOf = fb.row_of(host_rows, rows)
         self._committed = fb.committed[rows]
         self._pool_rows = fb.future.indices[rows]
         self._future_map = future_map
@@ -45,7 +46,7 @@ class Draw:
         """
         self._record(ids, positions)
         logits, words = self._words(head, logits)
-        drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
+        drafts = sample(logits, self._sampling, self._row_of, positions, self._history).ids
         return _target_ids(drafts, words)
 
     def first(
@@ -57,7 +58,7 @@ class Draw:
         """
         self._record(ids, positions)
         logits, words = self._words(head, logits)
-        drafts, log_probs = rank_candidates(logits, self._sampling, self._row_of(), positions, self._history, num)
+        drafts, log_probs = rank_candidates(logits, self._sampling, self._row_of, positions, self._history, num)
         return _target_ids(drafts, words), log_probs.exp()
 
     def candidates(
@@ -68,19 +69,15 @@ class Draw:
         path (N, n, depth) int64: a node's drafts after the bonus token; logits (N * n, Vd).
         """
         num_rows, num_nodes, depth = path.shape
+        row_of = self._fb.row_of(self._host_rows.repeat(num_nodes), self._rows.repeat_interleave(num_nodes))
         positions = (self._committed + depth).repeat_interleave(num_nodes)
         history = self._history
         if history is not None:
             common = (self._committed + 1).repeat_interleave(num_nodes)
             history = replace(history, common=common, drafted=path.flatten(0, 1).to(torch.int32))
         logits, words = self._words(head, logits)
-        ids, log_probs = rank_candidates(logits, self._sampling, self._row_of(num_nodes), positions, history, num)
+        ids, log_probs = rank_candidates(logits, self._sampling, row_of, positions, history, num)
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
-
-    def _row_of(self, copies: int = 1) -> RowOf:
-        if copies == 1:
-            return self._fb.row_of(self._host_rows, self._rows)
-        return self._fb.row_of(self._host_rows.repeat(copies), self._rows.repeat_interleave(copies))
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         if self._history is not None:

@@ -146,40 +146,26 @@ def test_a_short_program_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert given == ["computed", "released"]
 
 
+@pytest.mark.parametrize("part", ["propose", "run_model"])
 @pytest.mark.parametrize("is_program", [False, True])
-def test_a_model_that_is_no_program_releases_first(is_program: bool) -> None:
-    """Otherwise a result would wait for a whole step."""
+def test_a_model_that_is_no_program_releases_first(is_program: bool, part: str) -> None:
+    """Otherwise a result would wait for a whole step. A program releases later: drafting belongs to its preparation."""
     given: list[str] = []
 
     class Anything:
+        """A model, a runner, a drafter and a batch."""
+
         def __init__(self) -> None:
             self.is_program, self.inputs = is_program, None
 
-        def forward(self, *_: object) -> None:
-            given.append("forward")
+        def compute(self, *_: object) -> None:
+            given.append("computed")
 
-    model = cast("Any", Anything())
-    worker = Worker(model, model, FutureMap(1, 1), runner=model)
+        propose = forward = compute
+
+    anything = cast("Any", Anything())
+    worker = Worker(anything, anything, FutureMap(1, 1), drafter=anything, runner=anything)
     hold(lambda: given.append("released"))
-    worker.run_model(model)
+    getattr(worker, part)(anything)
     release()
-    assert given == (["forward", "released"] if is_program else ["released", "forward"])
-
-
-@pytest.mark.parametrize("is_program", [False, True])
-def test_drafts_release_only_without_a_program(is_program: bool) -> None:
-    given: list[str] = []
-
-    class Anything:
-        def __init__(self) -> None:
-            self.is_program = is_program
-
-        def propose(self, *_: object) -> None:
-            given.append("drafts")
-
-    model = cast("Any", Anything())
-    worker = Worker(model, model, FutureMap(1, 1), drafter=model)
-    hold(lambda: given.append("released"))
-    worker.propose(model)
-    release()
-    assert given == (["drafts", "released"] if is_program else ["released", "drafts"])
+    assert given == (["computed", "released"] if is_program else ["released", "computed"])
