@@ -28,8 +28,8 @@ from shared.kernel.team import Team
 _f32 = np.float32
 
 # A task's words.
-SOURCE, DELTA, WEIGHT, OUT = range(2, 6)
-NUM_WORDS = 6
+SOURCE, DELTA, WEIGHT, OUT, KEPT = range(2, 7)
+NUM_WORDS = 7
 
 
 class NumbaBlocks:
@@ -75,12 +75,13 @@ class NumbaBlocks:
 
 
 @functools.cache
-def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
+def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0, kept_width: int = 0) -> Any:
     """Add DELTA, if any, to the float32 residual SOURCE. OUT = WEIGHT * (RMS norm of SOURCE).
 
-    OUT's rows have room for `out_width` numbers; 0 means `hidden_size`."""
+    OUT's rows have room for `out_width` numbers; 0 means `hidden_size`. With `kept_width`, KEPT = SOURCE's sum in the
+    model's dtype, in rows of `kept_width` numbers."""
     item = 2 if is_half else 4
-    out_bytes = (out_width or hidden_size) * item
+    out_bytes, kept_bytes = (out_width or hidden_size) * item, kept_width * item
 
     def norm(words: Any, share: int, worker: int) -> None:
         first, end = rows_of(words, share)
@@ -88,6 +89,8 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
             at = words[SOURCE] + row * hidden_size * 4
             if words[DELTA] != 0:
                 _add(at, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
+            if kept_bytes:
+                _keep(at, words[KEPT] + row * kept_bytes, hidden_size, is_half)
             _norm_row(at, words[WEIGHT], eps, words[OUT] + row * out_bytes, hidden_size, is_half)
 
     return compile_task(norm)
@@ -158,26 +161,18 @@ def make_take(row_bytes: int) -> Any:
     return compile_task(take)
 
 
-@functools.cache
-def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
-    """Store SOURCE (NUM_ROWS, H) float32 to OUT in the model's dtype, in rows of `out_width` numbers."""
-    item = 2 if is_half else 4
-
-    def store_rows(words: Any, share: int, worker: int) -> None:
-        first, end = rows_of(words, share)
-        for row in range(first, end):
-            source = floats_at(words[SOURCE] + row * hidden_size * 4)
-            for d in range(hidden_size):
-                store(words[OUT] + row * out_width * item, d, source[d], is_half)
-
-    return compile_task(store_rows)
-
-
 @inlined
 def _add(residual: int, delta: int, length: int, is_half: bool) -> None:
     x = floats_at(residual)
     for d in range(length):
         x[d] += load(delta, d, is_half)
+
+
+@inlined
+def _keep(residual: int, out: int, length: int, is_half: bool) -> None:
+    x = floats_at(residual)
+    for d in range(length):
+        store(out, d, x[d], is_half)
 
 
 @inlined

@@ -168,7 +168,6 @@ class CompiledHead:
         self._embedded = torch.empty(num_rows, hidden)
         self._x = torch.empty(num_rows, 2 * hidden, dtype=dtype)
         self._qkv = torch.empty(num_rows, config.q_size + 2 * config.kv_size, dtype=dtype)
-        # index 0 is for all slots, 1 for the wanted slots
         self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
         self._normed = torch.empty(num_rows, hidden, dtype=dtype)
         self._change = torch.empty(num_rows, hidden, dtype=dtype)

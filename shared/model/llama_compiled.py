@@ -5,11 +5,10 @@ Results equal LlamaModel's on the same kernels, bit for bit. Tasks, in order (T 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
     Gemma 3        two more tasks in each layer normalize the results of `out` and `down` in place
-    captures       one more task, after a captured layer's attention, stores that layer's input
     last layer     after attention two tasks copy the E wanted rows; later tasks use only these
     end            norm -> hidden (E), head -> logits (E)
 
-A pipeline stage is a program, too. Only the first stage has task 0, and only the last stage has "last layer" and "end".
+A pipeline stage is a program, too. Only the first has task 0, and only the last has "last layer" and "end".
 """
 
 from __future__ import annotations
@@ -73,16 +72,14 @@ class ProgramLayout:
     take_attended: int
     last_norm: int
     head: int
-    aux: Index  # one per captured layer
 
 
-def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> ProgramLayout:
-    """Number the tasks. Layer numbers, `captured` included, count from the span's first layer."""
+def make_layout(span: Span, has_posts: bool = False) -> ProgramLayout:
+    """Number the tasks. Layers count from the span's first layer."""
     num_layers, taken = span.end - span.first, TAKEN * span.is_last
     names = GEMMA_BACK if has_posts else BACK
-    stores = np.isin(np.arange(num_layers), captured)
-    front = span.is_first + (BEFORE + len(names)) * np.arange(num_layers) + stores.cumsum() - stores
-    back = front + BEFORE + stores
+    front = span.is_first + (BEFORE + len(names)) * np.arange(num_layers)
+    back = front + BEFORE
     back[-1] += taken
     end = int(back[-1])
     tasks = {name: back + n for n, name in enumerate(names)}
@@ -95,7 +92,6 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
         take_attended=end - taken + 1,
         last_norm=end + len(names),
         head=end + len(names) + 1,
-        aux=front[stores] + BEFORE,
     )
 
 
@@ -143,7 +139,7 @@ class CompiledLlama:
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         check_layers(layers, self.config.num_layers)
         self._captured = self._span.own(layers)
-        self._at = make_layout(self._span, self._captured, self.config.style.post_norms)
+        self._at = make_layout(self._span, self.config.style.post_norms)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(self._team, tasks, self._words)
@@ -213,7 +209,8 @@ class CompiledLlama:
             return None
         row = self.config.hidden_size
         aux = torch.empty(num_tokens, len(self._captured) * row, dtype=self._dtype)
-        self._words[self._at.aux, blocks.OUT] = aux.data_ptr() + np.arange(len(self._captured)) * row * aux.itemsize
+        tasks, starts = self._at.norm[list(self._captured)], np.arange(len(self._captured)) * row * aux.itemsize
+        self._words[tasks, blocks.KEPT] = aux.data_ptr() + starts
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
@@ -237,12 +234,16 @@ class CompiledLlama:
 
     def _make_tasks(self) -> list[Any]:
         config, is_half = self.config, self._dtype == torch.bfloat16
-        norm = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
+        hidden, kept_width = config.hidden_size, len(self._captured) * config.hidden_size
+        norm, keeping = (blocks.make_norm(hidden, config.rms_eps, is_half, 0, width) for width in (0, kept_width))
         gate = blocks.make_gate(config.intermediate_size, is_half, is_gelu(config))
         post = [blocks.make_rows_norm(config.hidden_size, config.rms_eps, is_half)] * config.style.post_norms
         attend = attention.make_tasks(attention_shape(config), self._dtype, DTYPES.get(self.spec.kv_dtype))
         layers = [self._weights.layers[layer] for layer in self._layers]
-        fronts = [[norm, as_task(layer.qkv).task, *attend, *self._capture(index)] for index, layer in enumerate(layers)]
+        fronts = [
+            [keeping if index in self._captured else norm, as_task(layer.qkv).task, *attend]
+            for index, layer in enumerate(layers)
+        ]
         backs = [
             [as_task(layer.out).task, *post, norm, as_task(layer.gate_up).task, gate, as_task(layer.down).task, *post]
             for layer in layers
@@ -253,12 +254,6 @@ class CompiledLlama:
         embed = blocks.make_embed(config.hidden_size, is_half, embed_scale(config, self._dtype))
         last = [*fronts[-1], *take, *backs[-1], *end] if self._span.is_last else [*fronts[-1], *backs[-1]]
         return [*[embed] * self._span.is_first, *inner, *last]
-
-    def _capture(self, layer: int) -> list[Any]:
-        if layer not in self._captured:
-            return []
-        hidden = self.config.hidden_size
-        return [blocks.make_store(hidden, self._dtype == torch.bfloat16, hidden * len(self._captured))]
 
     def _fill_weights(self) -> None:
         at, words, weights = self._at, self._words, self._weights
@@ -323,7 +318,6 @@ class CompiledLlama:
             words[0, blocks.OUT] = residual
         words[at.norm, blocks.SOURCE], words[at.norm, blocks.OUT] = residual, normed
         words[at.norm[1:], blocks.DELTA] = change
-        words[at.aux, blocks.SOURCE] = residual
         words[at.qkv, product.X], words[at.qkv, product.OUT] = normed, self._qkv.data_ptr()
         for task in (at.write, at.attend):
             words[task, attention_words.QKV], words[task, attention_words.OUT] = self._qkv.data_ptr(), attended
