@@ -30,12 +30,18 @@ class Capacity:
         order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
         for i in order:
             req = batch.reqs[i]
-            outputs = int(batch.seq_lens.lo[i]) + 1 - len(req.prompt_ids)
-            if outputs >= req.sampling.max_tokens or req.state is not S.RUNNING:
+            if self._least_outputs(i) >= req.sampling.max_tokens or req.state is not S.RUNNING:
                 continue
             if self.make_room(req, int(batch.seq_lens.hi[i]) + width):
                 stepping.add(req)
         return {req for req in stepping if req.state is S.RUNNING}
+
+    def _least_outputs(self, index: int) -> int:
+        """Return a lower bound of the answer's length after the steps in flight."""
+        batch = self._queues.running
+        # a relayed bound is a processed result's; each later step adds at least one token
+        in_flight = int(batch.decodes_in_flight[index]) if self.settings.relays_lengths else 0
+        return int(batch.seq_lens.lo[index]) + in_flight + 1 - len(batch.reqs[index].prompt_ids)
 
     def make_room(self, req: Request, num_tokens: int) -> bool:
         while not self._budget.cover(req.row, num_tokens):

@@ -15,8 +15,11 @@ from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
+from shared.engine.lease import StepLease
+from shared.engine.plan import StepPlan
 from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
+from shared.sched.draft_length import FixedWidth
 from shared.sched.events import Emitted, Ended, HandoffUnpinned
 from shared.wire.messages import TokenLogprob
 from tests.support.core_pair import make_pair, run_pair
@@ -372,6 +375,24 @@ def test_each_retraction_is_counted() -> None:
         core.scheduler.retract(req)
         assert core.scheduler.counters.retractions == count
     run_dry(core)
+    core.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [1, 4])
+def test_no_step_follows_those_that_end_an_answer(backend: str, width: int) -> None:
+    core = make_core(CoreKnobs(backend, width=width))
+    core.scheduler.widths = FixedWidth(1)
+    launched, launch = list[StepPlan](), core.engine.launch
+
+    def counted(plan: StepPlan) -> StepLease:
+        launched.append(plan)
+        return launch(plan)
+
+    core.engine.launch = counted  # type: ignore[method-assign]
+    core.scheduler.submit(job(0, max_tokens=12).request())
+    run_dry(core)
+    assert len(launched) == 12
     core.close()
 
 
