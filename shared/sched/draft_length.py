@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from shared.config.settings import SpecConfig
@@ -27,7 +28,7 @@ STALE = 64  # steps after which a measured time expires
 MARGIN = 1.05  # the width changes only for a gain above this factor, because of noise; plain steps need no margin
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps until the first probe; doubled after each probe that changes nothing
-LONGEST_PROBE = 128
+LONGEST_PROBE = 512
 STALE_PLAIN = 2 * LONGEST_PROBE  # steps after which a plain step's time expires, because only probes measure it
 FADE = 0.25  # weight of the earlier acceptance when a probe tries drafting again
 
@@ -153,6 +154,16 @@ def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
     return {rows: max(0.0, statistics.fmean(slopes)) for rows, slopes in found.items()}
 
 
+@dataclass
+class Choice:
+    """The width for about equally many rows, and the next probe."""
+
+    width: int
+    num_rows: int  # for which the width was chosen
+    interval: int = FIRST_PROBE
+    probe_in: int = FIRST_PROBE
+
+
 class DraftLength:
     """`widths` ascend from 1. `depth`: drafts in a chain, or levels in a tree."""
 
@@ -162,16 +173,18 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._width = self._widths[-1]  # the width chosen for `_num_rows`
-        self._num_rows = 0
+        self._last = Choice(self._widths[-1], 0)
+        self._choices = dict[int, Choice]()  # by bit length of the number of rows
         self._probe_width = 1
         self._probes_left = 0
-        self._probe_in = self._interval = FIRST_PROBE
 
     def choose(self, num_rows: int) -> int:
         if self._probes_left:
             return self._probe_width
-        return self._width if num_rows in (0, self._num_rows) else self._settled(self._rates(num_rows))
+        choice = self._choices.get(num_rows.bit_length(), self._last) if num_rows else self._last
+        if num_rows in (0, choice.num_rows):
+            return choice.width
+        return self._settled(self._rates(num_rows), choice.width)
 
     def observe(self, result: StepResult) -> None:
         """Learn from a result. Only results change the state."""
@@ -188,13 +201,16 @@ class DraftLength:
         if self._probes_left:
             self._probes_left -= 1
             return
-        rates = self._rates(num_rows)
-        before, self._width, self._num_rows = self._width, self._settled(rates), num_rows
-        if (before == 1) != (self._width == 1):
-            self._probe_in = self._interval = FIRST_PROBE
-        self._probe_in -= 1
-        if self._probe_in <= 0:
-            self._begin_probe(rates)
+        rates, size = self._rates(num_rows), num_rows.bit_length()
+        before = self._choices.get(size, self._last).width
+        width = self._settled(rates, before)
+        if size not in self._choices or (before == 1) != (width == 1):
+            self._choices[size] = Choice(width, num_rows)
+        choice = self._last = self._choices[size]
+        choice.width, choice.num_rows = width, num_rows
+        choice.probe_in -= 1
+        if choice.probe_in <= 0:
+            self._begin_probe(choice, rates)
 
     def _depth_of(self, width: int) -> int:
         return min(width - 1, self._depth)
@@ -205,17 +221,17 @@ class DraftLength:
         costs = self._costs.relative(num_rows, self._widths)
         return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}
 
-    def _settled(self, rates: dict[int, float]) -> int:
+    def _settled(self, rates: dict[int, float], before: int) -> int:
         best = max(rates, key=lambda width: rates[width])
         margin = 1.0 if best == 1 else MARGIN
-        return best if rates[best] > margin * rates[self._width] else self._width
+        return best if rates[best] > margin * rates[before] else before
 
-    def _begin_probe(self, rates: dict[int, float]) -> None:
-        self._interval = min(2 * self._interval, LONGEST_PROBE)
-        self._probe_in = self._interval
+    def _begin_probe(self, choice: Choice, rates: dict[int, float]) -> None:
+        choice.interval = min(2 * choice.interval, LONGEST_PROBE)
+        choice.probe_in = choice.interval
         self._probes_left = PROBE_STEPS
         self._probe_width = 1
-        if self._width == 1:
+        if choice.width == 1:
             self._probes_left += 1  # a plain step comes first
             self._acceptance.fade()
             self._probe_width = max(self._widths[1:], key=lambda width: rates[width])

@@ -166,6 +166,19 @@ def test_more_rows_mean_fewer_drafts() -> None:
     assert np.median(crowd) == 1 < np.median(alone) and np.median(again) == np.median(alone)
 
 
+def test_a_batch_that_ends_row_by_row_probes_as_seldom() -> None:
+    """Drafts pay for its last row and lose for four."""
+    costs = {4: 0.9, 1: 0.1}
+    machine = Machine(adaptive(), rate=0.7, seconds_of=lambda rows, width: 1 + costs[rows] * (width - 1))
+    of_four, of_one = list[int](), list[int]()
+    for _ in range(40):
+        for num_rows, num_steps, seen in ((4, 56, of_four), (1, 8, of_one)):
+            machine.num_rows = num_rows
+            seen += machine.run(num_steps)
+    assert np.mean([width > 1 for width in of_four[-20 * 56 :]]) < 0.04
+    assert np.mean([width > 1 for width in of_one[-20 * 8 :]]) > 0.8
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.95])
 def test_probes_are_few_and_short(rate: float) -> None:
     machine = Machine(adaptive(), rate, noise=0.0)
